@@ -527,7 +527,12 @@ def make_searcher(
   if reference is not None and of_store and policy.adapters is None:
     # Compile while the trainer starts. Versions come as arrays of the host too.
     with spans.span("compile"):
-      warm_up(put(published.flatten(load_start())))
+      start = put(published.flatten(load_start()))
+      warm_up(start)
+      if device_work.has_probe(config, run):
+        tokens_BxL = probe.draw_tokens(config, policy.model.config.vocab_size)
+        jax.block_until_ready(sampler.token_logprobs(start, tokens_BxL))
+      del start
   with spans.span("wait_params"):
     channel.wait_for_trainer(policy, events, should_stop)
   like = jax.eval_shape(policy.trained.init, jax.random.PRNGKey(0))

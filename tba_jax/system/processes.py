@@ -43,6 +43,7 @@ ROLE_ENVIRONMENT = {
 SUPERVISED = "TBA_JAX_SUPERVISED"
 # Environment variable with the folder of compiled programs.
 CACHE_VARIABLE = "TBA_JAX_CACHE_DIR"
+_JAX_CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 
 # Environment variable with the umask that the user has set, in octal digits.
 _UMASK = "TBA_JAX_UMASK"
@@ -520,11 +521,15 @@ def make_private(path: pathlib.Path, key: str) -> None:
 def cache_directory() -> str:
   """Returns the directory of JAX's compilation cache, made if missing.
 
-  It is TBA_JAX_CACHE_DIR, else `tba_jax/xla` in the user's cache.
+  It is TBA_JAX_CACHE_DIR, else JAX_COMPILATION_CACHE_DIR, which may be in a
+  bucket, else `tba_jax/xla` in the user's cache.
 
   Raises:
     ValueError: the directory cannot be made.
   """
+  of_jax = os.environ.get(_JAX_CACHE_VARIABLE)
+  if of_jax and not os.environ.get(CACHE_VARIABLE):
+    return of_jax
   root = os.environ.get(CACHE_VARIABLE) or _user_cache("xla")
   return _make_cache(root, f"{CACHE_VARIABLE}: the folder of compiled programs")
 

@@ -182,6 +182,18 @@ class CoresTest(parameterized.TestCase):
       self.assertGreater(processes.memory(nowhere)[0], 2**28)
       self.assertEqual(processes.num_cores(nowhere)[0], 2)
 
+  def test_compiled_programs_are_where_the_user_says(self):
+    own, home = (self.create_tempdir().full_path for _ in range(2))
+    bucket = {"JAX_COMPILATION_CACHE_DIR": "gs://bucket/xla"}
+    for environment, expected in (
+        ({}, f"{home}/tba_jax/xla"),
+        (bucket, "gs://bucket/xla"),
+        ({**bucket, "TBA_JAX_CACHE_DIR": own}, own),
+    ):
+      environment = {"XDG_CACHE_HOME": home, **environment}
+      with mock.patch.dict(os.environ, environment, clear=True):
+        self.assertEqual(processes.cache_directory(), expected)
+
   def test_pins_a_process(self):
     mine = processes.available_cores()
     self.addCleanup(os.sched_setaffinity, 0, mine)
