@@ -20,6 +20,7 @@ from tba_jax import collect
 from tba_jax import types
 from tba_jax.learning import batches
 from tba_jax.learning import packing
+from tba_jax.learning import published
 from tba_jax.mesh import sharding
 from tba_jax.models.kernels import kernels
 from tba_jax.models.net import sequence
@@ -64,7 +65,6 @@ class GroupReference:
         policy.model,
         params,
         temperature=sampling.temperature,
-        copy=False,
         mesh=mesh,
     )
     self._num_prompts = prompts_at_a_time(config)
@@ -187,5 +187,6 @@ def make_group_reference(
   if not config.reference.init:
     return GroupReference(config, policy, make_params(), mesh)
   model, params = frozen_models.load_reference(config, policy.tokenizer, mesh)
+  params = published.computed(config, params)
   policy = dataclasses.replace(policy, model=model)
   return GroupReference(config, policy, params, mesh)

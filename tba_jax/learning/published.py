@@ -78,6 +78,14 @@ def snapshot(params: types.PyTree, *, dtypes: Dtypes) -> types.PyTree:
   return jax.tree_util.tree_map_with_path(copy, params)
 
 
+def computed(
+    config: ml_collections.ConfigDict, params: types.PyTree
+) -> types.PyTree:
+  """Returns a copy of the params in `computed_dtypes`."""
+  dtypes = computed_dtypes(config)
+  return jax.jit(functools.partial(snapshot, dtypes=dtypes))(params)
+
+
 def make_copy(
     config: ml_collections.ConfigDict,
 ) -> Callable[[types.PyTree], dict[str, Any]]:

@@ -270,20 +270,21 @@ def make_reference(
     ValueError: the model of `reference.init` cannot be read, or does not fit.
   """
   moves = config.reference.mode != "fixed"
-  model, is_shared = policy.model, policy.adapters is not None
+  model = policy.model
   if not objective_table.holds_reference(config, "trainer"):
     params = None
   elif config.reference.init:
     model, params = frozen_models.load_reference(config, policy.tokenizer, mesh)
-    is_shared = True
+    params = published.computed(config, params)
+  elif policy.adapters is None and not moves:
+    # The step donates those given; adapters' base is shared.
+    params = published.computed(config, params)
   return reference_lib.Reference(
       model,
       params,
       temperature=config.sampling.temperature,
       every_steps=config.reference.every_steps if moves else 0,
       name=reference_name(config, policy),
-      # No step donates an adapter's base, or the params of another model.
-      copy=not is_shared,
       micro_prompts=device_work.micro_prompts(config),
       mesh=mesh,
   )

@@ -142,7 +142,6 @@ class Reference:
       temperature: float,
       every_steps: int = 0,
       name: str = "",
-      copy: bool = True,
       micro_prompts: int = 0,
       mesh: jax.sharding.Mesh | None = None,
   ):
@@ -150,23 +149,18 @@ class Reference:
 
     Args:
       model: a `models.transformer.Model`.
-      params: params of a fixed π_ref; None if it is not held here, and only its
-        version is asked for.
+      params: params of a fixed π_ref, which nobody donates; None if it is not
+        held here, and only its version is asked for.
       temperature: temperature of sampling; policy and reference are both
         tempered.
       every_steps: period of a moving reference; 0 if it is fixed.
       name: name that a checkpoint keeps, see the class.
-      copy: whether to copy the params; needed if the policy starts from the
-        same arrays, which the train step donates.
       micro_prompts: argument of `make_logprobs_fn`.
       mesh: mesh over which tokens are split; None is one device.
     """
     self.model, self.name = model, name
     self._every_steps = every_steps
-    self._params = None
-    if not every_steps:
-      self._params = jax.tree.map(jnp.copy, params) if copy else params
-
+    self._params = None if every_steps else params
     run = make_logprobs_fn(
         model, temperature=temperature, micro_prompts=micro_prompts
     )

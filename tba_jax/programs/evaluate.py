@@ -256,7 +256,6 @@ def make_references(
   if temperature > 0:
     out["reference"] = make(temperature)
   if config.evaluate.judge:
-    # A second copy of the params only where temperatures differ.
     plain = out["reference"] if temperature == 1 else make(1.0)
     out["plain_reference"] = plain
   return out

@@ -592,14 +592,18 @@ def make_load_start(
 ) -> Callable[[], types.PyTree]:
   """Returns a function that loads the run's first params, once.
 
-  They are the base of adapters and the reference, on the sampler's devices. It
-  raises ValueError if they cannot be read.
+  They are the base of adapters and the reference, on the sampler's devices;
+  without adapters in the dtypes that are computed in. It raises ValueError if
+  they cannot be read.
   """
-  return functools.cache(
-      lambda: place.put(
-          policy_lib.initial_params(policy, config.seed, place.model)
-      )
-  )
+
+  def load_start() -> types.PyTree:
+    params = policy_lib.initial_params(policy, config.seed, place.model)
+    if policy.adapters is None:
+      params = published.computed(config, params)
+    return place.put(params)
+
+  return functools.cache(load_start)
 
 
 def make_params_fn(

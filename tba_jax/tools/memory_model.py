@@ -543,15 +543,21 @@ def reference(
     model: transformer.Model,
     params: types.PyTree,
 ) -> tuple[transformer.Model, types.PyTree]:
-  """Returns the reference: the policy given, or that of `reference.init`."""
+  """Returns the reference: the policy given, or that of `reference.init`.
+
+  A fixed one is in the dtypes that are computed in, unless adapters share it.
+  """
+  dtypes = published_lib.computed_dtypes(config, platform_of(mesh))
   if not config.reference.init:
-    return model, params
+    if config.lora.rank or config.reference.mode != "fixed":
+      return model, params
+    return model, _in_dtypes(params, dtypes)
   shape = dataclasses.replace(
       model_sizes.read_shape("reference.init", config.reference.init),
       compute_dtype=config_lib.compute_dtype(config.model, platform_of(mesh)),
   )
   model = transformer.make_model(shape)
-  return model, _frozen_params(config, mesh, model)
+  return model, _in_dtypes(_frozen_params(config, mesh, model), dtypes)
 
 
 def teacher(

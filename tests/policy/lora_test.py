@@ -240,9 +240,7 @@ class TrainTest(parameterized.TestCase):
     # Two moments of each, and counters.
     self.assertBetween(sizes(state.opt_state), 2 * trained, 2 * trained + 4)
     step = work_parts.make_train_step(config, policy, mesh, base)
-    ref = reference_policy.Reference(
-        policy.model, base, temperature=1.0, copy=False
-    )
+    ref = reference_policy.Reference(policy.model, base, temperature=1.0)
     batch = tiny_model.make_batch()
     before = self.logprobs(ref, batch)
     state, metrics = step(state, batch)

@@ -3,6 +3,7 @@
 """The reference has the policy's numerics and its own params."""
 
 import dataclasses
+import types
 
 from absl.testing import parameterized
 import chex
@@ -13,6 +14,7 @@ import numpy as np
 from tba_jax.config import settings
 from tba_jax.learning import packing
 from tba_jax.learning import train_step
+from tba_jax.learning import work_parts
 from tba_jax.losses import loss_metrics as metrics_lib
 from tba_jax.losses import objective
 from tba_jax.mesh import sharding
@@ -104,11 +106,29 @@ class ReferenceTest(parameterized.TestCase):
     mesh = sharding.make_mesh(config.mesh)
     params = tiny_model.init_params(model)
     state = train_step.init_state(config, model, params, mesh)
-    ref = reference_policy.Reference(model, state.params, temperature=1.0)
+    policy = types.SimpleNamespace(model=model, adapters=None, folder=None)
+    ref = work_parts.make_reference(config, policy, state.params, mesh)
     batch = tiny_model.make_batch()
     before = logprobs_of(ref, batch)
     train_step.make_train_step(config, model, mesh)(state, batch)
     chex.assert_trees_all_equal(logprobs_of(ref, batch), before)
+
+  def test_is_held_in_the_dtype_that_it_computes_in(self):
+    config = tiny_model.make_config(
+        model__compute_dtype="bfloat16", reference__role="trainer"
+    )
+    model = tiny_model.make_model(compute_dtype="bfloat16")
+    params = tiny_model.init_params(model)
+    policy = types.SimpleNamespace(model=model, adapters=None, folder=None)
+    mesh = sharding.make_mesh(config.mesh)
+    ref = work_parts.make_reference(config, policy, params, mesh)
+    whole = reference_policy.Reference(model, params, temperature=1.0)
+    size = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree))
+    self.assertLess(size(ref.params), 0.6 * size(whole.params))
+    batch = tiny_model.make_batch()
+    chex.assert_trees_all_equal(
+        logprobs_of(ref, batch), logprobs_of(whole, batch)
+    )
 
   def test_a_moving_reference_uses_the_state(self):
     model, batch = tiny_model.BIGRAM, tiny_model.make_batch()
