@@ -473,7 +473,7 @@ def _make_run_chunk(
 def _chunk_end(settings: ml_collections.ConfigDict, step: int) -> int:
   """Returns the step at which the chunk from `step` on ends."""
   periods = (
-      settings.evaluate_every_steps,
+      settings.evaluate_every_steps or settings.num_steps,
       settings.checkpoint_every_steps,
       settings.log_every_steps,
   )
@@ -482,7 +482,7 @@ def _chunk_end(settings: ml_collections.ConfigDict, step: int) -> int:
 
 
 def _is_due(period: int, step: int, num_steps: int) -> bool:
-  return step % period == 0 or step == num_steps
+  return period > 0 and (step % period == 0 or step == num_steps)
 
 
 def _host_means(

@@ -20,6 +20,8 @@ _ROUNDS = rules.Fixed(
 def _stage(name: str, rows: str, **defaults: Any) -> dict[str, rules.Setting]:
   """Returns the settings of a stage of `offline.py`: optimizer and periods."""
   c, auto = types.SimpleNamespace(**defaults), name == "sft"
+  # The run evaluates what it starts from; a reward model is not part of that.
+  evaluated = rules.FROM_0 if auto else rules.COUNT
   settings = {
       "num_steps": _s(c.num_steps, rules.COUNT, "optimizer updates", auto=auto),
       "batch_size": _s(c.batch_size, rules.COUNT, f"{rows} a step"),
@@ -34,8 +36,8 @@ def _stage(name: str, rows: str, **defaults: Any) -> dict[str, rules.Setting]:
       "weight_decay": _s(0.0, rules.NOT_NEGATIVE, ""),
       "b2": _s(c.b2, rules.BELOW_1, "Adam's b2"),
       "grad_clip_norm": _s(1.0, rules.NOT_NEGATIVE, "0 = off"),
-      "evaluate_every_steps": _s(c.evaluate_every_steps, rules.COUNT,
-          "steps between evaluations on held-out data"),
+      "evaluate_every_steps": _s(c.evaluate_every_steps, evaluated,
+          "steps between evaluations on held-out data" + "; 0 = none" * auto),
       "checkpoint_every_steps": _s(c.checkpoint_every_steps, rules.COUNT,
           "steps between checkpoints to resume from"),
       "log_every_steps": _s(c.log_every_steps, rules.COUNT, ""),

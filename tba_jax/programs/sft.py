@@ -189,7 +189,7 @@ def _make_evaluate(
   split = base.split_while_training(task)
   num_prompts = min(config.evaluate.num_prompts, task.num_prompts(split))
   # A reward model is trained later, from the model made here.
-  if not (task.has_reward and num_prompts):
+  if not (task.has_reward and num_prompts and config.sft.evaluate_every_steps):
     return lambda params, step: {}
   judge = reward_judge.make_task_judge(
       config, workdir, task, mesh=sharding.make_mesh(config.mesh)

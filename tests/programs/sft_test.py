@@ -113,8 +113,10 @@ class RunTest(absltest.TestCase):
       self.assertTrue(result["interrupted"])
       self.assertEqual(result["step"], stop_step)
       self.assertFalse(pathlib.Path(parts, "sft/model").exists())
+    config.sft.evaluate_every_steps = 0
     result = run(config, parts)
     self.assertFalse(result["interrupted"])
+    self.assertEqual(result["evaluation"], {})
     self.assertEqual(weights(parts), weights(whole))
     records = metrics.last_per_step(
         jsonl.read_jsonl(f"{parts}/sft/metrics.jsonl")
