@@ -436,8 +436,9 @@ class ReplayBuffer:
     """
     rows, alive = self.table.find(ids)
     rows, values = rows[alive], values[alive]
-    sampled = self.table.sampled_mask[rows]
-    self.table.ref_logprobs[rows] = np.where(sampled, values, 0)
+    sampled = self.table.tokens("sampled_mask", rows)
+    values = np.where(sampled, values, 0)
+    self.table.set_tokens("ref_logprobs", rows, values)
     self.table.ref_versions[rows] = ref_version
     return len(rows)
 
@@ -539,7 +540,7 @@ class ReplayBuffer:
   def digest_of(self, row: int) -> bytes:
     """Returns the digest of a stored completion and its prompt id."""
     length = self.table.completion_lengths[row]
-    tokens = self.table.completion_tokens[row, :length]
+    tokens = self.table.tokens("completion_tokens", np.array(row))[:length]
     return _digest(int(self.table.prompt_ids[row]), tokens.tobytes())
 
   def _deduplicate(

@@ -16,6 +16,11 @@ from tba_jax import types
 from tba_jax.replay import ledger
 
 _MIN_ROWS = 1024
+# Most tokens of a page. A completion leaves half of its last page empty, on
+# average, and a page has 4 bytes in the table of its row.
+PAGE_TOKENS = 64
+# Rows of a part of the state that is made at a time.
+_PART_ROWS = 4096
 # Bins of the histogram of uses; the last one is open.
 _BINS = 9
 
@@ -53,8 +58,10 @@ class RecordTable:
   """Columns over rows, which grow geometrically; freed rows are reused.
 
   The columns of completions (`types.BufferColumns`) are attributes [rows],
-  int64 or float32, and [rows, T, ...] of their type, 0 outside their mask. The
-  reference log-probs are undefined where `ref_versions` is -1.
+  int64 or float32. Those of tokens are stored in pages, of which a row has as
+  many as its tokens need: `tokens` returns them [rows, T, ...] of their type, 0
+  outside their mask. The reference log-probs are undefined where `ref_versions`
+  is -1.
 
   columns: optional columns that are stored, see `collect.optional_columns`.
   ids: [rows] int64, arrival count of the completion, -1 in a free row.
@@ -65,6 +72,7 @@ class RecordTable:
   use_counts: [rows] int64, number of times it was trained on.
   ref_versions: [rows] int64, reference policy of `ref_logprobs`, -1 if not
     cached.
+  num_sampled: [rows] int64, tokens that the policy sampled.
   equal: [rows] int64, 1 if its group came with equal rewards throughout, 0 if
     they differ, whichever of its completions are stored.
 
@@ -82,11 +90,9 @@ class RecordTable:
   epochs: np.ndarray
   use_counts: np.ndarray
   ref_versions: np.ndarray
+  num_sampled: np.ndarray
   equal: np.ndarray
   rewards: np.ndarray
-  completion_tokens: np.ndarray
-  sampled_mask: np.ndarray
-  ref_logprobs: np.ndarray
 
   def __init__(
       self,
@@ -105,6 +111,9 @@ class RecordTable:
     self.max_rows = max_rows
     self.columns = dict(columns)
     self._places = np.arange(num_tokens)
+    # Pages of a row at most, N, and tokens of a page.
+    self._most_pages = max(1, -(-num_tokens // PAGE_TOKENS))
+    self._page_tokens = -(-num_tokens // self._most_pages)
     # Columns [rows], and [rows, T, ...].
     self._of_rows, self._of_tokens = {}, {}
     # One array has all integers, so that a row's are adjacent in memory.
@@ -120,6 +129,11 @@ class RecordTable:
 
   def __len__(self) -> int:
     return self._num_live
+
+  @property
+  def free_pages(self) -> np.ndarray:
+    """Pages that were freed, [n] int32; valid until a change."""
+    return self._free_pages[: self._num_free_pages]
 
   def append(
       self, group: types.Group, indices: Sequence[int], step: int
@@ -150,19 +164,19 @@ class RecordTable:
     self._integers[rows] = integers
     for name in self._of_rows:
       getattr(self, name)[rows] = getattr(group, name)[index]
+    self.num_sampled[rows] = num_sampled = sampled.sum(axis=1)
+    live = _live(self._allocate_pages(rows, lengths))
     for name, column in self._of_tokens.items():
-      values, stored = getattr(group, name), getattr(self, name)
+      values = getattr(group, name)
       if values is None:  # Reference log-probs, which the trainer computes.
         continue
       mask = sampled if column.mask == "sampled" else inside
       if values.ndim > 2:
         mask = mask.reshape(*mask.shape, *[1] * (values.ndim - 2))
-      stored[rows, :width] = np.where(mask, values[index, :width], 0)
-      if width < self.num_tokens:
-        stored[rows, width:] = 0
+      self._write(name, live, np.where(mask, values[index, :width], 0))
     self._append_order(rows)
     self.unused_groups[self._next_group] = count
-    self.untrained += ledger.amount_of(1, sampled.sum(axis=1).tolist())
+    self.untrained += ledger.amount_of(1, num_sampled.tolist())
     self.histogram[0] += count
     self._next_group += 1
     self.next_id += count
@@ -174,7 +188,7 @@ class RecordTable:
     for group, uses, num_tokens in zip(
         self.groups[rows].tolist(),
         self.use_counts[rows].tolist(),
-        self._num_sampled(rows),
+        self.num_sampled[rows].tolist(),
         strict=True,
     ):
       if not uses:
@@ -189,6 +203,11 @@ class RecordTable:
     self.untrained -= ledger.amount_of(num_groups, unused)
     self.ids[rows] = -1
     self.free_rows.extend(rows.tolist())
+    pages = self.pages[rows].ravel()
+    pages = pages[pages > 0]
+    start = self._num_free_pages
+    self._num_free_pages += len(pages)
+    self._free_pages[start : self._num_free_pages] = pages
     self._num_live -= len(rows)
 
   def use(self, rows: np.ndarray) -> ledger.Amount:
@@ -204,7 +223,7 @@ class RecordTable:
     num_groups = sum(
         self.unused_groups.pop(g, None) is not None for g in groups
     )
-    trained = ledger.amount_of(num_groups, self._num_sampled(first))
+    trained = ledger.amount_of(num_groups, self.num_sampled[first].tolist())
     self.untrained -= trained
     return trained
 
@@ -221,10 +240,44 @@ class RecordTable:
 
   def take(self, rows: np.ndarray) -> dict[str, np.ndarray]:
     """Returns the other columns at rows of any shape, by name."""
-    return {
-        name: getattr(self, name)[rows]
-        for name in (*self._of_rows, *self._of_tokens)
-    }
+    out = {name: getattr(self, name)[rows] for name in self._of_rows}
+    return out | {name: self.tokens(name, rows) for name in self._of_tokens}
+
+  def tokens(self, name: str, rows: np.ndarray) -> np.ndarray:
+    """Returns a column of tokens at rows of any shape, [..., T, ...]."""
+    values = np.take(self._in_pages[name], self.pages[rows], axis=0)
+    size = self._most_pages * self._page_tokens
+    flat = values.reshape(-1, size, *values.shape[rows.ndim + 2 :])
+    flat = flat[:, : self.num_tokens]
+    return flat.reshape(*rows.shape, *flat.shape[1:])
+
+  def set_tokens(self, name: str, rows: np.ndarray, values: np.ndarray) -> None:
+    """Writes a column of tokens; leaves the rows' lengths as they are.
+
+    Args:
+      name: name of the column.
+      rows: [n] int64.
+      values: [n, up to T, ...], 0 past the row's tokens.
+    """
+    self._write(name, _live(self.pages[rows]), values)
+
+  def _write(
+      self,
+      name: str,
+      live: tuple[int, np.ndarray, np.ndarray | None],
+      values: np.ndarray,
+  ) -> None:
+    """Writes values [n, up to T, ...] into the pages of `_live`."""
+    used, pages, places = live
+    size, stored = used * self._page_tokens, self._in_pages[name]
+    if values.shape[1] != size:
+      shape = len(values), size, *stored.shape[2:]
+      whole = np.zeros(shape, stored.dtype)
+      width = min(values.shape[1], size)
+      whole[:, :width] = values[:, :width]
+      values = whole
+    by_page = values.reshape(-1, *stored.shape[1:])
+    stored[pages] = by_page if places is None else by_page[places]
 
   def find(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the rows of ids of any shape, and whether each is still stored.
@@ -287,9 +340,14 @@ class RecordTable:
       state[name] = getattr(self, name)[rows]
     for name in self._of_tokens:
       some = cached if name == "ref_logprobs" else rows
-      state[name] = getattr(self, name)[some][
-          self.token_mask(self.completion_lengths[some])
-      ]
+      state[name] = np.concatenate(
+          [
+              self.tokens(name, part)[
+                  self.token_mask(self.completion_lengths[part])
+              ]
+              for part in _parts(some)
+          ]
+      )
     state["next_id"] = self.next_id
     state["next_group"] = self._next_group
     state["unused_groups"] = np.array(sorted(self.unused_groups), np.int64)
@@ -309,14 +367,18 @@ class RecordTable:
       self._integers[rows, i] = state[name]
     for name in self._of_rows:
       getattr(self, name)[rows] = state[name]
-    mask = self.token_mask(lengths)
-    cached = state["ref_versions"] >= 0
+    self._allocate_pages(rows, lengths)
+    cached = rows[state["ref_versions"] >= 0]
     for name in self._of_tokens:
-      some = cached if name == "ref_logprobs" else slice(None)
-      stored = getattr(self, name)
-      values = np.zeros((*mask[some].shape, *stored.shape[2:]), stored.dtype)
-      values[mask[some]] = state[name]
-      stored[rows[some]] = values
+      start = 0
+      for part in _parts(cached if name == "ref_logprobs" else rows):
+        mask = self.token_mask(self.completion_lengths[part])
+        end = start + int(mask.sum())
+        shape = *mask.shape, *state[name].shape[1:]
+        values = np.zeros(shape, state[name].dtype)
+        values[mask] = state[name][start:end]
+        self.set_tokens(name, part, values)
+        start = end
     self._append_order(rows)
     self.next_id = int(state["next_id"])
     self._next_group = int(state["next_group"])
@@ -326,7 +388,9 @@ class RecordTable:
     )
     self.unused_groups = dict(zip(groups.tolist(), counts.tolist()))
     uses = state["use_counts"]
-    unused = self._num_sampled(rows[uses == 0])
+    for part in _parts(rows):
+      self.num_sampled[part] = self.tokens("sampled_mask", part).sum(axis=1)
+    unused = self.num_sampled[rows[uses == 0]].tolist()
     self.untrained = ledger.amount_of(len(groups), unused)
     self.histogram = _bins(uses).tolist()
     self.num_uses = int(uses.sum())
@@ -347,17 +411,21 @@ class RecordTable:
     # are removed when they come first or the array is full.
     self._order = np.empty((_MIN_ROWS, 2), np.int64)
     self._order_start = self._order_end = 0
+    # Pages of each row, [rows, N], 0 past its tokens: page 0 has zeros.
+    self.pages = np.zeros((0, self._most_pages), np.int32)
+    self.num_sampled = np.empty(0, np.int64)
+    # A stack, with room for all pages.
+    self._free_pages = np.empty(1, np.int32)
+    self._num_free_pages = 0
+    self.num_pages = 1
     self._integers = np.empty((0, len(self._integer_types)), np.int64)
     for name, column in self._of_rows.items():
       setattr(self, name, np.empty(0, column.dtype))
+    self._in_pages: dict[str, np.ndarray] = {}
     for name, column in self._of_tokens.items():
-      shape = 0, self.num_tokens, *self.columns.get(name, ())
-      setattr(self, name, np.empty(shape, column.dtype))
+      shape = 1, self._page_tokens, *self.columns.get(name, ())
+      self._in_pages[name] = np.zeros(shape, column.dtype)
     self._grow(0)
-
-  def _num_sampled(self, rows: np.ndarray) -> list[int]:
-    """Returns the number of sampled tokens of each row."""
-    return self.sampled_mask[rows].sum(axis=1).tolist()
 
   def _allocate(self, count: int) -> np.ndarray:
     """Returns unused rows, [count] int64."""
@@ -375,13 +443,42 @@ class RecordTable:
   def _grow(self, needed: int) -> None:
     size = len(self._integers)
     new = max(min(max(2 * size, _MIN_ROWS), self.max_rows), needed)
-    for name in ("_integers", *self._of_rows, *self._of_tokens):
-      old = getattr(self, name)
-      column = np.empty((new, *old.shape[1:]), old.dtype)
-      column[:size] = old
-      setattr(self, name, column)
+    for name in ("_integers", "pages", "num_sampled", *self._of_rows):
+      setattr(self, name, _longer(getattr(self, name), new))
     for i, name in enumerate(self._integer_types):
       setattr(self, name, self._integers[:, i])
+
+  def _allocate_pages(
+      self, rows: np.ndarray, lengths: np.ndarray
+  ) -> np.ndarray:
+    """Gives each row the pages that so many tokens need; returns [n, N]."""
+    counts = -(-lengths // self._page_tokens)
+    needed = int(counts.sum())
+    left = max(0, self._num_free_pages - needed)
+    pages = self._free_pages[left : self._num_free_pages]
+    self._num_free_pages = left
+    if fresh := needed - len(pages):
+      pages = np.append(
+          pages, np.arange(self.num_pages, self.num_pages + fresh)
+      )
+      self.num_pages += fresh
+      if self.num_pages > len(self._free_pages):
+        self._grow_pages()
+    if needed < counts.size * self._most_pages:
+      of_rows = np.zeros((counts.size, self._most_pages), np.int32)
+      of_rows[np.arange(self._most_pages) < counts[:, None]] = pages
+    else:
+      of_rows = pages.reshape(counts.size, self._most_pages)
+    self.pages[rows] = of_rows
+    return of_rows
+
+  def _grow_pages(self) -> None:
+    most = self.max_rows * self._most_pages + 1
+    new = max(2 * len(self._free_pages), _MIN_ROWS)
+    new = max(min(new, most), self.num_pages)
+    self._free_pages = _longer(self._free_pages, new)
+    for name, column in self._in_pages.items():
+      self._in_pages[name] = _longer(column, new)
 
   def _append_order(self, rows: np.ndarray) -> None:
     count = len(rows)
@@ -447,6 +544,37 @@ class PromptRecords:
   def first_after(self, step: int, arrivals: np.ndarray) -> int:
     """Returns the index of the first row that arrived after `step`."""
     return bisect.bisect_right(self.view(), step, key=arrivals.__getitem__)
+
+
+def _longer(column: np.ndarray, size: int) -> np.ndarray:
+  out = np.empty((size, *column.shape[1:]), column.dtype)
+  out[: len(column)] = column
+  return out
+
+
+def _live(
+    pages_nxN: np.ndarray,
+) -> tuple[int, np.ndarray, np.ndarray | None]:
+  """Returns what writing into pages needs.
+
+  Returns:
+    The pages of the longest row, U; all pages that are not 0, row by row; and
+    their places in [n, U], None if these are all.
+  """
+  live_nxN = pages_nxN > 0
+  used = int(live_nxN.sum(axis=1).max(initial=0))  # A row's pages come first.
+  pages = pages_nxN[:, :used].ravel()
+  places = None
+  if not pages.all():
+    places = pages.nonzero()[0]
+    pages = pages[places]
+  return used, pages, places
+
+
+def _parts(rows: np.ndarray) -> list[np.ndarray]:
+  """Returns the rows in parts, one or more."""
+  starts = range(0, max(len(rows), 1), _PART_ROWS)
+  return [rows[start : start + _PART_ROWS] for start in starts]
 
 
 def _bins(uses: np.ndarray) -> np.ndarray:

@@ -96,8 +96,8 @@ class SimilarityFilter:
       new = [i for i, is_it in zip(admitted, similar[len(rows) :]) if is_it]
       of_old = self._values(
           self._table.rewards[old],
-          self._table.ref_logprobs[old],
-          self._table.sampled_mask[old],
+          self._table.tokens("ref_logprobs", old),
+          self._table.tokens("sampled_mask", old),
       )
       values = [*of_old, *values_S[new]]
       if values and max(values) >= values_S[j]:
@@ -130,7 +130,8 @@ class SimilarityFilter:
     for start in range(0, len(rows), _RESTORE_ROWS):
       some = rows[start : start + _RESTORE_ROWS]
       features = self._make_features(
-          self._table.completion_tokens[some], self._table.sampled_mask[some]
+          self._table.tokens("completion_tokens", some),
+          self._table.tokens("sampled_mask", some),
       )
       self._features |= zip(some.tolist(), features)
 

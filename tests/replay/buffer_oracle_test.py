@@ -3,10 +3,12 @@
 """Random operations on the buffer and on its naive model, and odds of draws."""
 
 import collections
+from unittest import mock
 
 from absl.testing import parameterized
 import numpy as np
 
+from tba_jax.replay import records
 from tests.replay import invariants
 from tests.replay import naive_buffer
 from tests.transport.groups import fake_groups
@@ -36,6 +38,9 @@ class NaiveEquivalenceTest(parameterized.TestCase):
     )
     settings |= changes
     rng = np.random.default_rng(seed)
+    # Pages of one token, of two (a row of 4 has two), or of all.
+    tokens = (1, 3, 64)[seed % 3]
+    self.enter_context(mock.patch.object(records, "PAGE_TOKENS", tokens))
     buffer = make_buffer(**settings, seed=seed)
     naive = naive_buffer.NaiveBuffer(
         settings["capacity_per_prompt"],

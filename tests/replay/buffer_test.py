@@ -380,7 +380,7 @@ def _stored(buffer):
   rows = table.live_rows()
   return dict(
       zip(
-          table.completion_tokens[rows, 0].tolist(),
+          table.tokens("completion_tokens", rows)[:, 0].tolist(),
           table.rewards[rows].tolist(),
       )
   )

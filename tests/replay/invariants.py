@@ -44,8 +44,12 @@ def check_table(table: records_lib.RecordTable) -> None:
   assert np.all(np.diff(table.ids[rows]) > 0)
   assert np.all(np.diff(table.arrivals[rows]) >= 0)
   inside = table.token_mask(table.completion_lengths[rows])
-  assert not table.completion_tokens[rows][~inside].any()
-  assert not table.sampled_mask[rows][~inside].any()
+  for name in ("completion_tokens", "sampled_mask"):
+    assert not table.tokens(name, rows)[~inside].any()
+  # Each page is of one row, or free.
+  pages = table.pages[rows]
+  pages = np.append(pages[pages > 0], table.free_pages)
+  np.testing.assert_array_equal(np.sort(pages), np.arange(1, table.num_pages))
   # A recount from the rows gives the same counts.
   fresh = records_lib.RecordTable(
       table.num_tokens, table.max_rows, table.columns
