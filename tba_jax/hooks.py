@@ -243,13 +243,17 @@ class Behind:
 
     Waits for its data while the devices compute `metrics`.
     """
+    if not self._may_run_ahead(step):
+      return False
+    if self._source.is_ready(step):
+      return True
     with self._recorder.span("step", step=step - 1):
-      while self._may_run_ahead(step):
+      while not all(map(_is_computed, metrics.values())):
+        time.sleep(_LOOK_S)
+        if not self._may_run_ahead(step):
+          return False
         if self._source.is_ready(step):
           return True
-        if all(jax.tree.map(_is_computed, [*metrics.values()])):
-          return False
-        time.sleep(_LOOK_S)
     return False
 
   def flush(self) -> None:

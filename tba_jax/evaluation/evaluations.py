@@ -211,8 +211,8 @@ class Evaluations:
     """Starts evaluating a copy of the params in a thread.
 
     Args:
-      name, step, params: as of `run`.
-      wait_first: called by the thread before it evaluates.
+      name, step, params: arguments of `run`.
+      wait_first: function that the thread calls before it evaluates.
     """
     if self._thread is not None:
       self._recorder.event(

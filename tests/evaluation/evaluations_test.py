@@ -102,7 +102,7 @@ class EvaluationsTest(trainer_case.TrainerCase):
     self.stop_at = 4
     self.assertFalse(self.run_it(evaluate__background=True))
     self.assertEqual(self.recorded(), [])
-    # Of the params that the run started from, not of step 4's.
+    # The params are those that the run started from, not step 4's.
     self.stop_at = None
     self.go.set()
     self.assertTrue(self.run_it(step=4, evaluate__background=True))
