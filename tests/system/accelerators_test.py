@@ -277,7 +277,7 @@ class FindTest(absltest.TestCase):
         cuDeviceGetName=write_name,
     )
 
-  def test_without_nvidia_smi_cuda_s_driver_is_asked(self):
+  def test_cuda_s_driver_is_asked_where_nvidia_smi_is_missing(self):
     def run(command, **unused):
       if command[0] == "nvidia-smi":
         raise FileNotFoundError
