@@ -529,7 +529,7 @@ def make_searcher(
     with spans.span("compile"):
       start = put(published.flatten(load_start()))
       warm_up(start)
-      if device_work.has_probe(config, run):
+      if work_parts.has_probe(config, run):
         tokens_BxL = probe.draw_tokens(config, policy.model.config.vocab_size)
         jax.block_until_ready(sampler.token_logprobs(start, tokens_BxL))
       del start
