@@ -17,7 +17,7 @@ SECTIONS = {
 
 SETTINGS = {
     "evaluate.every_steps": _s(80, rules.FROM_0, "steps between evaluations; 0"
-        " = only before and after training"),
+        " = only before and after training", auto=True),
     "evaluate.background": _s(True, rules.FLAG, "whether a thread evaluates"
     " while"
         " training continues; not in lockstep"),
