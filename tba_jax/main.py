@@ -185,8 +185,7 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
     workdir = _WORKDIR.value
     if workdir is not None:
       workdir = bucket.stage(workdir, name)
-      if os.path.exists(workdir) and not os.path.isdir(workdir):
-        raise ValueError(f"--workdir={workdir}: is a file; must be a folder")
+      run_directory.check_folder(workdir)
     elif name not in _WITHOUT_WORKDIR:
       raise ValueError(f"--workdir: --program={name} needs the run's directory")
     config = _load_config(name, workdir, overrides)

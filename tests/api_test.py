@@ -137,24 +137,55 @@ class ArgumentsTest(parameterized.TestCase):
   @parameterized.parameters(
       ({}, "model: is missing"),
       ({"model": "x"}, "data: is missing"),
+      ({"model": object(), "data": _ROWS, "reward": short},
+       "model=<object.*: must be a name or a folder, .*save_pretrained"),
+      ({"model": "x", "data": _ROWS}, "reward: is missing; give a function"),
       ({"model": "x", "data": _ROWS, "reward": 3}, "reward=3: must be a func"),
+      ({"model": "x", "data": _ROWS, "reward": (short, short)},
+       r"reward=\(<function.*: must be \(function, weight\); several"),
+      ({"model": "x", "data": _ROWS, "reward": [(short, "1")]},
+       r"reward=\(<function.*: must be \(function, weight\)"),
+      ({"model": "x", "data": _ROWS, "reward": short, "workdir": __file__},
+       "workdir=.*api_test.py: is a file; must be a folder, or a new path"),
+      ({"model": "x", "data": _ROWS, "reward": short,
+        "workdir": f"{__file__}/x"}, "workdir=.*/x: .*api_test.py is a file"),
+      ({"model": "x", "data": {"question": ["a"]}, "reward": short},
+       r"data=\{'question': …\}: .*columns of rows are a DataFrame or a Dataset"),
+      ({"model": "x", "data": [[{"role": "system", "content": "x"}]],
+        "reward": short}, r"data\[0\]: its messages end with 'system': must end"
+       " with a user's turn"),
+      ({"model": "x", "data": [[{"role": "assistant", "content": "x"}]],
+        "reward": short}, r"data\[0\]: its messages end with 'assistant'"),
       ({"model": "x", "data": _ROWS, "reward": []}, r"reward=\[\]: must have"),
       ({"model": "x", "data": _ROWS, "reward": [short, short]},
        "reward: has several functions named 'short'"),
       ({"model": "x", "environment": 3}, "environment=3: must be a class"),
       ({"model": "x", "environment": "a.py:E", "reward": short},
        "reward: must be left out with environment"),
-      ({"model": "x", "data": _ROWS, "settings": {"num_generations": 8}},
+      ({"model": "x", "data": _ROWS, "settings": {"num_stepz": 8}},
+       "num_stepz: is no argument; did you mean num_steps"),
+      ({"model": "x", "data": _ROWS, "reward": short,
+        "settings": {"report_to": "wandb"}},
+       "report_to = 'wandb': .* it is config.log.writers here"),
+      ({"model": "x", "data": _ROWS, "settings": {"processing_class": short}},
+       "processing_class: is an argument of TRL's; here it is the tokenizer"),
+      ({"model": "x", "data": _ROWS, "reward": short,
+        "settings": {"num_generations": 8}},
        "num_generations = 8: .* it is config.search.samples_per_prompt here"),
       ({"model": "x", "data": _ROWS, "settings": {"reward_funcs": short}},
        "reward_funcs: is an argument of TRL's; here it is reward"),
-      ({"model": "x", "data": _ROWS, "settings": {"loss": {"bta": 8}}},
+      ({"model": "x", "data": _ROWS, "reward": short,
+        "settings": {"loss": {"bta": 8}}},
        "config.loss.bta = 8: there is no such key; did you mean"),
       ({"model": "x", "data": _ROWS, "workdir": ""}, "workdir: must be a path"),
   )  # fmt: skip
   def test_wrong_argument_is_named(self, arguments, why):
     with self.assertRaisesRegex(ValueError, why):
       begin(**arguments)
+
+  def test_config_that_is_a_model_is_answered(self):
+    with self.assertRaisesRegex(ValueError, "config='Qwen': .*model is model="):
+      tba_jax.train("Qwen", data=_ROWS, reward=short)
 
   @parameterized.named_parameters(
       ("text", lambda p, c, r: "1", r"lambda returned '1': must be a finite"),

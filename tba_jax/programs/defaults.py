@@ -322,6 +322,21 @@ def num_slots(
   return max(fits // unit, 1) * unit, why
 
 
+def batch_prompts(config: ml_collections.ConfigDict) -> Rule:
+  """Returns the prompts that an evaluation decodes at once.
+
+  All rows of its program are computed, also where fewer prompts are left.
+  """
+  slots = config.sampling.num_slots
+  if not slots:
+    slots = config.search.prompts_per_round * config.search.samples_per_prompt
+  rows = max(slots // config.evaluate.num_completions, 1)
+  # Those of evaluations while training are the fewer ones.
+  most = config.evaluate.num_prompts or config.evaluate.final_prompts
+  value = min(rows, most or rows, config.evaluate.batch_prompts)
+  return value, "no more completions at once than a searcher decodes"
+
+
 # Facts
 
 
@@ -463,6 +478,7 @@ def _rules(
     yield from _mesh(config, machine)
   if "sampling.num_slots" in left_open:
     yield Choice("sampling.num_slots", *num_slots(config, model, machine))
+  yield from take("evaluate.batch_prompts", batch_prompts(config))
   if "train.micro_batch_prompts" in left_open:
     remat, prompts, completions, why = micro_batch(config, model, machine)
     yield from take("train.remat", (remat, why))

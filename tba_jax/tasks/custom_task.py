@@ -163,7 +163,7 @@ class CustomTask(rows_task.RowsTask):
         *prompt, last = prompt
         said = last["content"]
       if not prompt or prompt[-1]["role"] != "user":
-        return "no_prompt"
+        return "no_user"
     elif not prompt.strip():
       return "no_prompt"
     name, kind = self._fields["answer"], self._fields["answer_kind"]

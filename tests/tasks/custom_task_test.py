@@ -271,7 +271,7 @@ class OwnTest(parameterized.TestCase):
     self.assertEqual(base.reference_text(task, "held_out", 0), "e")
     places = lambda reason: task.report.places("train", reason)
     at = lambda *lines: [f"train.jsonl:{line}" for line in lines]
-    self.assertEqual(places("no_prompt"), at(3, 5))
+    self.assertEqual(places("no_user"), at(3, 5))
     self.assertEqual(places("no_text"), at(6))
     self.assertEqual(places("no_answer"), at(4))
     self.assertEqual(places("duplicate"), at(7))
