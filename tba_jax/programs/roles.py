@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import functools
 import math
-import os
 import signal
 import socket
 import sys
@@ -49,7 +48,6 @@ from tba_jax.programs import titled_rows
 from tba_jax.replay import curriculum
 from tba_jax.replay import decisions
 from tba_jax.replay import prompt_order
-from tba_jax.report import panel
 from tba_jax.run import metrics
 from tba_jax.run import recorder as recorder_lib
 from tba_jax.run import run_directory
@@ -88,21 +86,7 @@ def run_trainer(
   """
   should_stop = processes.start_role("trainer").is_set
   run = run_directory.open_run(workdir, config)
-  with progress_by_hand(run, operands):
-    return train(config, run, operands, should_stop)
-
-
-@contextlib.contextmanager
-def progress_by_hand(
-    run: run_directory.RunInfo, operands: Sequence[str]
-) -> Iterator[None]:
-  """Prints progress where no supervisor does, in the first process."""
-  if processes.SUPERVISED in os.environ or [*operands[:1]] not in ([], ["0"]):
-    yield
-    return
-  with panel.lines(run.workdir) as view:
-    view.phase("warm-up")
-    yield
+  return train(config, run, operands, should_stop)
 
 
 def train(

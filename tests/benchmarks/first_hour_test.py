@@ -31,7 +31,7 @@ class FirstHourTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.folder = pathlib.Path(self.create_tempdir().full_path)
-    self.enter_context(mock.patch.object(first_hour, "_POLL_S", 0.05))
+    self.enter_context(mock.patch.object(first_hour, "POLL_S", 0.05))
 
   def follow(self, means, rest_s, limit_s=60.0):
     command = [sys.executable, "-c", _RUN.format(means=means, rest_s=rest_s)]
@@ -64,7 +64,7 @@ class FirstHourTest(parameterized.TestCase):
     row = self.follow([0.2, 0.3], rest_s=600, limit_s=1.0)
     self.assertIsNone(row["rise_s"])
     self.assertLen(row["curve"], 2)
-    self.assertIsNone(first_hour._minutes(row, 60.0))
+    self.assertIsNone(first_hour.minutes(row, 60.0))
 
   def test_failed_program_is_named(self):
     with self.assertRaisesRegex(RuntimeError, "status 1: (?s:.*)ZeroDivision"):
@@ -75,7 +75,7 @@ class FirstHourTest(parameterized.TestCase):
     rows = {"install": {"seconds": 60.0}, "chat": {"rise_s": 120.0}}
     for name, row in rows.items():
       results.keep(folder, {"name": name, "seed": 0, **row})
-    with mock.patch.object(first_hour, "_FOLDER", folder):
+    with mock.patch.object(first_hour, "FOLDER", folder):
       out = first_hour.run(None, ["chat"])
       self.assertEqual(out["paths"][0]["minutes"], 3.0)
       with self.assertRaisesRegex(ValueError, r"unknown paths \['x'\]"):
