@@ -44,7 +44,7 @@ _MOST_READ = 512
 # tokens a second of a model with 0.1 B params.
 _CPU_PROMPTS, _CPU_EVALUATED = 4, 32
 _CPU_SAMPLES = 2
-# Steps between evaluations on a CPU: some minutes.
+# Steps between evaluations, and samples, on a CPU: some minutes.
 _CPU_EVERY_STEPS = 5
 # Passes of fine-tuning over the training prompts.
 _SFT_PASSES = 3
@@ -471,6 +471,7 @@ def _rules(
         ("evaluate.final_prompts", 2 * _CPU_EVALUATED),
         ("evaluate.num_completions", _CPU_SAMPLES),
         ("evaluate.every_steps", _CPU_EVERY_STEPS),
+        ("log.samples_every_steps", _CPU_EVERY_STEPS),
     ):
       why = "a CPU takes minutes for a step, and for an evaluation with more"
       yield from take(key, (value, why))

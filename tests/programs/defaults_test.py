@@ -308,6 +308,7 @@ class ChooseTest(parameterized.TestCase):
     self.assertEqual(config.train.prompts_per_batch, 4)
     self.assertEqual(config.evaluate.num_prompts, 256)
     self.assertEqual(config.evaluate.every_steps, 5)
+    self.assertEqual(config.log.samples_every_steps, 5)
     # Two completions each, in the 32 slots of a searcher.
     self.assertEqual(config.evaluate.batch_prompts, 16)
     for choice in choices:
