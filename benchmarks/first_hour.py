@@ -215,9 +215,14 @@ def follow(command: Sequence[str], place: pathlib.Path) -> dict[str, Any]:
             rise_s = seconds
         if seconds > LIMIT_S:
           break
-      if program.poll():
+      # A run that somebody interrupts is no result.
+      ended = program.poll() is not None
+      if ended and not any(place.glob("runs/*/summary.json")):
         tail = (place / "output.txt").read_text(errors="replace")[-2000:]
-        raise RuntimeError(f"{place}: status {program.returncode}: {tail}")
+        raise RuntimeError(
+            f"{place}: ended with status {program.returncode} before the run's"
+            f" end: {tail}"
+        )
     finally:
       end(program)
   return {"rise_s": rise_s, "curve": curve, "load": statistics.median(loads)}

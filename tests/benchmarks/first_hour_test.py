@@ -67,8 +67,12 @@ class FirstHourTest(parameterized.TestCase):
     self.assertIsNone(first_hour.minutes(row, 60.0))
 
   def test_failed_program_is_named(self):
-    with self.assertRaisesRegex(RuntimeError, "status 1: (?s:.*)ZeroDivision"):
+    with self.assertRaisesRegex(RuntimeError, "status 1 (?s:.*)ZeroDivision"):
       first_hour.follow([sys.executable, "-c", "1 / 0"], self.folder)
+
+  def test_interrupted_run_is_no_result(self):
+    with self.assertRaisesRegex(RuntimeError, "status 0 before the run's end"):
+      self.follow([0.2, 0.3], rest_s=0)
 
   def test_rows_that_exist_are_not_measured_again(self):
     folder = self.folder / "first_hour"
