@@ -291,6 +291,9 @@ def plain_line(state: run_state.RunState) -> str:
   words = [phase]
   if doing := _doing(state, phase):
     words.append(doing)
+  evaluated = _mapping(status.get("evaluate"))
+  if all(text.is_number(evaluated.get(name)) for name in ("done", "total")):
+    words.append("evaluated {done:,.0f}/{total:,.0f}".format(**evaluated))
   if phase in run_state.MODEL_PHASES:
     made = state.made[phase]
     num_steps = state.made_steps.get(phase, "?")
