@@ -244,11 +244,15 @@ class ExecuteTest(parameterized.TestCase):
 
   def test_refuses_an_unknown_parameter(self):
     path = self.write("A = 1")
-    with self.assertRaisesRegex(ValueError, r"--set \['B'\]: must be \['A'\]"):
+    with self.assertRaisesRegex(
+        ValueError, r"--set \['B'\]: must be in \['A'\]"
+    ):
       execute.execute(path, path.parent, {"B": "1"})
 
   def test_refuses_what_should_not_be_stored(self):
-    with self.assertRaisesRegex(ValueError, "400001 bytes: must be 400000"):
+    with self.assertRaisesRegex(
+        ValueError, "400001 bytes: must have at most 400000"
+    ):
       execute.check("x" * (execute.MAX_BYTES + 1))
     with self.assertRaisesRegex(ValueError, "a folder of this machine"):
       execute.check(f"in {_ROOT}/tba_jax")
