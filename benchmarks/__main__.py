@@ -16,6 +16,7 @@ BENCHMARKS = (
     "decode_lengths",
     "end_to_end",
     "environments",
+    "first_hour",
     "gpu",
     "gpu_attention",
     "long_completions",

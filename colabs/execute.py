@@ -4,13 +4,15 @@
 
     python colabs/execute.py                       all, in place
     python colabs/execute.py losses.ipynb          one of them
+    python colabs/execute.py --link                cells alone, without a run
     python colabs/execute.py --set VARIANT=smoke --out /tmp/seen losses.ipynb
 
 They run one after the other in one empty folder, as in one Colab session, so
 that what the first one trained is there for the last. The cell tagged `install`
-gets the text of install.py. `--set` gives another
-value to a name of the cell tagged `parameters`; it is not written into the
-notebook. Needs the packages of the extra `test`.
+gets the text of install.py, and where that names a repository of GitHub, the
+first cell a link that opens the notebook in Colab (`--link` does this alone).
+`--set` gives another value to a name of the cell tagged `parameters`; it is not
+written into the notebook. Needs the packages of the extra `test`.
 """
 
 import argparse
@@ -38,6 +40,10 @@ CELL_LIMIT_S = 1200
 _START_LIMIT_S = 300
 # Without the two lines of the licence.
 INSTALL = (HERE / "install.py").read_text("utf-8").split("\n", 2)[2].strip()
+# Address of the repository, of which GitHub's have links to Colab.
+REPOSITORY = re.search(r'^REPOSITORY = "(.*)"', INSTALL, re.M)[1]
+_GITHUB = "https://github.com/"
+_LINK = "[Open in Colab](https://colab.research.google.com/github/{})\n\n"
 MAX_BYTES = 400_000
 # Colab's name for the folder that a notebook runs in.
 _COLAB_FOLDER = "/content"
@@ -68,10 +74,8 @@ def execute(
     nbclient.exceptions.CellExecutionError: a cell failed.
   """
   notebook = nbformat.read(path, as_version=4)
+  prepare(notebook, path.name)
   cells = notebook.cells
-  for cell in cells:
-    if "install" in cell.metadata.get("tags", []):
-      cell.source = INSTALL
   (place,) = (
       i
       for i, cell in enumerate(cells)
@@ -101,6 +105,26 @@ def execute(
   cells.remove(injected)
   clean(notebook, folder)
   return notebook
+
+
+def prepare(notebook: nbformat.NotebookNode, name: str) -> None:
+  """Writes the cells that all notebooks have: the link, and the installation.
+
+  Args:
+    notebook: changed in place.
+    name: name of its file in this folder.
+  """
+  for cell in notebook.cells:
+    if "install" in cell.metadata.get("tags", []):
+      cell.source = INSTALL
+  first = notebook.cells[0]
+  if first.cell_type != "markdown":
+    return
+  first.source = re.sub(r"^\[Open in Colab\].*\n\n", "", first.source)
+  if REPOSITORY.startswith(_GITHUB):
+    repository = REPOSITORY.removeprefix(_GITHUB).removesuffix(".git")
+    place = f"{repository}/blob/main/colabs/{name}"
+    first.source = _LINK.format(place) + first.source
 
 
 def clean(notebook: nbformat.NotebookNode, folder: pathlib.Path) -> None:
@@ -159,13 +183,18 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
   parser.add_argument("notebooks", nargs="*", default=NOTEBOOKS)
   parser.add_argument("--set", action="append", default=[], metavar="N=V")
+  parser.add_argument("--link", action="store_true")
   parser.add_argument("--out", type=pathlib.Path, default=HERE)
   args = parser.parse_args(argv)
   parameters = dict(item.split("=", 1) for item in args.set)
   args.out.mkdir(parents=True, exist_ok=True)
   with tempfile.TemporaryDirectory(prefix="colab_") as folder:
     for name in args.notebooks:
-      notebook = execute(HERE / name, pathlib.Path(folder), parameters)
+      if args.link:
+        notebook = nbformat.read(HERE / name, as_version=4)
+        prepare(notebook, name)
+      else:
+        notebook = execute(HERE / name, pathlib.Path(folder), parameters)
       text = nbformat.writes(notebook) + "\n"
       # A refused notebook is written too: it shows why.
       (args.out / name).write_text(text, "utf-8")

@@ -1,12 +1,14 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Installs tba_jax, unless it is, for this machine's CPU, GPU or TPU.
+"""Installs tba_jax for this machine's CPU, GPU or TPU, unless it is installed.
 
-From the checkout that this notebook is in, or one beside it, or a .zip of one;
-where there is none, from REPOSITORY.
+Takes the checkout that this notebook is in, or one beside it, or an uploaded
+.zip of one. Where there is none, as in a new Colab runtime, clones REPOSITORY.
+Prints what it does.
 """
 
 import glob
+import importlib.metadata
 import importlib.util
 import os
 import pathlib
@@ -27,7 +29,9 @@ def find_checkout():
 
 # Python finds the folder of a checkout too, without its dependencies.
 specs = [importlib.util.find_spec(name) for name in ("tba_jax", "jax")]
-if not all(spec and spec.origin for spec in specs):
+if all(spec and spec.origin for spec in specs):
+  print("tba_jax", importlib.metadata.version("tba_jax"), "is installed")
+else:
   for archive in glob.glob("tba_jax*.zip"):
     shutil.unpack_archive(archive)
   checkout = find_checkout()
@@ -37,10 +41,12 @@ if not all(spec and spec.origin for spec in specs):
           "no tba_jax here: upload a .zip of its checkout (Files, on the left),"
           " or set REPOSITORY above to a URL; then run this cell again"
       )
+    print("cloning", REPOSITORY, flush=True)
     subprocess.run(["git", "clone", "-q", REPOSITORY, "tba_jax"], check=True)
     checkout = find_checkout()
   os.chdir(checkout)
   has_tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
   extra = ",tpu" if has_tpu else ",cuda" * bool(shutil.which("nvidia-smi"))
+  print(f"installing {checkout}, which takes some minutes", flush=True)
   pip = [sys.executable, "-m", "pip", "install", "-q", "-e", f".[plots{extra}]"]
   subprocess.run(pip, check=True)

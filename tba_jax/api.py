@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import html
 import logging
+import numbers
 import os
 import pathlib
 import re
@@ -57,6 +58,16 @@ def begin(
   """Returns a run that has not begun; arguments and errors of `train`."""
   if workdir is not None and not os.fspath(workdir):
     raise ValueError("workdir: must be a path; it is empty")
+  if not (config is None or isinstance(config, ml_collections.ConfigDict)):
+    raise ValueError(
+        f"config={config!r:.60}: must be a config of load_config(FILE); a model"
+        " is model=…"
+    )
+  if not (model is None or isinstance(model, (str, os.PathLike))):
+    raise ValueError(
+        f"model={model!r:.60}: must be a name or a folder, since this package"
+        " has models of its own; model.save_pretrained(FOLDER) writes one"
+    )
   with contextlib.ExitStack() as made:
     given = _Given(reward, environment, workdir, made)
     config = given.config(config, model, data, settings)
@@ -92,6 +103,7 @@ class _Given:
     self._names: dict[str, str] = {}
     if workdir is not None:
       self.folder = bucket.stage(os.fspath(workdir), "train")
+      run_directory.check_folder(self.folder, "workdir")
     self._made = made
     self._arguments: list[str] = []
     self._lent: pathlib.Path | None = None
@@ -192,7 +204,17 @@ def _listed_rewards(reward: Any) -> list[tuple[Any, float]]:
     return []
   out = []
   for item in reward if isinstance(reward, list) else [reward]:
-    value, weight = item if isinstance(item, tuple) else (item, 1.0)
+    pair = item if isinstance(item, tuple) else (item, 1.0)
+    if (
+        len(pair) != 2
+        or isinstance(pair[1], bool)
+        or not isinstance(pair[1], numbers.Real)
+    ):
+      raise ValueError(
+          f"reward={item!r:.80}: must be (function, weight); several functions"
+          " are a list, [f, (g, 0.5)]"
+      )
+    value, weight = pair
     if not isinstance(value, str):
       _check_callable("reward", value)
     out.append((value, weight))

@@ -378,9 +378,14 @@ class Collector:
                 ),
                 bool(stopped),
                 outcome,
+                tokens_T[:length].tolist(),
             )
-            for text, stopped, outcome in zip(
-                self._tokenizer.decode_completions(c), c.stopped, outcomes_S
+            for text, stopped, outcome, tokens_T, length in zip(
+                self._tokenizer.decode_completions(c),
+                c.stopped,
+                outcomes_S,
+                c.tokens,
+                c.lengths,
             )
             if c.rewards is None
         ]

@@ -85,6 +85,7 @@ _OF_AN_INDEX = ("sft", "reward_model", "store", "searcher")
 _WITHOUT_JAX = ("store", "plan", "compile", "report", "status", "verify")
 # Programs that need no task: its data may be missing on this machine.
 _WITHOUT_TASK = ("status",)
+_TRAINERS = ("trainer", "one_process")
 # Programs that read run directories in any state, damaged ones too.
 _WITHOUT_CONFIG = ("report", "verify", "rerun")
 # Programs that work in a run's directory for long.
@@ -185,8 +186,7 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
     workdir = _WORKDIR.value
     if workdir is not None:
       workdir = bucket.stage(workdir, name)
-      if os.path.exists(workdir) and not os.path.isdir(workdir):
-        raise ValueError(f"--workdir={workdir}: is a file; must be a folder")
+      run_directory.check_folder(workdir)
     elif name not in _WITHOUT_WORKDIR:
       raise ValueError(f"--workdir: --program={name} needs the run's directory")
     config = _load_config(name, workdir, overrides)
@@ -216,7 +216,7 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
     module = find_program(name)
   entry = getattr(module, f"run_{name}", None) or module.run
   try:
-    with _held(name, workdir):
+    with _held(name, workdir), _progress(name, workdir, operands):
       status = entry(config, workdir, operands)
     if name == "export" and status == processes.EXIT_OK:
       bucket.send(workdir, "export/*")
@@ -243,6 +243,26 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
     # A process that has just been killed may still hold the device.
     is_held = any(text in str(error) for text in _HELD)
     return 1 if is_held else processes.EXIT_CONFIG
+
+
+@contextlib.contextmanager
+def _progress(
+    name: str, workdir: str, operands: Sequence[str]
+) -> Iterator[None]:
+  """Prints the progress of a trainer that no supervisor shows."""
+  is_first = not operands or operands[0] == "0"
+  if (
+      name not in _TRAINERS
+      or processes.SUPERVISED in os.environ
+      or not is_first
+  ):
+    yield
+    return
+  from tba_jax.report import panel  # pylint: disable=g-import-not-at-top
+
+  with panel.lines(workdir) as view:
+    view.phase("warm-up")
+    yield
 
 
 def find_program(name: str) -> types.ModuleType:

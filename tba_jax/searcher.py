@@ -15,6 +15,7 @@ import threading
 import time
 from typing import Any
 
+from absl import logging
 import numpy as np
 
 from tba_jax import collect
@@ -77,6 +78,8 @@ class WrongParamsError(RuntimeError):
 _MOST_REFUSED = 3
 # Seconds between requests for another block while others are decoded.
 ASK_EVERY_S = 0.1
+# Seconds between lines in the log.
+_LOG_EVERY_S = 10.0
 
 
 class Searcher:
@@ -393,6 +396,14 @@ class Searcher:
     busy_s = self._spans.clock.busy_s - self._busy_before_s
     wall_s = max(time.monotonic() - self._started, 1e-9)
     totals = self._sink.totals
+    logging.log_every_n_seconds(
+        logging.INFO,
+        "%d completions, %.1f tokens/s, of version %d",
+        _LOG_EVERY_S,
+        totals["completions"],
+        totals["tokens"] / wall_s,
+        self._version.step,
+    )
     self._sink.set_stats(
         {
             **self._collector.stats(wall_s),

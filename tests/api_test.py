@@ -22,9 +22,12 @@ from tba_jax import api
 from tba_jax.config import load
 from tba_jax.config import validate
 from tba_jax.models.hf import hf_hub
+from tba_jax.models.hf import packaged_models
 from tba_jax.programs import train as train_lib
 from tba_jax.run import run_directory
 from tba_jax.system import callables
+from tba_jax.system import processes
+from tests.models import gguf_case
 from tests.support import chat_model
 from tests.support import fake_hub
 from tests.support import harness
@@ -137,24 +140,55 @@ class ArgumentsTest(parameterized.TestCase):
   @parameterized.parameters(
       ({}, "model: is missing"),
       ({"model": "x"}, "data: is missing"),
+      ({"model": object(), "data": _ROWS, "reward": short},
+       "model=<object.*: must be a name or a folder, .*save_pretrained"),
+      ({"model": "x", "data": _ROWS}, "reward: is missing; give a function"),
       ({"model": "x", "data": _ROWS, "reward": 3}, "reward=3: must be a func"),
+      ({"model": "x", "data": _ROWS, "reward": (short, short)},
+       r"reward=\(<function.*: must be \(function, weight\); several"),
+      ({"model": "x", "data": _ROWS, "reward": [(short, "1")]},
+       r"reward=\(<function.*: must be \(function, weight\)"),
+      ({"model": "x", "data": _ROWS, "reward": short, "workdir": __file__},
+       "workdir=.*api_test.py: is a file; must be a folder, or a new path"),
+      ({"model": "x", "data": _ROWS, "reward": short,
+        "workdir": f"{__file__}/x"}, "workdir=.*/x: .*api_test.py is a file"),
+      ({"model": "x", "data": {"question": ["a"]}, "reward": short},
+       r"data=\{'question': …\}: .*columns of rows are a DataFrame"),
+      ({"model": "x", "data": [[{"role": "system", "content": "x"}]],
+        "reward": short}, r"data\[0\]: its messages end with 'system': must end"
+       " with a user's turn"),
+      ({"model": "x", "data": [[{"role": "assistant", "content": "x"}]],
+        "reward": short}, r"data\[0\]: its messages end with 'assistant'"),
       ({"model": "x", "data": _ROWS, "reward": []}, r"reward=\[\]: must have"),
       ({"model": "x", "data": _ROWS, "reward": [short, short]},
        "reward: has several functions named 'short'"),
       ({"model": "x", "environment": 3}, "environment=3: must be a class"),
       ({"model": "x", "environment": "a.py:E", "reward": short},
        "reward: must be left out with environment"),
-      ({"model": "x", "data": _ROWS, "settings": {"num_generations": 8}},
+      ({"model": "x", "data": _ROWS, "settings": {"num_stepz": 8}},
+       "num_stepz: is no argument; did you mean num_steps"),
+      ({"model": "x", "data": _ROWS, "reward": short,
+        "settings": {"report_to": "wandb"}},
+       "report_to = 'wandb': .* it is config.log.writers here"),
+      ({"model": "x", "data": _ROWS, "settings": {"processing_class": short}},
+       "processing_class: is an argument of TRL's; here it is the tokenizer"),
+      ({"model": "x", "data": _ROWS, "reward": short,
+        "settings": {"num_generations": 8}},
        "num_generations = 8: .* it is config.search.samples_per_prompt here"),
       ({"model": "x", "data": _ROWS, "settings": {"reward_funcs": short}},
        "reward_funcs: is an argument of TRL's; here it is reward"),
-      ({"model": "x", "data": _ROWS, "settings": {"loss": {"bta": 8}}},
+      ({"model": "x", "data": _ROWS, "reward": short,
+        "settings": {"loss": {"bta": 8}}},
        "config.loss.bta = 8: there is no such key; did you mean"),
       ({"model": "x", "data": _ROWS, "workdir": ""}, "workdir: must be a path"),
   )  # fmt: skip
   def test_wrong_argument_is_named(self, arguments, why):
     with self.assertRaisesRegex(ValueError, why):
       begin(**arguments)
+
+  def test_config_that_is_a_model_is_answered(self):
+    with self.assertRaisesRegex(ValueError, "config='Qwen': .*model is model="):
+      tba_jax.train("Qwen", data=_ROWS, reward=short)
 
   @parameterized.named_parameters(
       ("text", lambda p, c, r: "1", r"lambda returned '1': must be a finite"),
@@ -270,6 +304,80 @@ class RunTest(absltest.TestCase):
     with mock.patch.object(subprocess, "run", return_value=wrong):
       with self.assertRaisesRegex(ValueError, "^no checkpoint$"):
         run.evaluate()
+
+
+class ModelTest(absltest.TestCase):
+  """Whole runs from each kind of `model`; a folder is that of other tests."""
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.create_tempdir().full_path)
+    cache = {"XDG_CACHE_HOME": str(self.folder / "cache")}
+    self.enter_context(mock.patch.dict(os.environ, cache))
+
+  def train(self, model):
+    """Trains from a model of 64 positions, which is evaluated afterwards."""
+    lengths = {"sampling.max_prompt_tokens": 32}
+    run = tba_jax.train(
+        model=model, data=_DATA, reward=short, **{**SMALL, **lengths}
+    )
+    self.assertLen(run.metrics, 2)
+    self.assertGreater(run.evaluate(_ROWS[:2])["mean_reward"], 0)
+    return run
+
+  @pytest.mark.slow
+  def test_gguf_file(self):
+    gguf_case.write(self.folder / "tiny.gguf", quantization="Q8_0")
+    run = self.train(self.folder / "tiny.gguf")
+    self.assertEqual(run.config.init, str(self.folder / "tiny.gguf"))
+
+  @pytest.mark.slow
+  def test_name_of_a_packaged_model(self):
+    (name,) = packaged_models.WHEELS
+    file = pathlib.PurePath(packaged_models.WHEELS[name].member).name
+    gguf_case.write(processes.models_directory() / file)
+    self.assertEqual(self.train(name).config.init, name)
+
+  @pytest.mark.slow
+  def test_name_of_the_hub(self):
+    hub = fake_hub.FakeHub()
+    self.addCleanup(hub.close)
+    model = chat_model.make(self.folder / "model")
+    hub.models["me/tiny"] = {
+        path.name: path.read_bytes() for path in model.iterdir()
+    }
+    program = self.folder / "train.py"
+    program.write_text(_FROM_HUB.format(data=_DATA, settings=SMALL))
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        capture_output=True, text=True, check=False, cwd=self.folder,
+        env=harness.environment(
+            HF_ENDPOINT=hub.url, HF_HOME=str(self.folder / "home"),
+            NO_PROXY="127.0.0.1", HF_HUB_OFFLINE="0", HF_TOKEN="hf_mine",
+        ),
+    )  # fmt: skip
+    self.assertEqual(done.returncode, 0, done.stderr[-2000:])
+    self.assertEqual(done.stdout.splitlines()[-1], f"{hub.url}/me/trained")
+    trained, start = (
+        hub.models[f"me/{name}"]["model.safetensors"]
+        for name in ("trained", "tiny")
+    )
+    self.assertNotEqual(trained, start)
+    self.assertLen(trained, len(start))
+
+
+# Trains from a model of the hub, with processes, and publishes the result.
+_FROM_HUB = """
+import tba_jax
+
+def short(prompt, completion, row):
+  return 1.0 / (1 + len(completion))
+
+if __name__ == "__main__":
+  run = tba_jax.train(
+      model="me/tiny", data={data}, reward=short, workdir="run", **{settings})
+  print(run.push_to_hub("me/trained"))
+"""
 
 
 class HubTest(absltest.TestCase):

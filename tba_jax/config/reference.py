@@ -90,7 +90,8 @@ def _rows() -> dict[str, tuple]:
 def _by_task(key: str) -> list[tuple[str, tuple]]:
   """Returns (tasks in brackets, row) of each meaning of a task's field."""
   of_row: dict[tuple, list[str]] = {}
-  for name in task_table.TASKS:
+  # The task of a user's own rows comes first.
+  for name in sorted(task_table.TASKS, key=lambda name: name != "custom"):
     rows = _task_rows(task_table.find(name))
     if key in rows:
       of_row.setdefault(rows[key], []).append(name)

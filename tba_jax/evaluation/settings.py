@@ -17,7 +17,7 @@ SECTIONS = {
 
 SETTINGS = {
     "evaluate.every_steps": _s(80, rules.FROM_0, "steps between evaluations; 0"
-        " = only before and after training"),
+        " = only before and after training", auto=True),
     "evaluate.background": _s(True, rules.FLAG, "whether a thread evaluates"
     " while"
         " training continues; not in lockstep"),
@@ -29,7 +29,8 @@ SETTINGS = {
     "evaluate.final_prompts": _s(1000, rules.FROM_0, "prompts before and after"
         " training, at most: as many as there are; 0 = no such evaluation",
         auto=True),
-    "evaluate.batch_prompts": _s(64, rules.COUNT, "prompts decoded at a time"),
+    "evaluate.batch_prompts": _s(64, rules.COUNT, "prompts decoded at a time",
+        auto=True),
     "evaluate.greedy": _s(False, rules.FLAG, "whether to evaluate each prompt's"
         " greedy completion too"),
     "evaluate.judge": _s("", rules.TEXT, "judge that compares completions with"

@@ -150,7 +150,7 @@ def try_reward(config: ml_collections.ConfigDict) -> None:
   try:
     # A reward may refuse a text that is no answer.
     for text in dict.fromkeys((right, base.plain_text(prompt), "1")):
-      request = judges.JudgeRequest(base.TRAIN, 0, text)
+      request = judges.JudgeRequest(base.TRAIN, 0, text, tokens=(0,))
       judged = judge.judge([request])[0]
       if judged.failure in ("", "deadline"):
         break

@@ -44,6 +44,8 @@ _MOST_READ = 512
 # tokens a second of a model with 0.1 B params.
 _CPU_PROMPTS, _CPU_EVALUATED = 4, 32
 _CPU_SAMPLES = 2
+# Steps between evaluations, and samples, on a CPU: some minutes.
+_CPU_EVERY_STEPS = 5
 # Passes of fine-tuning over the training prompts.
 _SFT_PASSES = 3
 # Share of the memory left beside the params that a KV cache gets.
@@ -195,16 +197,18 @@ def max_completion_tokens(
 def learning_rate(model: ModelFacts, lora_rank: int) -> Rule:
   """Returns a rate for RL with AdamW, by the model's width, ten times for LoRA.
 
-      1e-6 (4096 / width)^0.78,  ten times that with adapters
+      1e-6 (4096 / width)^1.64,  ten times that with adapters
 
   Sources: 1e-6 is the default of TRL's GRPOConfig and of verl's GRPO examples
-  with models of 7 B params, of width 3584 to 4096; the exponent is that of
-  Tinker's cookbook (0.775 for Qwen, 0.781 for Llama), and so is the factor of
-  LoRA (Schulman et al. 2025, "LoRA Without Regret"). It is a careful start:
-  SmolLM2-135M, of width 576, learned instructions in this package at up to five
-  times of it.
+  with models of 7 B params, of width 3584 to 4096. The exponent is that of the
+  line from there to 2.5e-5 at width 576: SmolLM2-135M learned instructions in
+  this package at it, and collapsed at twice of it (docs/tasks.md). TBA's 1e-5
+  and Asynchronous RLHF's 3e-6 for a model of width 2048 lie at and above the
+  line, where the exponent of Tinker's cookbook, .78, would have 1.7e-6. The
+  factor of LoRA is the cookbook's (Schulman et al. 2025, "LoRA Without
+  Regret").
   """
-  rate = 1e-6 * (4096 / model.shape.width) ** 0.78 * (10 if lora_rank else 1)
+  rate = 1e-6 * (4096 / model.shape.width) ** 1.64 * (10 if lora_rank else 1)
   rate = float(f"{rate:.1e}")
   why = f"for width {model.shape.width}"
   return rate, why + (", ten times with adapters" if lora_rank else "")
@@ -316,6 +320,21 @@ def num_slots(
   why = f"a completion's KV cache takes {cache / 2**20:.0f} MiB"
   unit = math.lcm(size, min(config.search.samples_per_prompt, fits))
   return max(fits // unit, 1) * unit, why
+
+
+def batch_prompts(config: ml_collections.ConfigDict) -> Rule:
+  """Returns the prompts that an evaluation decodes at once.
+
+  All rows of its program are computed, also where fewer prompts are left.
+  """
+  slots = config.sampling.num_slots
+  if not slots:
+    slots = config.search.prompts_per_round * config.search.samples_per_prompt
+  rows = max(slots // config.evaluate.num_completions, 1)
+  # Those of evaluations while training are the fewer ones.
+  most = config.evaluate.num_prompts or config.evaluate.final_prompts
+  value = min(rows, most or rows, config.evaluate.batch_prompts)
+  return value, "no more completions at once than a searcher decodes"
 
 
 # Facts
@@ -451,12 +470,16 @@ def _rules(
         ("evaluate.num_prompts", _CPU_EVALUATED),
         ("evaluate.final_prompts", 2 * _CPU_EVALUATED),
         ("evaluate.num_completions", _CPU_SAMPLES),
+        ("evaluate.every_steps", _CPU_EVERY_STEPS),
+        ("log.samples_every_steps", _CPU_EVERY_STEPS),
     ):
-      yield from take(key, (value, "evaluations on a CPU take long with more"))
+      why = "a CPU takes minutes for a step, and for an evaluation with more"
+      yield from take(key, (value, why))
   if {*hardware.MESH_KEYS} <= {*left_open}:
     yield from _mesh(config, machine)
   if "sampling.num_slots" in left_open:
     yield Choice("sampling.num_slots", *num_slots(config, model, machine))
+  yield from take("evaluate.batch_prompts", batch_prompts(config))
   if "train.micro_batch_prompts" in left_open:
     remat, prompts, completions, why = micro_batch(config, model, machine)
     yield from take("train.remat", (remat, why))

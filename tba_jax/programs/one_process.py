@@ -10,9 +10,8 @@ may go on with. `train_in_memory`, of `tba_jax.train(config)`, keeps its records
 in memory.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent import futures
-import contextlib
 import os
 import sys
 import tempfile
@@ -21,7 +20,6 @@ import time
 
 from absl import logging
 import ml_collections
-import rich.console
 
 from tba_jax.config import load
 from tba_jax.config import stages
@@ -41,7 +39,6 @@ from tba_jax.transport.groups import memory as memory_lib
 
 # Seconds that searchers get to end their block after the trainer has ended.
 _LEAVE_S = 10.0
-_REFRESH_S = 0.5
 _STAGES = {"sft": sft.run, "reward_model": reward_model.run}
 
 
@@ -169,8 +166,7 @@ def train_in_memory(
     run_info = run_directory.in_memory(workdir, config)
     memory = run_info.memory
     on_start(memory)
-    console = _console(shows)
-    with _shown(run_info, console) as view:
+    with panel.lines(run_info.workdir, memory=memory, quiet=not shows) as view:
       for name in stages.before_run(config):
         if not stop.is_set():
           view.phase(name)
@@ -189,34 +185,6 @@ def train_in_memory(
     memory.save(run_info.workdir)
     page, verdict, advice = report.conclude(workdir)
     if status == processes.EXIT_OK:
-      console.print(panel.final_table(summary, verdict.sentence))
-      console.print(panel.advice_list(advice))
+      view.print(panel.final_table(summary, verdict.sentence))
+      view.print(panel.advice_list(advice))
     return page.read_text()
-
-
-def _console(shows: bool) -> rich.console.Console:
-  """Returns a console of plain lines, as a notebook shows them."""
-  return rich.console.Console(
-      force_jupyter=False, force_terminal=False, quiet=not shows
-  )
-
-
-@contextlib.contextmanager
-def _shown(
-    run: run_directory.RunInfo, console: rich.console.Console
-) -> Iterator[panel.Panel]:
-  """Prints the run's progress as lines, from a thread."""
-  done = threading.Event()
-  with panel.Panel(run.workdir, console, memory=run.memory) as view:
-
-    def refresh() -> None:
-      while not done.wait(_REFRESH_S):
-        view.update()
-
-    thread = threading.Thread(target=refresh, daemon=True)
-    thread.start()
-    try:
-      yield view
-    finally:
-      done.set()
-      thread.join()

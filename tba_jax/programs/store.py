@@ -40,7 +40,8 @@ def run(
     return processes.refuse(error)
   run_directory.warn_unguarded(run_info, config)
   events = metrics.EventLog(run_info.files.lines("events.jsonl"))
-  logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+  # Imports have put a handler there already.
+  logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
 
   def on_event(kind: str, message: str) -> None:
     logging.info("%s: %s", kind, message)

@@ -348,7 +348,7 @@ def data(run: run_reader.RunData) -> evidence.Rows:
           " (replay.skip_equal_rewards).",
       ),
       "equal groups": (
-          equal >= 0.005 and not skipped and compares,
+          equal >= 0.01 and not skipped and compares,
           f"{equal:.0%} of the groups had equal rewards: they only pull the"
           " policy towards its reference.",
           "More completions per prompt (search.samples_per_prompt,"

@@ -6,8 +6,10 @@ Text from the run (events, errors) is sanitized: no markup or control sequence
 in it reaches the terminal.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextlib
 import pathlib
+import threading
 import time
 from typing import Any
 
@@ -289,6 +291,9 @@ def plain_line(state: run_state.RunState) -> str:
   words = [phase]
   if doing := _doing(state, phase):
     words.append(doing)
+  evaluated = _mapping(status.get("evaluate"))
+  if all(text.is_number(evaluated.get(name)) for name in ("done", "total")):
+    words.append("evaluated {done:,.0f}/{total:,.0f}".format(**evaluated))
   if phase in run_state.MODEL_PHASES:
     made = state.made[phase]
     num_steps = state.made_steps.get(phase, "?")
@@ -368,6 +373,10 @@ class Panel:
 
   def _view(self) -> rich.panel.Panel:
     return render_view(self._follower.state)
+
+  def print(self, shown: Any) -> None:
+    """Prints a text or a table."""
+    self._console.print(shown)
 
   def phase(self, name: str) -> None:
     """Shows the start of a phase, until the trainer's own state replaces it."""
@@ -457,3 +466,36 @@ def advice_list(sentences: Sequence[str]) -> rich.table.Table:
   for sentence in sentences:
     grid.add_row("•", rich.text.Text(sentence))
   return grid
+
+
+@contextlib.contextmanager
+def lines(
+    workdir: str | pathlib.Path,
+    *,
+    memory: files.Memory | None = None,
+    quiet: bool = False,
+) -> Iterator[Panel]:
+  """Prints a run's progress as plain lines, from a thread.
+
+  Args:
+    workdir: run directory.
+    memory: records of a run that has no files.
+    quiet: whether to print nothing.
+  """
+  console = rich.console.Console(
+      force_jupyter=False, force_terminal=False, quiet=quiet
+  )
+  done = threading.Event()
+  with Panel(workdir, console, memory=memory) as view:
+
+    def refresh() -> None:
+      while not done.wait(2 * _REDRAW_EVERY_S):
+        view.update()
+
+    thread = threading.Thread(target=refresh, daemon=True)
+    thread.start()
+    try:
+      yield view
+    finally:
+      done.set()
+      thread.join()

@@ -76,6 +76,7 @@ class JudgeRequest:
 
   stopped: whether it ended with a stop token, not at the token limit.
   outcome: result of its environment; None of a task without one.
+  tokens: its tokens, with the stop token.
   """
 
   split: str
@@ -83,6 +84,7 @@ class JudgeRequest:
   completion: str
   stopped: bool = True
   outcome: EpisodeOutcome | None = None
+  tokens: Sequence[int] = ()
 
 
 class FailureLog:
@@ -274,8 +276,8 @@ def sum_of_normalized(
 
   A sum of rewards of different scales is learned from in proportion to their
   spread; so normalized, each weighs what its weight says. A part that is equal
-  for all completions adds 0, and a completion that could not be judged stays
-  NaN and is in no mean.
+  for all completions adds 0, as does one that a completion lacks; a completion
+  that could not be judged stays NaN and is in no mean.
 
   Source: GDPO (arXiv:2601.05242, eq. 4 and 5), whose last normalization, over
   the batch, is left to `loss.beta` and the objective.
@@ -286,16 +288,19 @@ def sum_of_normalized(
   """
   sums_N = np.array([j.reward if j.failure else 0.0 for j in judged])
   sizes_N = np.zeros(len(judged))
-  is_judged = np.array([not j.failure for j in judged])
-  if is_judged.any():
-    for name, weight in part_weights.items():
-      values = np.array([j.parts[name] for j in judged if not j.failure])
-      spread = values.std()
-      # Equal values may differ from their mean by rounding.
-      if spread > _MIN_SPREAD * max(1.0, np.abs(values).max()):
-        scaled = weight * (values - values.mean()) / spread
-        sums_N[is_judged] += scaled
-        sizes_N[is_judged] += np.abs(scaled)
+  for name, weight in part_weights.items():
+    has_part = np.array([not j.failure and name in j.parts for j in judged])
+    if not has_part.any():
+      continue
+    values = np.array(
+        [j.parts[name] for j, has in zip(judged, has_part) if has]
+    )
+    spread = values.std()
+    # Equal values may differ from their mean by rounding.
+    if spread > _MIN_SPREAD * max(1.0, np.abs(values).max()):
+      scaled = weight * (values - values.mean()) / spread
+      sums_N[has_part] += scaled
+      sizes_N[has_part] += np.abs(scaled)
   # Parts that cancel leave a rounding, and completions that tie must be equal.
   sums_N[np.abs(sums_N) < _MIN_SPREAD * sizes_N] = 0.0
   return sums_N.astype(np.float32)
@@ -305,6 +310,13 @@ def of_groups(requests: Sequence[JudgeRequest]) -> list[list[JudgeRequest]]:
   """Returns successive requests of one prompt as groups."""
   prompt = lambda request: (request.split, request.index)
   return [list(group) for _, group in itertools.groupby(requests, prompt)]
+
+
+def texts_and_tokens(
+    group: Sequence[JudgeRequest],
+) -> tuple[list[str], list[Sequence[int]]]:
+  """Returns the texts of completions, and their tokens."""
+  return [r.completion for r in group], [r.tokens for r in group]
 
 
 def no_reason(message: str) -> str:
@@ -332,9 +344,10 @@ class InProcess(Judge):
 
   def _group(self, group: Sequence[JudgeRequest]) -> list[base.Judgement]:
     first = group[0]
-    texts = [request.completion for request in group]
     try:
-      judged = self._task.judge_group(first.split, first.index, texts)
+      judged = self._task.judge_group(
+          first.split, first.index, *texts_and_tokens(group)
+      )
     # User code on a model's text may raise anything.
     except (Exception, SystemExit) as error:
       judged = [base.RewardError("error", user_code.describe(error))] * len(

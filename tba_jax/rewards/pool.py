@@ -84,7 +84,7 @@ class Pool(judges.Judge):
     def one(request: judges.JudgeRequest) -> str:
       if late.is_set():
         return judges.no_reason("another one was late")
-      answer = self._ask("explain", request)
+      answer = self._ask("explain", request, request.completion)
       if answer.get("failure") == "deadline":
         late.set()
       if answer.get("failure"):
@@ -95,13 +95,14 @@ class Pool(judges.Judge):
 
   def _judge_one(self, request: judges.JudgeRequest) -> base.Judgement:
     what = "judge" if request.stopped else "judge_cut_off"
-    return self._judgement(request, self._ask(what, request))
+    return self._judgement(
+        request, self._ask(what, request, request.completion)
+    )
 
   def _judge_group(
       self, group: Sequence[judges.JudgeRequest]
   ) -> list[base.Judgement]:
-    texts = [request.completion for request in group]
-    answer = self._ask("judge_group", group[0], texts)
+    answer = self._ask("judge_group", group[0], *judges.texts_and_tokens(group))
     # A failure of the worker, such as a deadline, is of all of them.
     answers = answer.get("group", [answer] * len(group))
     return [self._judgement(*one) for one in zip(group, answers, strict=True)]
@@ -120,13 +121,12 @@ class Pool(judges.Judge):
       self,
       what: str,
       request: judges.JudgeRequest,
-      completions: Sequence[str] | None = None,
+      *arguments: Any,
   ) -> dict[str, Any]:
     """Returns a worker's answer, or `failure` and `message`."""
     index = self._index_of(request.split, request.index)
-    texts = request.completion if completions is None else completions
     with self._workers.hold() as worker:
-      return worker.call([what, request.split, index, texts])
+      return worker.call([what, request.split, index, *arguments])
 
   def close(self) -> None:
     """Kills the workers and waits until they have exited."""

@@ -98,6 +98,18 @@ class NoRunError(ValueError):
   """The directory, secret, store or a setting keeps a role from starting."""
 
 
+def check_folder(workdir: str, argument: str = "--workdir") -> None:
+  """Raises ValueError, which names the argument, if a file is in its place."""
+  path = pathlib.Path(workdir).absolute()
+  place = next(p for p in (path, *path.parents) if p.exists())
+  if not place.is_dir():
+    what = "" if place == path else f"{place} "
+    raise ValueError(
+        f"{argument}={workdir}: {what}is a file; must be a folder, or a new"
+        " path"
+    )
+
+
 def create(
     workdir: str, config: ml_collections.ConfigDict
 ) -> tuple[RunInfo, dict[str, Any] | None]:

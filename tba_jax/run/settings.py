@@ -23,7 +23,7 @@ SETTINGS = {
     "log.every_steps": _s(1, rules.COUNT, "steps between lines of"
         " metrics.jsonl"),
     "log.samples_every_steps": _s(20, rules.FROM_0, "steps between writes of"
-        " samples.jsonl, besides the last one; 0 = never"),
+        " samples.jsonl, besides the last one; 0 = never", auto=True),
     "log.writers": _s("", rules.some_of(*WRITERS), "writers in addition to"
         " metrics.jsonl"),
     "log.trackio_project": _s("tba_jax", rules.NAME, ""),

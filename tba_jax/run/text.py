@@ -64,6 +64,8 @@ def number(value: Any, style: str = "number") -> str:
     return f"{value:,.0f}"
   if value and (abs(value) >= 1e5 or abs(value) < 1e-3):
     return f"{value:.3g}"
+  if value and abs(value) < 0.1:  # Two decimals would show 0.004 as 0.00.
+    return f"{value:.2g}"
   return f"{value:,.2f}" if abs(value) < 100 else f"{value:,.0f}"
 
 

@@ -271,9 +271,17 @@ class Task(abc.ABC):
     return False
 
   def judge_group(
-      self, split: str, index: int, completions: Sequence[str]
+      self,
+      split: str,
+      index: int,
+      completions: Sequence[str],
+      completion_ids: Sequence[Sequence[int]] = (),
   ) -> list[Judgement | RewardError]:
-    """Returns the judgement of each completion, or why there is none."""
+    """Returns the judgement of each completion, or why there is none.
+
+    `completion_ids` are the tokens of each, with the stop token.
+    """
+    del completion_ids
     judged = []
     for completion in completions:
       try:

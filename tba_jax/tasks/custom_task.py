@@ -163,7 +163,7 @@ class CustomTask(rows_task.RowsTask):
         *prompt, last = prompt
         said = last["content"]
       if not prompt or prompt[-1]["role"] != "user":
-        return "no_prompt"
+        return "no_user"
     elif not prompt.strip():
       return "no_prompt"
     name, kind = self._fields["answer"], self._fields["answer_kind"]
@@ -227,10 +227,17 @@ class CustomTask(rows_task.RowsTask):
     return judged
 
   def judge_group(
-      self, split: str, index: int, completions: Sequence[str]
+      self,
+      split: str,
+      index: int,
+      completions: Sequence[str],
+      completion_ids: Sequence[Sequence[int]] = (),
   ) -> list[base.Judgement | base.RewardError]:
     example = self.example(split, index)
-    values = [part.values(example, completions) for part in self._parts]
+    values = [
+        part.values(example, completions, completion_ids)
+        for part in self._parts
+    ]
     return list(map(self._judgement, zip(*values), completions))
 
   def _judgement(
@@ -247,7 +254,10 @@ class CustomTask(rows_task.RowsTask):
             "error", f"two rewards name a metric {min(twice)!r}"
         )
       parts |= of_part
-    reward = sum(part.weight * parts[part.name] for part in self._parts)
+    weights = {n: w for n, w in self.part_weights.items() if n in parts}
+    if not weights:
+      return base.RewardError("nan", "every reward returned None")
+    reward = sum(weight * parts[name] for name, weight in weights.items())
     judged = base.judgement_of(
         reward, reward >= self._fields["correct_threshold"], completion
     )
@@ -349,11 +359,15 @@ class RewardPart:
     return self.load()
 
   def values(
-      self, example: rows_task.Example, completions: Sequence[str]
+      self,
+      example: rows_task.Example,
+      completions: Sequence[str],
+      completion_ids: Sequence[Sequence[int]] = (),
   ) -> list[dict[str, float] | base.RewardError]:
     """Returns number by `name` and metrics of each completion, or why not.
 
-    A function that raised, or returned no finite number, names the row.
+    There is no number for a completion that the function leaves to others. A
+    function that raised, or returned no finite number, names the row.
     """
     returned = reward_calls.call(
         self.function,
@@ -361,6 +375,7 @@ class RewardPart:
         completions,
         _row_of(example),
         example.fields,
+        completion_ids,
     )
     return [self._checked(value, example.place) for value in returned]
 
@@ -374,11 +389,12 @@ class RewardPart:
       if not isinstance(value, Mapping):
         value = {"reward": value}
       metrics = {name: x for name, x in value.items() if name != "reward"}
+      reward = value.get("reward")
       try:
-        return {
-            self.name: base.number(value.get("reward"), what),
-            **base.metrics_of(metrics, what),
-        }
+        out = base.metrics_of(metrics, what)
+        if reward is None and reward_calls.is_as_in_trl(self.function):
+          return out
+        return {self.name: base.number(reward, what), **out}
       except base.RewardError as raised:
         error = raised
     return base.RewardError(error.cause, f"row {row}: {error}")

@@ -42,7 +42,8 @@ def sources(
     if "train" not in named or not named.keys() <= {*SPLITS}:
       raise ValueError(
           f"data={{{', '.join(map(repr, named))}: …}}: must have the splits"
-          f" 'train' and, if any, 'test' and 'validation'; rows are a list"
+          " 'train' and, if any, 'test' and 'validation'; columns of rows are a"
+          " DataFrame or a Dataset, such as Dataset.from_dict(…)"
       )
   out = {}
   for split, part in named.items():
@@ -103,6 +104,12 @@ def _line(
     prompt = custom_task.prompt_of(template, fields)
   except rows.UnusableError as error:
     raise ValueError(f"{place}: {error}") from error
+  turns = [] if isinstance(prompt, str) else [m["role"] for m in prompt]
+  if turns and "user" not in turns[-2 if turns[-1] == "assistant" else -1 :]:
+    raise ValueError(
+        f"{place}: its messages end with {turns[-1]!r}: must end with a user's"
+        " turn, perhaps before the assistant's answer"
+    )
   if not prompt or (isinstance(prompt, str) and not prompt.strip()):
     raise ValueError(
         f"{place}: has no prompt: {template} needs fields with text; it has"

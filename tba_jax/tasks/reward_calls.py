@@ -5,29 +5,51 @@
     def reward(prompt, completion, row)        a number
     def reward(completions, answer, **kwargs)  a list of numbers
 
-The first judges one completion. The second, with a parameter `completions`, is
-as in TRL: it judges several completions of a prompt at once, with `prompts` and
-the columns of the data by their names, each a list with an item for each
-completion. There a completion of a chat prompt is a list of one message. Both
-may be `async`; the calls of the first then run together.
+The first judges one completion. The second, with a parameter `completions`,
+`completion_ids` or `prompts`, is as in TRL: it judges several completions of a
+prompt at once, with the columns of the data by their names, each a list with an
+item for each completion, and `log_metric(name, value)`. There a completion of a
+chat prompt is a list of one message, and a result of None leaves this reward
+out of the sum. Both may be `async`; the calls of the first then run together.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 import inspect
+import statistics
 from typing import Any
 
 from tba_jax.system import user_code
 from tba_jax.tasks import base
 
-_COMPLETIONS, _PROMPTS = "completions", "prompts"
+_COMPLETIONS, _IDS, _PROMPTS = "completions", "completion_ids", "prompts"
+_LOG_METRIC = "log_metric"
 # Columns that the second form has under other names.
-_RENAMED = ("prompt", "completion")
+_RENAMED = ("prompt", "completion", _IDS)
+# Arguments of TRL's that are not passed -> what to do.
+_NOT_PASSED = {
+    "trainer_state": "rewards are judged apart from the trainer, for several"
+    " steps at once; settings over steps, such as loss.beta, take"
+    " START:END:STEPS",
+    "log_extra": "samples.jsonl has prompt, completion, row and rewards;"
+    " log_metric(name, value) takes numbers",
+    "environments": "environment=… is a class with reset and step, which gives"
+    " the rewards",
+}
+
+
+def is_as_in_trl(function: Callable[..., Any]) -> bool:
+  """Tells whether a function has the second form; see the module."""
+  parameters = _parameters(function)
+  kinds = {parameter.kind for parameter in parameters.values()}
+  return bool({_COMPLETIONS, _IDS, _PROMPTS} & {*parameters}) or kinds == {
+      inspect.Parameter.VAR_KEYWORD
+  }
 
 
 def takes_group(function: Callable[..., Any]) -> bool:
   """Tells whether a function judges completions of a prompt together."""
-  return _COMPLETIONS in _parameters(function) or _is_async(function)
+  return is_as_in_trl(function) or _is_async(function)
 
 
 def call(
@@ -36,8 +58,12 @@ def call(
     completions: Sequence[str],
     row: Mapping[str, Any],
     columns: Mapping[str, Any],
+    completion_ids: Sequence[Sequence[int]] = (),
 ) -> list[Any | base.RewardError]:
   """Returns the result for each completion, unchecked, or why there is none.
+
+  A result of the second form is None where the function does not judge the
+  completion, and a mapping with it as "reward" if metrics were logged.
 
   Args:
     function: see the module.
@@ -45,10 +71,13 @@ def call(
     completions: texts.
     row: third argument of the first form.
     columns: fields of the data's row, arguments of the second form.
+    completion_ids: tokens of each completion, with the stop token.
   """
   try:
-    if _COMPLETIONS in _parameters(function):
-      return _call_group(function, prompt, completions, columns)
+    if is_as_in_trl(function):
+      given = {_COMPLETIONS: completions, _IDS: map(list, completion_ids)}
+      return _call_group(function, prompt, given, columns)
+    _check_parameters(function)
     if _is_async(function):
       calls = [function(prompt, text, row) for text in completions]
       results = asyncio.run(_together(calls))
@@ -65,44 +94,77 @@ def call(
 def _call_group(
     function: Callable[..., Any],
     prompt: base.Prompt,
-    completions: Sequence[str],
+    judged: Mapping[str, Iterable[Any]],
     columns: Mapping[str, Any],
 ) -> list[Any]:
+  texts: list[Any] = list(judged[_COMPLETIONS])
+  if not isinstance(prompt, str):
+    texts = [[{"role": "assistant", "content": text}] for text in texts]
+  logged: dict[str, list[Any]] = {}
+  lists = {
+      name: [value] * len(texts)
+      for name, value in {**columns, _PROMPTS: prompt}.items()
+      if name not in _RENAMED
+  }
+  arguments = {
+      **lists,
+      _COMPLETIONS: texts,
+      _IDS: list(judged[_IDS]),
+      _LOG_METRIC: lambda name, value: logged.setdefault(name, []).append(
+          value
+      ),
+  }
   parameters = _parameters(function)
-  given = {_PROMPTS: prompt, **columns}
-  given = {name: v for name, v in given.items() if name not in _RENAMED}
   if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-    given = {name: v for name, v in given.items() if name in parameters}
+    arguments = {n: v for n, v in arguments.items() if n in parameters}
   for name, parameter in parameters.items():
-    is_optional = parameter.default is not parameter.empty
     is_rest = parameter.kind in (
         parameter.VAR_KEYWORD,
         parameter.VAR_POSITIONAL,
     )
-    if not (is_optional or is_rest or name in (_COMPLETIONS, *given)):
-      raise TypeError(
-          f"its argument {name!r} is no column of the data, which has"
-          f" {', '.join(columns)}"
+    if parameter.default is not parameter.empty or is_rest:
+      continue
+    if name not in arguments:
+      why = (
+          f"is not passed here: {_NOT_PASSED[name]}"
+          if name in _NOT_PASSED
+          else f"is no column of the data, which has {', '.join(columns)}"
       )
-  texts: list[Any] = list(completions)
-  if not isinstance(prompt, str):
-    texts = [[{"role": "assistant", "content": text}] for text in texts]
-  lists = {name: [value] * len(texts) for name, value in given.items()}
-  returned = function(**{**lists, _COMPLETIONS: texts})
+      raise TypeError(f"its argument {name!r} {why}")
+  returned = function(**arguments)
   if inspect.iscoroutine(returned):
     (returned,) = asyncio.run(_together([returned]))
     if isinstance(returned, Exception):
       raise returned
-  numbers = returned.tolist() if hasattr(returned, "tolist") else returned
-  if not isinstance(numbers, (list, tuple)) or len(numbers) != len(texts):
-    size = f" of {len(numbers)}" if isinstance(numbers, (list, tuple)) else ""
+  results = returned.tolist() if hasattr(returned, "tolist") else returned
+  if not isinstance(results, (list, tuple)) or len(results) != len(texts):
+    size = f" of {len(results)}" if isinstance(results, (list, tuple)) else ""
     raise base.RewardError(
         "nan",
         f"{_place(function)}returned {type(returned).__name__}{size},"
         f" {repr(returned)[:60]}: must be a list of {len(texts)} numbers, one"
         " for each completion",
     )
-  return list(numbers)
+  if not logged:
+    return list(results)
+  # Logged values are of all completions: their mean is that of a completion.
+  metrics = {n: statistics.fmean(values) for n, values in logged.items()}
+  return [{**metrics, "reward": result} for result in results]
+
+
+def _check_parameters(function: Callable[..., Any]) -> None:
+  """Raises TypeError for a function that takes no prompt, completion, row."""
+  try:
+    signature = inspect.signature(function)
+  except (TypeError, ValueError):  # A builtin has none.
+    return
+  try:
+    signature.bind("", "", {})
+  except TypeError as error:
+    raise TypeError(
+        f"takes {signature}: must take (prompt, completion, row), or as in TRL"
+        " (completions, **kwargs)"
+    ) from error
 
 
 def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -45,6 +45,7 @@ from tba_jax.tasks import data_sets
 REASONS = {
     "malformed": "is not a JSON object, or has half a surrogate pair",
     "no_prompt": "has no prompt",
+    "no_user": "has messages that do not end with a user's turn",
     "no_answer": "has no answer",
     "no_number": "has an answer without a number",
     "no_check": "has no instruction that can be checked",

@@ -237,8 +237,9 @@ class RowsTask(base.Task):
     if count >= total:
       raise ValueError(
           f"config.task.held_out={said}: must leave a prompt to train on, and"
-          f" takes {count} of the {total} in config.task.train; give fewer, or"
-          " 0, which trains without evaluation"
+          f" takes {count} of the {total} in config.task.train"
+          f" ({'; '.join(self.report.lines())}); give more rows, or"
+          " config.task.held_out=0, which trains without evaluation"
       )
     self._cut(base.HELD_OUT, count, [seed, 0x7E5], "in_test", overlap)
     self.report.taken[base.HELD_OUT] = (

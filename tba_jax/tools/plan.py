@@ -28,6 +28,7 @@ from tba_jax import searcher as searcher_lib
 from tba_jax import types
 from tba_jax.config import hardware
 from tba_jax.mesh import sharding
+from tba_jax.models import config as config_lib
 from tba_jax.models.net import transformer
 from tba_jax.programs import model_sizes
 from tba_jax.programs import titled_rows
@@ -570,6 +571,18 @@ def parse(operands: Sequence[str]) -> tuple[list[str], str, bool]:
   return kinds, runs[-1] if runs else "", "--elsewhere" in operands
 
 
+def _computes_in(
+    config: ml_collections.ConfigDict, kinds: Sequence[str], elsewhere: bool
+) -> str:
+  """Returns the dtype of activations on the plan's devices, and why."""
+  device = ", ".join(dict.fromkeys(kinds))
+  device = device or ("that of the host" if elsewhere else "")
+  dtype, why = model_sizes.compute_dtype(config, device)
+  if kinds and dtype == "auto":
+    dtype = config_lib.compute_dtype(config.model, kinds[0])
+  return f"{dtype}: {why}"
+
+
 def plan(
     config: ml_collections.ConfigDict,
     workdir: str | None,
@@ -623,14 +636,13 @@ def plan(
         if envs
     ]
   yield "devices", devices
-  device = ", ".join(kinds) or ("that of the host" if elsewhere else "")
   yield "model", [
       ("family", f"{c.family}, {c.num_layers} layers, width {c.width}"),
       ("vocabulary", f"{c.vocab_size:,}"),
       ("parameters", f"{num_params:,}, {c.param_dtype}"),
       (
           "computes in",
-          "{}: {}".format(*model_sizes.compute_dtype(config, device)),
+          _computes_in(config, kinds, elsewhere),
       ),
   ]
   if math.prod(config.mesh.values()) > 1:

@@ -5,6 +5,7 @@
 import contextlib
 from importlib import machinery
 import importlib.util
+import io
 import json
 import pathlib
 import shutil
@@ -94,6 +95,23 @@ class StoredTest(parameterized.TestCase):
     self.assertNotIn("OWNER", text)
     self.assertNotIn("environ", text)
 
+  @parameterized.parameters(*execute.NOTEBOOKS)
+  def test_they_open_in_colab_where_there_is_a_repository(self, name):
+    notebook = read(name)
+    execute.prepare(notebook, name)
+    self.assertEqual(notebook, read(name))
+    title = notebook.cells[0].source
+    for repository in ("https://github.com/me/tba", ""):
+      with mock.patch.object(execute, "REPOSITORY", repository):
+        execute.prepare(notebook, name)
+        self.assertEqual(
+            notebook.cells[0].source,
+            "[Open in Colab](https://colab.research.google.com/github/me/tba/"
+            f"blob/main/colabs/{name})\n\n{title}"
+            if repository
+            else title,
+        )
+
 
 class InstallTest(parameterized.TestCase):
 
@@ -140,6 +158,16 @@ class InstallTest(parameterized.TestCase):
         self.assertEqual(
             self.install(folder, spec=spec), ([".[plots]"], checkout)
         )
+
+  def test_installed_package_is_left_alone_and_named(self):
+    out = io.StringIO()
+    with (
+        contextlib.redirect_stdout(out),
+        mock.patch.object(subprocess, "run") as run,
+    ):
+      exec(execute.INSTALL, {})  # pylint: disable=exec-used
+    run.assert_not_called()
+    self.assertRegex(out.getvalue(), r"^tba_jax [\d.]+ is installed\n$")
 
   def test_installs_dependencies_where_python_sees_the_checkout_alone(self):
     checkout = self.make_checkout(self.make_folder())
@@ -216,11 +244,15 @@ class ExecuteTest(parameterized.TestCase):
 
   def test_refuses_an_unknown_parameter(self):
     path = self.write("A = 1")
-    with self.assertRaisesRegex(ValueError, r"--set \['B'\]: must be \['A'\]"):
+    with self.assertRaisesRegex(
+        ValueError, r"--set \['B'\]: must be in \['A'\]"
+    ):
       execute.execute(path, path.parent, {"B": "1"})
 
   def test_refuses_what_should_not_be_stored(self):
-    with self.assertRaisesRegex(ValueError, "400001 bytes: must be 400000"):
+    with self.assertRaisesRegex(
+        ValueError, "400001 bytes: must have at most 400000"
+    ):
       execute.check("x" * (execute.MAX_BYTES + 1))
     with self.assertRaisesRegex(ValueError, "a folder of this machine"):
       execute.check(f"in {_ROOT}/tba_jax")

@@ -66,3 +66,10 @@ class OtherSettingsTest(absltest.TestCase):
     self.assertEqual(roles.wait("trainer-0", 120), 0, roles.text())
     self.assertEqual(roles.wait("searcher-0", 60), 0, roles.text())
     harness.check_ledger(roles.read("ledger.json"))
+    # Each tells a user who has started it by hand how far it is.
+    for name, line in (
+        ("store-0", "started: store generation 1 at "),
+        ("trainer-0", r"warm-up · (?s:.*)finish · step \d+/\d+ · reward "),
+        ("searcher-0", r"\d+ completions, [\d.]+ tokens/s, of version \d+"),
+    ):
+      self.assertRegex(self.text_of(name), line)

@@ -133,8 +133,8 @@ class RulesTest(parameterized.TestCase):
   @parameterized.parameters(
       ("Qwen/Qwen3-8B", 0, 1e-6),
       ("Qwen/Qwen3-8B", 16, 1e-5),
-      ("Qwen/Qwen3-0.6B", 0, 2.9e-6),
-      ("HuggingFaceTB/SmolLM2-135M", 0, 4.6e-6),
+      ("Qwen/Qwen3-0.6B", 0, 9.7e-6),
+      ("HuggingFaceTB/SmolLM2-135M", 0, 2.5e-5),
   )
   def test_rate_falls_with_width_and_rises_tenfold_for_lora(
       self, name, rank, rate
@@ -307,6 +307,10 @@ class ChooseTest(parameterized.TestCase):
     self.assertEqual(config.optimizer.learning_rate_final, 3e-4)
     self.assertEqual(config.train.prompts_per_batch, 4)
     self.assertEqual(config.evaluate.num_prompts, 256)
+    self.assertEqual(config.evaluate.every_steps, 5)
+    self.assertEqual(config.log.samples_every_steps, 5)
+    # Two completions each, in the 32 slots of a searcher.
+    self.assertEqual(config.evaluate.batch_prompts, 16)
     for choice in choices:
       self.assertEqual(after[choice.key], choice.value)
       self.assertNotEmpty(choice.why)
@@ -317,7 +321,7 @@ class ChooseTest(parameterized.TestCase):
     config.init, config.sft.init = "sft", config.init
     config.sft.batch_size = 8
     defaults.choose(config, _CPU)
-    self.assertAlmostEqual(config.sft.learning_rate, 4.6e-5, delta=1e-9)
+    self.assertAlmostEqual(config.sft.learning_rate, 2.5e-4, delta=1e-9)
     # Three passes over 18 prompts.
     self.assertEqual(config.sft.num_steps, 7)
     self.assertEqual(config.sft.warmup_steps, 0)

@@ -258,8 +258,9 @@ class ViewTest(parameterized.TestCase):
       self.assertNotIn("\u202e", shown)
 
   def test_shows_progress_of_an_evaluation(self):
-    shown = _view(self._state(evaluate={"done": 64, "total": 256}))
-    self.assertIn("evaluated 64/256", shown)
+    state = self._state(evaluate={"done": 64, "total": 1256})
+    for shown in (_view(state), panel.plain_line(state)):
+      self.assertIn("evaluated 64/1,256", shown)
 
   def test_shows_progress_of_fine_tuning(self):
     state = run_state.RunState("run", phase="sft", made_steps={"sft": 2400})

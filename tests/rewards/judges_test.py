@@ -202,6 +202,13 @@ class FinalRewardsTest(absltest.TestCase):
     )
     np.testing.assert_allclose(found, [-(2**0.5), 2**-0.5, 2**-0.5], rtol=1e-6)
 
+  def test_part_that_completions_lack_adds_nothing_to_them(self):
+    lacking = base.Judgement(2.0, None, {"a": 2.0})
+    judged = [*_judged((1.0, 10.0), (3.0, 70.0)), lacking]
+    only_a = self.final(judged, {"a": 1.0})
+    found = self.final(judged, {"a": 1.0, "b": 1.0})
+    np.testing.assert_allclose(found - only_a, [-1, 1, 0], atol=1e-6)
+
   def test_parts_that_cancel_leave_equal_rewards(self):
     for n in range(1, 8):
       parts = np.eye(2)[[0] * n + [1] * (8 - n)]

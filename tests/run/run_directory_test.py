@@ -376,6 +376,6 @@ class LockTest(absltest.TestCase):
     file = self.create_tempfile("file").full_path
     for workdir in (file, f"{file}/run", "/proc/none/run"):
       with self.assertRaisesRegex(
-          ValueError, f"--workdir={workdir}: .*; allow"
+          ValueError, f"--workdir={workdir}: .*; must be a folder"
       ):
         run_directory.lock(workdir)

@@ -43,6 +43,8 @@ class FormatTest(parameterized.TestCase):
       (2.2, "number", "2.20"),
       (627.2, "number", "627"),
       (3e-5, "number", "3e-05"),
+      (0.0042, "number", "0.0042"),
+      (0.045, "number", "0.045"),
       (True, "number", "yes"),
       ("\x1b[1m", "number", "␛[1m"),
   )

@@ -62,6 +62,25 @@ class OwnTest(parameterized.TestCase):
     self.assertEqual(judged.key is not None, reward == 1.0)
     self.assertEqual(judged.parts, {name: reward})
 
+  def test_reward_that_returns_none_leaves_the_others(self):
+    (self.folder / "some.py").write_text(
+        "def long(completions, log_metric, **kwargs):\n"
+        "  log_metric('n', 3)\n"
+        "  return [1 if len(c) > 3 else None for c in completions]\n"
+        "def one(prompt, completion, row): return None\n"
+    )
+    file = self.folder / "some.py"
+    task = self.make(rewards=f"contains, {file}:long * 0.5")
+    first, second = task.judge_group("train", 0, ["light blue", "red"])
+    self.assertEqual(first.reward, 1.5)
+    self.assertEqual(first.parts, {"contains": 1.0, "long": 1.0, "n": 3.0})
+    self.assertEqual(second.reward, 0.0)
+    self.assertEqual(second.parts, {"contains": 0.0, "n": 3.0})
+    (alone,) = self.make(rewards=f"{file}:long").judge_group("train", 0, ["re"])
+    self.assertIn("every reward returned None", str(alone))
+    with self.assertRaisesRegex(base.RewardError, "one returned None: must be"):
+      self.make(rewards=f"{file}:one").judge("train", 0, "red")
+
   def test_a_row_without_an_answer_is_in_no_completion(self):
     self.save("train", {"prompt": "sky?"}, {"prompt": "sea?", "answer": " "})
     task = self.make(rewards="contains", answer_kind="none")
@@ -252,7 +271,7 @@ class OwnTest(parameterized.TestCase):
     self.assertEqual(base.reference_text(task, "held_out", 0), "e")
     places = lambda reason: task.report.places("train", reason)
     at = lambda *lines: [f"train.jsonl:{line}" for line in lines]
-    self.assertEqual(places("no_prompt"), at(3, 5))
+    self.assertEqual(places("no_user"), at(3, 5))
     self.assertEqual(places("no_text"), at(6))
     self.assertEqual(places("no_answer"), at(4))
     self.assertEqual(places("duplicate"), at(7))

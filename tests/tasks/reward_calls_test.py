@@ -24,7 +24,7 @@ async def ours_async(prompt, completion, row):
 
 
 def trl(prompts, completions, level, **kwargs):
-  assert kwargs == {"answer": ["blue"] * len(level)}, kwargs
+  assert kwargs["answer"] == ["blue"] * len(level), kwargs
   return [len(p) + len(c) + n for p, c, n in zip(prompts, completions, level)]
 
 
@@ -83,6 +83,39 @@ class RewardCallsTest(parameterized.TestCase):
     for error in errors:
       self.assertIsInstance(error, base.RewardError)
       self.assertRegex(str(error), why)
+
+  def test_arguments_of_trl_are_passed_by_name(self):
+    def trl(completions, completion_ids, log_metric, trainer_state=None):
+      assert trainer_state is None
+      log_metric("longest", max(map(len, completion_ids)))
+      return [len(completion_ids[0]), None]
+
+    given = reward_calls.call(
+        trl, "Sky?", ["blue", "red"], _ROW, _ROW, [(4, 2), (5, 6, 2)]
+    )
+    wanted = [{"reward": 2, "longest": 3}, {"reward": None, "longest": 3}]
+    self.assertEqual(given, wanted)
+    # As in TRL's own example, with the other arguments left in kwargs.
+    lengths = lambda completion_ids, **kwargs: [len(i) for i in completion_ids]
+    self.assertTrue(reward_calls.takes_group(lengths))
+    given = reward_calls.call(lengths, "Sky?", ["a"], _ROW, _ROW, [(4, 2)])
+    self.assertEqual(given, [2])
+    everything = lambda **kwargs: [len(kwargs["completions"])]
+    self.assertEqual(_call(everything, "a"), [1])
+
+  @parameterized.parameters(
+      (lambda completions, trainer_state: [1], "'trainer_state' is not passed"
+       " here: .*START:END:STEPS"),
+      (lambda completions, log_extra: [1], "'log_extra' is not passed here:"
+       " samples.jsonl has"),
+      (lambda completions, environments: [1], "'environments' is not passed"
+       " here: environment=…"),
+      (lambda completion: 1, r"takes \(completion\): must take \(prompt,"
+       r" completion, row\), or as in TRL \(completions, \*\*kwargs\)"),
+  )  # fmt: skip
+  def test_argument_that_is_not_passed_is_answered(self, function, why):
+    (error,) = _call(function, "a")
+    self.assertRegex(str(error), why)
 
   def test_failure_of_one_completion_leaves_others(self):
     async def fails(prompt, completion, row):

@@ -352,6 +352,8 @@ _importing = threading.Lock()
 
 def import_transformers() -> Any:
   """Returns transformers, whose import is a fifth of a role's start."""
+  # Its advice about torch, which this package does without.
+  os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
   with _importing:
     import transformers  # pylint: disable=g-import-not-at-top
 
