@@ -35,12 +35,12 @@ class ProseTest(parameterized.TestCase):
     self.assertLessEqual(total, _LIMITS[name], figure)
 
   def test_finds_repeated_fields(self):
-    source = '''
+    source = """
     state: state before the next step.
     max_tokens: the max tokens of a row.
     tokens_BxT: tokens of the batch.
     mask: 1 on real tokens.
-    '''
+    """
     self.assertLen(prose.repeated_fields(source), 3)
 
 

@@ -178,7 +178,7 @@ class GenerateTest(ProgramCase):
     printed = self.stderr.getvalue()
     for number, problem in (
         (2, "the prompt is empty"),
-        (3, "has 7 tokens: must have 1 to config.sampling.max_prompt_tokens = 6"),
+        (3, "has 7 tokens: must have 1 to config.sampling.max_prompt_tok"),
         (4, "not JSON"),
         (5, "prompt is int: must be a text"),
         (6, "no chat_template"),
