@@ -27,8 +27,8 @@ SETTINGS = {
         hosts="searcher"),
     "publish.address": _s("", addresses.HOST_PORTS, "address at which each"
         " process of the trainer serves params ('network'): 'HOST:0' a free"
-        " port, 'HOST:7011-7019' one of a range; '' = a free port of the address"
-        " from which it reaches the store", hosts="own"),
+        " port, 'HOST:7011-7019' one of a range; '' = a free port of the"
+        " address from which it reaches the store", hosts="own"),
     "publish.directory": _s("", rules.TEXT, "place of files and shards: a"
         " shared directory, for shards also gs://…; '' = memory of this host"
         " (/dev/shm, else the run's directory)", hosts="searcher"),

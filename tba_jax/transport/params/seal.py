@@ -23,7 +23,7 @@ import numpy as np
 
 from tba_jax.transport import wire
 
-# Of a leaf; small enough that a piece stays in a core's cache.
+# Size of a piece, which stays in a core's cache.
 PIECE_BYTES = 1 << 20
 TAG_BYTES = 16
 

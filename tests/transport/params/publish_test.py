@@ -352,7 +352,7 @@ class PublishTest(absltest.TestCase):
     publisher.submit(5, _params(5.0))
     carrier.is_away = False
     publisher.wait(5, waiting.after(WAIT_S))
-    # Of version 4 an attempt may have succeeded meanwhile.
+    # An attempt for version 4 may have succeeded meanwhile.
     self.assertIn(tag_of(5), self._stored_tags())
 
   def test_trainer_ends_after_many_failures_in_a_row(self):
