@@ -2,18 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long a version of params takes from a trainer to a searcher, by carrier.
 
-Leaves of 16 MB are published and pulled, in turn with one plain copy of the
-same bytes in memory. Publishing is what the publisher's thread does (pack,
-digest, send), pulling what the puller's does (fetch, check) and the move to the
-device. Both run in this process, the store in its own, one after the other.
+Leaves of 16 MB are published by this process and pulled by another, in turn
+with one plain copy of the same bytes in memory, and with their way through a
+plain socket of the loopback interface. Publishing is what the publisher's
+thread does (pack, seal, send), pulling what the puller's does (fetch, check)
+and the move to the device. The store has a process of its own.
+
+The operand "links" gives the age of params instead, for large models, and times
+throttled links beside the simulation (`publish_links.py`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
+import json
 import os
 import pathlib
+import re
 import shutil
+import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -24,6 +32,7 @@ import jax
 import ml_collections
 import numpy as np
 
+from benchmarks import publish_links
 from tba_jax.run import run_directory
 from tba_jax.transport import byte_store
 from tba_jax.transport.kv import kv_client
@@ -38,10 +47,19 @@ _SIZES_MB = (10, 100, 500, 2000)
 _LEAF_BYTES = 16_000_000
 # Above, the store is no carrier: see docs/hosts.md.
 _STORE_MB = 100
-# Device, published copy, copy that is compared, files, readers.
-_COPIES = 6
+# Device, what the carrier keeps, searcher, and the copy that is compared.
+_COPIES = 4
 _REPEATS = 3
 _DEADLINE_S = 120.0
+# Searchers, bytes/s of every link, and MB of the versions on throttled links.
+_LINKS = ((1, 40e6, 200), (4, 80e6, 100))
+# 100 Gbit/s links, 8 GB/s from the device and through AES-GCM, and a step of
+# half a minute.
+_ASSUMED = {
+    "link_bytes_per_s": 12.5e9,
+    "pack_bytes_per_s": 8e9,
+    "step_s": 30.0,
+}
 
 
 def run(
@@ -50,17 +68,25 @@ def run(
   """Returns medians of three rounds for each carrier and size.
 
   Args:
-    config: `publish.directory` and `store` are read.
+    config: `publish.directory`, `publish.carrier` and `store` are read; all
+      carriers are measured unless one is named.
     operands: sizes in MB, default 10 100 500 2000; those for which memory has
-      no room are left out, and named.
+      no room are left out, and named. Or "links".
 
   Returns:
-    rows of carrier, mb, publish_s, pull_s, copy_s, and the speeds as shares of
-    the copy's; what was left_out_mb.
+    rows of carrier, mb, publish_s, pull_s, copy_s, socket_s, and the speeds as
+    shares of those of copy and socket; what was left_out_mb. For "links"
+    simulated, assumed and measured.
 
   Raises:
     ValueError: an operand is not a number of 1 or more.
   """
+  if list(operands) == ["links"]:
+    return {
+        "assumed": _ASSUMED,
+        "simulated": publish_links.table(**_ASSUMED),
+        "measured": [publish_links.check(*link) for link in _LINKS],
+    }
   sizes = [int(text) for text in operands] or list(_SIZES_MB)
   if min(sizes) < 1:
     raise ValueError(f"operands {list(operands)}: must be sizes in MB")
@@ -78,46 +104,48 @@ def run(
       if _COPIES * mb * 1e6 > _room(path.parent):
         left_out.append(mb)
         continue
-      readers = carrier_lib.make_read_carriers(config, run_info)
       for name, carrier in carrier_lib.make_read_carriers(
           config, run_info
       ).items():
-        if name != "store" or mb <= _STORE_MB:
-          rows.append(_measure(run_info, carrier, readers[name], mb))
+        is_asked = config.publish.carrier in ("auto", name)
+        if is_asked and (name != "store" or mb <= _STORE_MB):
+          with contextlib.closing(_Searcher(config, run_info, mb)) as searcher:
+            rows.append(_measure(run_info, carrier, searcher, mb))
           # A row may take a minute; the result is the last line alone.
           print(rows[-1], file=sys.stderr, flush=True)
         carrier.close()
-        readers[name].close()
   return {"rows": rows, "left_out_mb": left_out}
 
 
 def _measure(
     run_info: run_directory.RunInfo,
     carrier: carrier_lib.Carrier,
-    reader: carrier_lib.Carrier,
+    searcher: "_Searcher",
     mb: int,
 ) -> dict[str, Any]:
-  """Publishes, pulls and copies, three times in turn."""
+  """Publishes, pulls, copies and sends, three times in turn."""
   transport = _connect(run_info)
   params = _make_params(mb)
-  expected = version_lib.specs_of(params)
-  times: dict[str, list[float]] = {"publish": [], "pull": [], "copy": []}
+  times: dict[str, list[float]] = {
+      "publish": [],
+      "pull": [],
+      "copy": [],
+      "socket": [],
+  }
   host = {name: np.asarray(leaf) for name, leaf in params.items()}
   for version in range(_REPEATS):
     seconds, _ = _time(lambda: [leaf.copy() for leaf in host.values()])
     times["copy"].append(seconds)
+    times["socket"].append(_send_plainly(searcher, host))
     seconds, packed = _time(
         lambda v=version: _publish(transport, carrier, params, v, run_info)
     )
     times["publish"].append(seconds)
     with _serving(run_info, packed):
-      seconds, pulled = _time(
-          lambda v=version: _pull(transport, reader, expected, v, run_info)
-      )
+      seconds, ends = searcher.ask("pull", version)
     times["pull"].append(seconds)
-    if any(np.any(pulled[name][-1:] != host[name][-1:]) for name in host):
+    if ends != {name: float(leaf[-1]) for name, leaf in host.items()}:
       raise RuntimeError(f"{carrier.name}: something else came than was sent")
-    del pulled
     manifest.drop_version(transport, packed)
   transport.close()
   median = {name: statistics.median(values) for name, values in times.items()}
@@ -125,9 +153,109 @@ def _measure(
       "carrier": carrier.name,
       "mb": mb,
       **{f"{name}_s": value for name, value in median.items()},
-      "publish_share": median["copy"] / median["publish"],
-      "pull_share": median["copy"] / median["pull"],
+      "publish_of_copy": median["copy"] / median["publish"],
+      "pull_of_copy": median["copy"] / median["pull"],
+      "pull_of_socket": median["socket"] / median["pull"],
   }
+
+
+def _send_plainly(searcher: "_Searcher", host: dict[str, np.ndarray]) -> float:
+  """Returns the seconds in which the leaves reach the searcher's memory."""
+  with socket.create_server(("127.0.0.1", 0)) as listener:
+    searcher.send("socket", listener.getsockname()[1])
+    link, _ = listener.accept()
+    with link:
+      for leaf in host.values():
+        link.sendall(leaf.data.cast("B"))
+      return searcher.hear()
+
+
+class _Searcher:
+  """The process that pulls, and its answers."""
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      run_info: run_directory.RunInfo,
+      mb: int,
+  ):
+    self._process = subprocess.Popen(
+        [sys.executable, "-m", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "JAX_PLATFORMS": jax.default_backend()},
+    )
+    settings = {
+        "publish": config.publish.to_dict(),
+        "store": config.store.to_dict(),
+    }
+    run = {
+        "workdir": str(run_info.workdir),
+        "run_id": run_info.run_id,
+        "spool": str(run_info.spool),
+        "secret": run_info.secret.hex(),
+    }
+    self.ask(settings, run, mb)
+
+  def ask(self, *request: Any) -> Any:
+    """Returns the answer to a request."""
+    self.send(*request)
+    return self.hear()
+
+  def send(self, *request: Any) -> None:
+    print(json.dumps(request), file=self._process.stdin, flush=True)
+
+  def hear(self) -> Any:
+    return json.loads(self._process.stdout.readline())
+
+  def close(self) -> None:
+    self._process.stdin.close()
+    self._process.wait(60)
+
+
+def _search() -> None:
+  """Pulls what it is asked for; the main function of the process."""
+  answer = lambda value: print(json.dumps(value), flush=True)
+  settings, run, mb = json.loads(sys.stdin.readline())
+  run_info = run_directory.RunInfo(
+      workdir=pathlib.Path(run["workdir"]),
+      run_id=run["run_id"],
+      spool=pathlib.Path(run["spool"]),
+      secret=bytes.fromhex(run["secret"]),
+  )
+  carriers = carrier_lib.make_read_carriers(
+      ml_collections.ConfigDict(settings), run_info
+  )
+  expected = version_lib.specs_of(_abstract_params(mb))
+  transport = _connect(run_info)
+  jax.block_until_ready(jax.device_put(np.zeros(1)))
+  answer("ready")
+  for line in sys.stdin:
+    what, number = json.loads(line)
+    if what == "socket":
+      answer(_time(lambda n=number: _receive_plainly(n, expected))[0])
+      continue
+    seconds, leaves = _time(
+        lambda v=number: _pull(transport, carriers, expected, v, run_info)
+    )
+    answer((seconds, {name: float(leaf[-1]) for name, leaf in leaves.items()}))
+    del leaves
+  for carrier in carriers.values():
+    carrier.close()
+  transport.close()
+
+
+def _receive_plainly(
+    port: int, expected: version_lib.Specs
+) -> list[np.ndarray]:
+  leaves = [np.empty(shape, dtype) for shape, dtype in expected.values()]
+  with socket.create_connection(("127.0.0.1", port)) as link:
+    for leaf in leaves:
+      data = memoryview(leaf).cast("B")
+      while data:
+        data = data[link.recv_into(data) :]
+  return leaves
 
 
 def _publish(
@@ -144,12 +272,11 @@ def _publish(
 
 def _pull(
     transport: byte_store.Transport,
-    carrier: carrier_lib.Carrier,
+    carriers: Mapping[str, carrier_lib.Carrier],
     expected: version_lib.Specs,
     version: int,
     run_info: run_directory.RunInfo,
 ) -> dict[str, jax.Array]:
-  carriers = {carrier.name: carrier}
   leaves = manifest.read_version(
       transport,
       version_lib.Version(1, version),
@@ -212,23 +339,32 @@ def _start_store(
   )
 
 
-def _make_params(mb: int) -> dict[str, jax.Array]:
-  """Returns random leaves of together so many megabytes."""
+def _abstract_params(mb: int) -> dict[str, jax.ShapeDtypeStruct]:
+  """Returns shapes of leaves of together so many megabytes."""
   total = mb * 1_000_000 // 4
   size = min(_LEAF_BYTES // 4, total)
+  return {
+      f"leaf{i}": jax.ShapeDtypeStruct((size,), np.float32)
+      for i in range(max(total // size, 1))
+  }
+
+
+def _make_params(mb: int) -> dict[str, jax.Array]:
+  """Returns random leaves of `_abstract_params`."""
   rng = np.random.default_rng(0)
-  leaf = rng.random(size, np.float32)
-  return jax.device_put(
-      {f"leaf{i}": leaf + i for i in range(max(total // size, 1))}
-  )
+  return {
+      name: jax.device_put(rng.random(leaf.shape, np.float32))
+      for name, leaf in _abstract_params(mb).items()
+  }
 
 
 def _room(path: pathlib.Path) -> float:
   """Returns the free bytes of memory, and of the place of the files."""
   while not path.exists():
     path = path.parent
-  free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-  return min(free, shutil.disk_usage(path).free)
+  meminfo = pathlib.Path("/proc/meminfo").read_text()
+  available = 1024 * int(re.search(r"MemAvailable: +(\d+) kB", meminfo)[1])
+  return min(available, shutil.disk_usage(path).free)
 
 
 def _time(function: Callable[[], Any]) -> tuple[float, Any]:
@@ -236,3 +372,7 @@ def _time(function: Callable[[], Any]) -> tuple[float, Any]:
   start = time.perf_counter()
   result = function()
   return time.perf_counter() - start, result
+
+
+if __name__ == "__main__":
+  _search()

@@ -50,13 +50,6 @@ use_searcher_devices() {
   SETTINGS+=("--config.search.mesh.data=$(($1 > 1 ? $1 : 1))")
 }
 
-# use_shared_params FOLDER: params reach the searchers through a folder that all
-# hosts mount, unless SETTINGS name another.
-use_shared_params() {
-  [[ " ${SETTINGS[*]-}" == *" --config.publish.directory="* ]] && return
-  SETTINGS+=("--config.publish.directory=$1")
-}
-
 # print_plan ROOT OPERAND…: what the run needs, and whether it fits.
 # Where this Python lacks the package, it prints the command, what is missing,
 # and how to install it.

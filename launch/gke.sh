@@ -65,7 +65,6 @@ need NAME IMAGE CLAIM CONFIG WORKDIR NAMESPACE
 SETTINGS+=("--config.trainer.num_processes=$((TRAINER_HOSTS * TRAINER_SLICES))")
 SETTINGS+=("--config.search.num_searchers=$SEARCHERS")
 use_searcher_devices "$SEARCHER_CHIPS"
-use_shared_params "$WORKDIR/params"
 
 # Puts the variables into gke.yaml; one without a value is an error.
 render() {

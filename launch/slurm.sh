@@ -67,7 +67,6 @@ wait_for=("--wait_for=$WORKDIR/config.json")
 SETTINGS+=("--config.trainer.num_processes=$TRAINER_NODES")
 SETTINGS+=("--config.search.num_searchers=$SEARCHERS")
 use_searcher_devices "$SEARCHER_GPUS"
-use_shared_params "$WORKDIR/params"
 settings=("--config=$CONFIG" "${SETTINGS[@]}")
 secret="$WORKDIR/secret"
 

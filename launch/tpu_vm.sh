@@ -109,7 +109,6 @@ where=(--project="$PROJECT" --zone="$ZONE")
 workdir="/mnt/runs/$NAME"
 SETTINGS+=("--config.trainer.num_processes=$((TRAINER_HOSTS * TRAINER_SLICES))")
 SETTINGS+=("--config.search.num_searchers=$SEARCHERS")
-use_shared_params "$workdir/params"
 code=tba_jax_code
 metadata="http://metadata.google.internal/computeMetadata/v1/instance"
 metadata+="/attributes/agent-worker-number"

@@ -37,8 +37,6 @@ from tba_jax.transport.groups import service as service_lib
 # Seconds that searchers get to deliver finished groups at the end of a run.
 _FINISH_S = 15.0
 _INTERRUPT_S = 5.0
-# Minimum time allowed for publishing the first params.
-_PUBLISH_S = 60.0
 # Seconds between two looks for data while the devices compute.
 _LOOK_S = 0.005
 # Factor of guards.action='lower_learning_rate'.
@@ -133,16 +131,15 @@ class Publish:
     self._work = work
     self._sink = sink
 
-  def first(self, step: int) -> None:
-    """Publishes the params that searchers are to begin with."""
+  def first(self, step: int, should_stop: Callable[[], bool]) -> None:
+    """Publishes the params that searchers are to begin with, and waits."""
     version, field = step, "params"
     if self._is_late:
       every = self._config.publish.every_steps
       version = max(version - 1, 0) // every * every
       field = "sampling_params"
     self._work.publish(self._sink.submit, version, field)
-    deadline_s = max(_PUBLISH_S, 2 * self._config.store.deadline_s)
-    self._sink.wait(version, deadline_s)
+    self._sink.wait(version, should_stop)
 
   def begun(self, step: int) -> None:
     """Publishes the params before a step whose data has arrived, if late."""
@@ -663,7 +660,8 @@ class TrainerRun:
         skips_nonfinite=config.train.nonfinite == "skip",
     )
     first = behind.done
-    publish.first(first)
+    source.is_publishing = parts.sink.is_publishing
+    publish.first(first, stop.asked)
     if self._evaluate_first(first, guard, evaluate):
       meanwhile = parts.evaluations.meanwhile
       draws = Draws(config, source, recorder, publish, stop, first, meanwhile)

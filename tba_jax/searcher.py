@@ -21,6 +21,7 @@ import numpy as np
 from tba_jax import collect
 from tba_jax import types
 from tba_jax.run import metrics
+from tba_jax.system import background
 from tba_jax.system import processes
 from tba_jax.transport import ports
 from tba_jax.transport.params import version as version_lib
@@ -41,6 +42,8 @@ class SearcherParts:
     "" if they are; see `probe.Check`.
   on_event: function called with (kind, message).
   warm_up: compiles, given params.
+  has_room: whether the devices have room for another copy of params that they
+    have, once warmed up; then new ones get there while the old ones sample.
   judge_totals: () -> counts of the judge, for the statistics.
   spans: writer of the timeline, which knows the busy time.
   swaps_in_flight: whether newer params may go on with a block.
@@ -63,6 +66,7 @@ class SearcherParts:
   warm_up: Callable[[types.PyTree], None]
   judge_totals: Callable[[], dict[str, Any]]
   spans: metrics.SpanWriter
+  has_room: Callable[[types.PyTree], bool] = lambda params: False
   swaps_in_flight: bool = False
   judge_shares_mesh: bool = False
   reference_first: bool = False
@@ -74,6 +78,65 @@ class WrongParamsError(RuntimeError):
   """The searcher cannot make the params that the trainer published."""
 
 
+class Stage:
+  """Puts the newest params on the devices, in a thread, before they are used.
+
+  Besides those in use there is one copy at a time.
+
+  Args:
+    source: source of the params.
+    put: see `SearcherParts`.
+    in_use: version in use.
+  """
+
+  def __init__(
+      self,
+      source: ports.ParamsSource,
+      put: Callable[[dict[str, Any]], types.PyTree],
+      in_use: version_lib.Version,
+  ):
+    self._source = source
+    self._put = put
+    # Held while params are put, by whoever puts them.
+    self._lock = threading.Lock()
+    self._newest_taken = in_use
+    self._staged: tuple[version_lib.Version, types.PyTree] | None = None
+    self._thread = background.Thread("stage", self._run)
+
+  def take(self, version: version_lib.Version) -> types.PyTree | None:
+    """Returns the params of a version, None unless they are staged.
+
+    Waits if params are on their way. Nothing is staged until `resume`.
+    """
+    self._lock.acquire()
+    staged, self._staged = self._staged, None
+    self._newest_taken = max(self._newest_taken, version)
+    return staged[1] if staged is not None and staged[0] == version else None
+
+  def resume(self) -> None:
+    """Goes on staging: params that are not used any more have been dropped."""
+    self._lock.release()
+
+  def close(self) -> None:
+    self._thread.close()
+
+  def _run(self, stop: threading.Event) -> None:
+    while not stop.wait(STAGE_EVERY_S):
+      newest = self._source.latest()
+      with self._lock:
+        staged = self._staged[0] if self._staged else self._newest_taken
+        if newest is None or newest[0] <= max(staged, self._newest_taken):
+          continue
+        self._staged = None
+        try:
+          self._staged = newest[0], self._put(newest[1])
+        except Exception as error:  # Out of memory, say.
+          logging.warning("params are not put ahead any more: %s", error)
+          return
+
+
+# Interval of looking for params to stage.
+STAGE_EVERY_S = 0.05
 # Versions refused in a row after which a searcher gives up.
 _MOST_REFUSED = 3
 # Seconds between requests for another block while others are decoded.
@@ -94,6 +157,9 @@ class Searcher:
     self._version: version_lib.Version | None = None
     self._params: types.PyTree = None
     self._mixed_completions = 0
+    self._stage: Stage | None = None
+    # The statistics that the trainer sees.
+    self._stats: dict[str, Any] = {}
     # Versions refused: all, and those since the one in use.
     self._num_refused = 0
     self._refused: list[version_lib.Version] = []
@@ -108,8 +174,10 @@ class Searcher:
     self._asked_s = 0.0
 
   def close(self) -> None:
-    """Ends the judge's thread, after the block that it works on."""
+    """Ends the threads, after what they work on."""
     self._judging.shutdown()
+    if self._stage is not None:
+      self._stage.close()
 
   def run(self) -> bool:
     """Samples until a stop; returns whether the trainer ended the run.
@@ -121,12 +189,14 @@ class Searcher:
     taken = None
     with self._spans.span("wait_params"):
       while taken is None and not self._stop():
-        taken = self._source.wait_for(-1, 0.2)
+        taken = self._wait_for(-1)
     if taken is None or self._stop():
       return self._sink.run_done
     self._load(*taken)
     with self._spans.span("compile"):
       self._parts.warm_up(self._params)
+    if self._parts.has_room(self._params):
+      self._stage = Stage(self._source, self._parts.put, self._version)
     processes.note_begun("searcher")
     self._started = time.monotonic()
     self._busy_before_s = self._spans.clock.busy_s
@@ -163,7 +233,7 @@ class Searcher:
     if not self._is_exact(block):
       return self._use_newest(block)
     with self._spans.span("wait_version"):
-      while (taken := self._source.wait_for(wanted, 0.2)) is None:
+      while (taken := self._wait_for(wanted)) is None:
         self._check_handed_over()
         if self._stop() or self._sink.epoch > block.epoch:
           return False
@@ -172,6 +242,23 @@ class Searcher:
           # Others delivered its prompts while the store was out of reach.
           return False
     return self._load(*taken, is_needed=True)
+
+  def _wait_for(
+      self, version: int
+  ) -> tuple[version_lib.Version, dict[str, Any]] | None:
+    """Returns a version of the source, None after a while.
+
+    Meanwhile the trainer can see whether one is on its way.
+    """
+    taken = self._source.wait_for(version, 0.2)
+    is_pulling = taken is None and self._source.is_pulling()
+    if is_pulling != self._stats.get("is_pulling", False):
+      self._set_stats({**self._stats, "is_pulling": is_pulling})
+    return taken
+
+  def _set_stats(self, stats: dict[str, Any]) -> None:
+    self._stats = stats
+    self._sink.set_stats(stats)
 
   def _is_exact(self, block: ports.Assignment) -> bool:
     """Returns whether one version alone may sample a block."""
@@ -191,7 +278,7 @@ class Searcher:
           if self._stop() or self._sink.epoch > block.epoch:
             return False
           # A version that came too late to be kept does not end the wait.
-          self._source.wait_for(block.require_version, 0.2)
+          self._wait_for(block.require_version)
           taken = self._source.wait_for(-1, 0.0)
     if taken is not None:
       self._load(*taken)
@@ -230,11 +317,18 @@ class Searcher:
       return True
     if version in self._refused:
       return False
-    params = self._parts.put(leaves)
-    problem = self._parts.problem(leaves, params)
-    if not problem:
-      self._params, self._version, self._refused = params, version, []
-      return True
+    params = self._stage.take(version) if self._stage is not None else None
+    try:
+      if params is None:
+        params = self._parts.put(leaves)
+      problem = self._parts.problem(leaves, params)
+      if not problem:
+        self._params, self._version, self._refused = params, version, []
+        return True
+    finally:
+      params = None
+      if self._stage is not None:
+        self._stage.resume()
     self._refused.append(version)
     self._num_refused += 1
     message = f"version {version.step}: {problem}"
@@ -404,7 +498,7 @@ class Searcher:
         totals["tokens"] / wall_s,
         self._version.step,
     )
-    self._sink.set_stats(
+    self._set_stats(
         {
             **self._collector.stats(wall_s),
             "samples_per_s": totals["completions"] / wall_s,

@@ -6,8 +6,10 @@ import collections
 import contextlib
 import itertools
 import threading
+import time
 from unittest import mock
 
+from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -28,6 +30,7 @@ from tba_jax.transport.params import pull
 from tba_jax.transport.params import version as version_lib
 from tests.support import base_config
 from tests.support import fakes
+from tests.support import waiting
 
 S = 2
 # The second token of the first completion is an environment's.
@@ -90,6 +93,7 @@ class SearcherTest(parameterized.TestCase):
     self.clock = spans.clock = metrics.BusyClock()
     self.spans = spans
     self.warmed_up = []
+    self.has_room, self.puts = False, []
 
   def make(self):
     """Returns a searcher of the test's parts."""
@@ -105,7 +109,8 @@ class SearcherTest(parameterized.TestCase):
             loss=self.config.loss,
             reference=self.reference,
         ),
-        put=lambda leaves: published.unflatten(leaves, self.params(0)),
+        put=lambda leaves: self.put(leaves),
+        has_room=lambda params: self.has_room,
         problem=lambda leaves, params: self.problem(leaves, params),
         on_event=lambda *event: self.events.append(event),
         warm_up=self.warmed_up.append,
@@ -134,6 +139,10 @@ class SearcherTest(parameterized.TestCase):
       self.now_s += 1.0
       yield
     self.open_spans.pop()
+
+  def put(self, leaves):
+    self.puts.append(int(leaves["['b']['c']"]))
+    return published.unflatten(leaves, self.params(0))
 
   def problem(self, leaves, params):
     chex.assert_trees_all_equal(params, self.params(leaves["['a']"][0]))
@@ -385,6 +394,54 @@ class SearcherTest(parameterized.TestCase):
     stats = self.queue.set_stats.call_args.args[0]
     self.assertEqual(stats["refused_versions"], 3 + 2)
 
+  def test_wait_for_params_on_their_way_is_shown_to_the_trainer(self):
+    self.published = []
+    self.puller.is_pulling.return_value = True
+
+    def wait_for(version, timeout_s):
+      if self.queue.set_stats.called and not self.published:
+        self.published.append((1, 0))
+        return None
+      return self.wait_for(version, timeout_s)
+
+    self.puller.wait_for.side_effect = wait_for
+    self.run_it(self.block())
+    stats = [call.args[0] for call in self.queue.set_stats.call_args_list]
+    self.assertEqual(stats[0], {"is_pulling": True})
+    self.assertEqual(stats[1], {"is_pulling": False})
+
+  def test_params_are_put_while_older_ones_sample(self):
+    self.has_room = True
+    threads = []
+
+    def publish_and_wait():
+      self.published.append((1, 4))
+      waiting.wait_until(lambda: 4 in self.puts, "staged params")
+      return self.block()
+
+    put = self.put
+    self.put = lambda leaves: threads.append(
+        threading.current_thread().name
+    ) or put(leaves)
+    self.run_it(self.block(), publish_and_wait)
+    self.assertEqual(self.used, [(0, {0}), (4, {4})])
+    self.assertEqual(self.puts, [0, 4])
+    self.assertEqual(threads[1], "stage")
+    self.assertEqual(self.compared, [0, 4])
+
+  def test_staged_params_that_are_wrong_are_refused(self):
+    self.has_room, self.wrong = True, {4}
+
+    def publish_and_wait(version):
+      self.published.append((1, version))
+      waiting.wait_until(lambda: version in self.puts, "staged params")
+      return self.block()
+
+    self.run_it(
+        self.block(), lambda: publish_and_wait(4), lambda: publish_and_wait(5)
+    )
+    self.assertEqual(self.used, [(0, {0}), (0, {0}), (5, {5})])
+
   def test_newer_params_between_chunks_are_compared_too(self):
     self.wrong, self.chunks = {4}, [[(1, 4)], [], [(1, 5)]]
     self.run_it(self.block())
@@ -632,3 +689,56 @@ class SearcherTest(parameterized.TestCase):
     self.assertFalse(stop())
     self.queue.stop_requested = True
     self.assertTrue(stop())
+
+
+class StageTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.newest = None
+    self.puts, self.asked = [], []
+    source = mock.create_autospec(pull.Puller, instance=True)
+    source.latest.side_effect = lambda: self.newest
+    first = version_lib.Version(1, 0)
+    self.stage = searcher.Stage(source, self.put, first)
+    self.addCleanup(self.stage.close)
+
+  def put(self, leaves):
+    self.asked.append(leaves)
+    if leaves == 13:
+      raise MemoryError("no room")
+    self.puts.append(leaves)
+    return f"params {leaves}"
+
+  def publish(self, step):
+    self.newest = version_lib.Version(1, step), step
+    waiting.wait_until(lambda: step in self.puts, "staged params")
+
+  def test_newest_version_replaces_a_staged_one(self):
+    self.publish(3)
+    self.publish(4)
+    self.assertEqual(self.stage.take(self.newest[0]), "params 4")
+    self.stage.resume()
+    self.assertEqual(self.puts, [3, 4])
+
+  def test_another_version_gives_up_the_staged_one(self):
+    self.publish(3)
+    self.assertIsNone(self.stage.take(version_lib.Version(1, 5)))
+    self.stage.resume()
+    self.assertIsNone(self.stage.take(version_lib.Version(1, 3)))
+    self.stage.resume()
+
+  def test_nothing_is_staged_while_params_are_switched(self):
+    self.publish(3)
+    self.stage.take(self.newest[0])
+    self.newest = version_lib.Version(1, 4), 4
+    time.sleep(5 * searcher.STAGE_EVERY_S)
+    self.assertEqual(self.puts, [3])
+    self.stage.resume()
+    self.publish(4)
+
+  def test_lack_of_memory_leaves_the_put_to_the_switch(self):
+    self.newest = version_lib.Version(1, 13), 13
+    waiting.wait_until(lambda: 13 in self.asked, "an attempt")
+    self.assertIsNone(self.stage.take(self.newest[0]))
+    self.stage.resume()

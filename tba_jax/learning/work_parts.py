@@ -100,7 +100,7 @@ def make_work(
       task=task,
       peers=peers_lib.make_peers(
           config,
-          run.secret,
+          run,
           published.make_copy(config),
           state.params,
           client=cluster.client,

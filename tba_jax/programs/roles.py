@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wires the roles: the programs `trainer` and `searcher` over a channel."""
 
+import collections
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import functools
@@ -72,6 +73,8 @@ from tba_jax.transport.params import version
 
 # Seconds that a leaving searcher has to send its finished groups.
 _FLUSH_S = 5.0
+# Share of a device's memory that may be used: it fragments.
+_SAFE_SHARE = 0.95
 
 
 # --- Trainer -----------------------------------------------------------------
@@ -567,6 +570,12 @@ def make_searcher(
       problem=problem,
       on_event=events.write,
       warm_up=warm_up,
+      # Merging and rounding run programs, in an order of their own.
+      has_room=(
+          has_room
+          if policy.adapters is None and not config.search.quantization
+          else lambda params: False
+      ),
       judge_totals=judge.totals,
       spans=spans,
       swaps_in_flight=config.sampling.in_flight != "off",
@@ -624,6 +633,28 @@ def make_params_fn(
     return place.put(merger.params(jax.device_put(trained, place.trained)))
 
   return params_fn
+
+
+def has_room(params: types.PyTree) -> bool:
+  """Returns whether the devices of params have room for another copy of them.
+
+  By the most that they have used so far; False where devices do not report it,
+  as on CPUs, where params are in the host's memory once they are pulled.
+  """
+  needed: collections.Counter[jax.Device] = collections.Counter()
+  for leaf in jax.tree.leaves(params):
+    if not isinstance(leaf, jax.Array):
+      return False
+    for shard in leaf.addressable_shards:
+      needed[shard.device] += shard.data.nbytes
+  for device, num_bytes in needed.items():
+    stats = device.memory_stats()
+    if not stats or "bytes_limit" not in stats:
+      return False
+    free = _SAFE_SHARE * stats["bytes_limit"] - stats["peak_bytes_in_use"]
+    if num_bytes > free:
+      return False
+  return bool(needed)
 
 
 # --- Channel -----------------------------------------------------------------

@@ -41,6 +41,8 @@ journal_torn | a crash cut off the end of the journal
 journal_unclean | a failed write to the journal was cut off
 not_written | a file could not be written: it lacks entries from then on \
  | free the disk
+publish_failed | new params could not be published \
+ | the message names the setting
 refused_block | a block was refused | update that searcher
 refused_message | messages were refused: forged, or of another run or version \
  | check who can reach the store's port
@@ -52,6 +54,8 @@ searcher_lost | completions were lost with their searcher
 step_skipped | a non-finite step was skipped \
  | lower optimizer.learning_rate if there are more
 store_lost | the store was lost and found again
+version_skipped | params came faster than they could be published \
+ | raise publish.every_steps, or choose a faster publish.carrier
 wrong_params | published params did not reproduce the trainer's log-probs \
 and were refused | see "which params sampled" in docs/faults.md
 """

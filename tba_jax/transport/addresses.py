@@ -26,7 +26,7 @@ def _is_host_ports(text: str) -> bool:
 
 HOST_PORT = rules.Allowed("'' or 'host:port'", _is_host_port)
 HOST_PORTS = rules.Allowed(
-    "'' (a unix socket), 'host:0' (a free port) or 'host:first-last'",
+    "'', 'host:0' (a free port) or 'host:first-last'",
     _is_host_ports,
 )
 
@@ -45,3 +45,15 @@ def is_one_host(address: str) -> bool:
   """Returns whether a store at `address` is reachable from its host alone."""
   host = address.rpartition(":")[0].strip("[]")
   return not host or is_loopback(host)
+
+
+def split_range(address: str) -> tuple[str, list[int]]:
+  """Returns host and ports of "host:port" or "host:first-last"; 0 is any."""
+  host, _, text = address.rpartition(":")
+  first, _, last = text.partition("-")
+  ports = list(range(int(first), int(last or first) + 1))
+  return host.strip("[]"), ports
+
+
+def join_address(host: str, port: int) -> str:
+  return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -12,10 +12,14 @@ from tba_jax.transport import wire
 from tba_jax.transport.kv import certificates
 from tba_jax.transport.params import carriers
 
+_ALL_INTERFACES = ("0.0.0.0", "::")
+
 
 def _publish(c: rules.Values) -> rules.Problems:
   """Params must be written where all hosts can read them."""
   carrier, directory = c["publish.carrier"], c["publish.directory"]
+  if c["publish.address"].rpartition(":")[0].strip("[]") in _ALL_INTERFACES:
+    yield "publish.address", "must be one interface: searchers connect to it"
   if os.path.exists(directory) and not os.path.isdir(directory):
     yield "publish.directory", "must be a directory"
   if "://" in directory:
@@ -52,7 +56,7 @@ def _store(c: rules.Values) -> rules.Problems:
   safe = has_tls or secret or c["store.insecure"]
   for key in ("store.address", "store.locator"):
     host = c[key].rpartition(":")[0].strip("[]")
-    if host in ("0.0.0.0", "::"):
+    if host in _ALL_INTERFACES:
       yield key, "must be one interface: clients are told its address"
     elif not safe and not addresses.is_one_host(c[key]):
       yield key, (

@@ -123,6 +123,9 @@ class ParamsSource(Protocol):
     `publish.keep_versions`. -1 stands for the newest. Raises as `latest`.
     """
 
+  def is_pulling(self) -> bool:
+    """Returns whether a version is on its way, and not late."""
+
   def close(self) -> None:
     """Ends the channel's work for this searcher."""
 
@@ -147,13 +150,15 @@ class ParamsSink(Protocol):
       TransportError: the channel has ended, with its error as the cause.
     """
 
-  def wait(self, version: int, deadline_s: float) -> None:
-    """Waits until `version` or a later one is readable.
+  def wait(self, version: int, should_stop: Callable[[], bool]) -> None:
+    """Waits until `version` or a later one is readable, or for a stop.
 
     Raises:
-      DeadlineExceededError: no such version within `deadline_s`.
       TransportError: error of `submit`.
     """
+
+  def is_publishing(self) -> bool:
+    """Returns whether a version is being written, or tried again."""
 
   def close(self) -> None:
     """Ends publishing; a pending version is dropped."""

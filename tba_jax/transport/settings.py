@@ -25,6 +25,10 @@ SETTINGS = {
                   for name, entry in carriers.CARRIERS.items())
         + ", 'auto' by size and place",
         hosts="searcher"),
+    "publish.address": _s("", addresses.HOST_PORTS, "address at which each"
+        " process of the trainer serves params ('network'): 'HOST:0' a free"
+        " port, 'HOST:7011-7019' one of a range; '' = a free port of the"
+        " address from which it reaches the store", hosts="own"),
     "publish.directory": _s("", rules.TEXT, "place of files and shards: a"
         " shared directory, for shards also gs://…; '' = memory of this host"
         " (/dev/shm, else the run's directory)", hosts="searcher"),
@@ -53,7 +57,7 @@ SETTINGS = {
     "store.spool_dir": _s("", rules.TEXT, "'' = a 0700 directory of this user"
         " and workdir"),
     "store.deadline_s": _s(60.0, rules.WAIT, "limit of one operation, a restart"
-        " of the service included; a service silent for a third of it, at most"
-        " 5 s, is restarted"),
+        " of the service included, and for a piece of the params to arrive; a"
+        " service silent for a third of it, at most 5 s, is restarted"),
 }
 # fmt: on

@@ -5,6 +5,7 @@
 tests/multi_process/benchmarks_test.py has those that start processes of runs.
 """
 
+import functools
 import os
 import pathlib
 import tempfile
@@ -18,6 +19,7 @@ from benchmarks import environments
 from benchmarks import objectives
 from benchmarks import probe
 from benchmarks import publish
+from benchmarks import publish_links
 from benchmarks import replay
 from benchmarks import store_queue
 from benchmarks import train_step
@@ -37,6 +39,7 @@ model = pathlib.Path(__file__).with_name("model")
 shutil.copytree(model, sys.argv[1], dirs_exist_ok=True)
 """
 _TRAIN_TORCH = """
+import functools
 import json, pathlib, sys
 assert (pathlib.Path(sys.argv[1]) / "config.json").exists()
 assert sys.argv[2:] == ["2", "3", "4", "5"], sys.argv
@@ -126,14 +129,35 @@ class SmokeTest(absltest.TestCase):
   def test_publishes_by_each_carrier_and_leaves_out_sizes_without_room(self):
     out = publish.run(base_config.make(), ["1", "100000000"])
     self.assertEqual(out["left_out_mb"], [100000000])
-    self.assertLen(out["rows"], 3)
+    self.assertLen(out["rows"], 4)
     for row in out["rows"]:
       self.assertEqual(row["mb"], 1)
       for name in ("publish", "pull"):
         self.assertGreater(row[f"{name}_s"], 0)
         self.assertAlmostEqual(
-            row[f"{name}_share"], row["copy_s"] / row[f"{name}_s"]
+            row[f"{name}_of_copy"], row["copy_s"] / row[f"{name}_s"]
         )
+
+  def test_follows_versions_over_links(self):
+    simulate = functools.partial(
+        publish_links.simulate,
+        trainer_bytes_per_s=10e9,
+        searcher_bytes_per_s=5e9,
+        pack_bytes_per_s=20e9,
+    )
+    alone = simulate(10e9, 1, step_s=100.0)
+    # Half a second to pack it, two on the searcher's link.
+    self.assertAlmostEqual(alone["pull_s"], 2.0)
+    self.assertAlmostEqual(alone["age_s"], 2.5)
+    self.assertAlmostEqual(alone["used"], 1.0, delta=0.05)
+    # Four share the trainer's link, of which two processes have one each.
+    self.assertAlmostEqual(simulate(10e9, 4, step_s=100.0)["pull_s"], 4.0)
+    both = simulate(10e9, 4, step_s=100.0, num_processes=2)
+    self.assertAlmostEqual(both["pull_s"], 2.0)
+    # A pull that takes two steps leaves versions out.
+    busy = simulate(10e9, 4, step_s=2.0)
+    self.assertAlmostEqual(busy["used"], 0.5, delta=0.05)
+    self.assertAlmostEqual(busy["age_s"], 4.5)
 
   def test_inserts_and_draws_at_two_sizes(self):
     out = replay.run(_CONFIG, [], sizes=(100, 2_000), rounds=3)

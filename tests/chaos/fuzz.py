@@ -523,7 +523,9 @@ def _params(folder: pathlib.Path) -> Format:
   specs = version_lib.specs_of(leaves)
   carriers = {
       "store": store_chunks.StoreChunks(),
-      "files": shared_files.SharedFiles(folder / "params"),
+      "files": shared_files.SharedFiles(
+          folder / "params", run_id=run.run_id, secret=_SECRET
+      ),
   }
   stores, inputs = [], []
   for i, carrier in enumerate(carriers.values()):

@@ -323,7 +323,9 @@ class CarriersTest(parameterized.TestCase):
     if name == "store":
       carrier = store_chunks.StoreChunks()
     elif name == "files":
-      carrier = shared_files.SharedFiles(self.folder / "files")
+      carrier = shared_files.SharedFiles(
+          self.folder / "files", run_id="run", secret=KEYS["secret"]
+      )
     else:
       path = str(self.folder / "run" / "shards")
       carrier = orbax_shards.OrbaxShards(path, **KEYS)

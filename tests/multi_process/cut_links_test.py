@@ -121,6 +121,8 @@ class _Namespaces:
           "10.199.7.1:7000",
           index=int(index),
           prefix=["ip", "netns", "exec", f"{self._prefix}-{name}"],
+          # Params pass the links, too.
+          changes={"publish.carrier": "network"},
           **settings,
       )
 

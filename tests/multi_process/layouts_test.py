@@ -10,7 +10,7 @@ import pathlib
 import signal
 import tempfile
 
-from absl.testing import absltest
+from absl.testing import parameterized
 import numpy as np
 import pytest
 
@@ -45,7 +45,7 @@ def layout(num_processes, cpu_devices):
 
 # The first test's time has that of the run which all compare with.
 @pytest.mark.timeout(600)
-class LayoutsTest(absltest.TestCase):
+class LayoutsTest(parameterized.TestCase):
 
   @classmethod
   def setUpClass(cls):
@@ -134,19 +134,20 @@ class LayoutsTest(absltest.TestCase):
     restarts = run.read("summary.json")["restarts"]
     self.assertEqual(restarts, {"trainer": 3, "searcher": 0, "store": 0})
 
-  def test_searchers_join_and_die_without_other_processes(self):
+  @parameterized.parameters("orbax", "network")
+  def test_searchers_join_and_die_without_other_processes(self, carrier):
     # Half a step's prompts each, so that two find work. Either process of the
     # trainer publishes shards that the other has not; a version with less than
     # all of them is none.
     changes = {
         "train.num_steps": 70,
         "search.prompts_per_round": 4,
-        "publish.carrier": "orbax",
+        "publish.carrier": carrier,
         "mesh.fsdp": 2,
         "trainer.num_processes": 2,
         "trainer.cpu_devices": 1,
     }
-    run = self.start("elastic", **changes)
+    run = self.start(f"elastic-{carrier}", **changes)
     run.wait_for_step(10)
     joined = harness.Process(
         harness.command("searcher", run.workdir, "7"),

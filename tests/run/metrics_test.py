@@ -302,8 +302,9 @@ _ERRORS = frozenset(
     "carrier_full checkpoint_damaged checkpoint_failed damaged died"
     " evaluation_failed evaluation_lost gap guard journal_damaged journal_full"
     " journal_missing journal_refused journal_torn journal_unclean lost"
-    " not_written refused_block refused_message rejected sampler_lost"
-    " searcher_gone stalled step_skipped store_lost wrong_params".split()
+    " not_written publish_failed refused_block refused_message rejected"
+    " sampler_lost searcher_gone stalled step_skipped store_lost"
+    " version_skipped wrong_params".split()
 )
 # Events that `programs.store` writes with a prefix.
 _OF_THE_STORE = frozenset(("started", "stopped", "lost"))

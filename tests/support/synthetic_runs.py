@@ -531,10 +531,10 @@ EVENTFUL = {
                 "carrier_full checkpoint_damaged checkpoint_failed damaged"
                 " evaluation_failed evaluation_lost gap guard journal_damaged"
                 " journal_full journal_lost journal_missing journal_refused"
-                " journal_torn journal_unclean not_written refused_block"
-                " refused_message refused_version rejected sampler_lost"
-                " searcher_gone searcher_lost step_skipped store_lost"
-                " wrong_params reward_failed".split()
+                " journal_torn journal_unclean not_written publish_failed"
+                " refused_block refused_message refused_version rejected"
+                " sampler_lost searcher_gone searcher_lost step_skipped"
+                " store_lost version_skipped wrong_params reward_failed".split()
             )
         ],
         [],

@@ -69,3 +69,9 @@ def _is_stopped(pid: int) -> bool:
 
 def _state(stat: str) -> str:
   return stat.rpartition(")")[2].split()[0]
+
+
+def after(seconds: float) -> Callable[[], bool]:
+  """Returns a function that becomes true after so many seconds."""
+  until = time.monotonic() + seconds
+  return lambda: time.monotonic() > until

@@ -344,12 +344,10 @@ class MemoryParams:
       self._changed.notify_all()
     return None
 
-  def wait(self, version: int, deadline_s: float) -> None:
-    if self._wait(lambda: self._newest() >= version, deadline_s) is None:
-      raise byte_store.DeadlineExceededError(
-          f"version {version} was not published within {deadline_s:.0f} s:"
-          f" version {self._newest()} was"
-      )
+  def wait(self, version: int, should_stop: Callable[[], bool]) -> None:
+    while not should_stop():
+      if self._wait(lambda: self._newest() >= version, 0.5) is not None:
+        return
 
   def latest(self) -> tuple[version_lib.Version, dict[str, Any]] | None:
     return self.wait_for(-1, 0.0)
@@ -360,6 +358,12 @@ class MemoryParams:
     if version < 0:
       return self._wait(lambda: bool(self._kept), timeout_s)
     return self._wait(lambda: version in self._kept, timeout_s, version)
+
+  def is_pulling(self) -> bool:
+    return False
+
+  def is_publishing(self) -> bool:
+    return False
 
   def close(self) -> None:
     """Does nothing: the other threads may still need the params."""

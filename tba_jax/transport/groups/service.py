@@ -77,6 +77,8 @@ class ReplayService:
     self._order = receiver.order
     self._schedule = schedule.make_schedule(config)
     self._starvation_s = config.search.starvation_s
+    # Whether the trainer is publishing params, which searchers may wait for.
+    self.is_publishing: Callable[[], bool] = lambda: False
     self._limits = {
         "vocab_size": vocab_size,
         "max_prompt_tokens": config.sampling.max_prompt_tokens,
@@ -134,8 +136,8 @@ class ReplayService:
       False if `should_stop` ended the wait; nothing was applied then.
 
     Raises:
-      DeadlineExceededError: nothing was delivered for `starvation_s`; names the
-        searchers.
+      DeadlineExceededError: nothing was delivered for `starvation_s`, and no
+        params were on their way; names the searchers.
       TransportError: the receiver has ended.
     """
     self.open(step)
@@ -248,6 +250,8 @@ class ReplayService:
       now = time.monotonic()
       if arrived != before:
         before, deadline = arrived, now + self._starvation_s
+      if now > deadline and self._params_are_moving():
+        deadline = now + self._starvation_s
       if now > deadline:
         limit_s, searchers = self._starvation_s, self._describe()
         if arrived >= needed:
@@ -260,6 +264,13 @@ class ReplayService:
             f" {limit_s:.0f} s; {searchers}"
         )
       self._receiver.inbox.wait(0.1)
+
+  def _params_are_moving(self) -> bool:
+    """Returns whether searchers may be waiting for a version on its way."""
+    return self.is_publishing() or any(
+        lease["alive"] and lease["stats"].get("is_pulling")
+        for lease in self._receiver.heard().values()
+    )
 
   def _describe(self) -> str:
     """Returns the living searchers, and what holds data up, for a message."""

@@ -29,6 +29,7 @@ import threading
 
 from tba_jax.system import jsonl
 from tba_jax.system import processes
+from tba_jax.transport import addresses
 from tba_jax.transport.kv import certificates
 from tba_jax.transport.kv import locator
 
@@ -321,13 +322,11 @@ def free_address(
       port = probe.getsockname()[1]
     if port not in used:
       used.append(port)
-      return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+      return addresses.join_address(host, port)
   raise RuntimeError(f"store.address: no free port of {host} in {ports}")
 
 
 def _parse_address(address: str) -> tuple[str, list[int]]:
-  """Returns host and ports of "host:0" or "host:first-last"."""
-  host, _, text = address.rpartition(":")
-  first, _, last = text.partition("-")
-  ports = list(range(int(first), int(last) + 1)) if last else [0] * 64
-  return host.strip("[]"), ports
+  """Returns host and ports, of which 0 stands for any."""
+  host, ports = addresses.split_range(address)
+  return host, ports * (64 if ports == [0] else 1)

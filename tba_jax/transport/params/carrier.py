@@ -8,10 +8,12 @@ generation of the store.
 """
 
 import abc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
+import functools
 import hashlib
 import pathlib
+import socket
 from typing import Any
 
 import ml_collections
@@ -24,7 +26,7 @@ from tba_jax.transport import wire
 from tba_jax.transport.params import carriers
 from tba_jax.transport.params import version as version_lib
 
-# Size of the pieces in which a leaf is hashed and moved.
+# Size of the chunks of the store.
 PIECE_BYTES = 1 << 20
 # Up to this size, the store is as fast as a file and needs no directory.
 SMALL_BYTES = 4 << 20
@@ -38,7 +40,8 @@ class CarrierPlace:
   workdir: run directory.
   run_id: id of the run.
   secret: key of the run's messages.
-  deadline_s: longest time to write or read a version.
+  deadline_s: longest time in which nothing of a version is moved.
+  find_address: returns where this process of the trainer serves versions.
   peers: trainer's other processes, where they write too; None if none does.
   """
 
@@ -47,6 +50,7 @@ class CarrierPlace:
   run_id: str
   secret: bytes
   deadline_s: float
+  find_address: Callable[[], str]
   peers: Any = None
 
 
@@ -120,6 +124,10 @@ class Carrier(abc.ABC):
   ) -> None:
     """Does periodic work, a few times a second, with the newest version."""
 
+  def is_full(self) -> bool:
+    """Returns whether readers of dropped versions must first finish."""
+    return False
+
   def drop(self, packed: PackedVersion) -> None:
     """Frees a version's data outside the store; readers may finish."""
 
@@ -157,11 +165,6 @@ def flat_bytes(leaf: Any) -> np.ndarray:
   return array.reshape(-1).view(np.uint8)
 
 
-def pieces(data: np.ndarray) -> Iterator[np.ndarray]:
-  for start in range(0, len(data), PIECE_BYTES):
-    yield data[start : start + PIECE_BYTES]
-
-
 def digest(piece: Any) -> str:
   """Returns the first 128 bits of SHA-256 in hex, as in manifests."""
   return hashlib.sha256(piece).hexdigest()[:32]
@@ -188,9 +191,9 @@ def choose_carrier(config: ml_collections.ConfigDict, num_bytes: int) -> str:
   """Returns the name of the trainer's carrier for versions of `num_bytes`.
 
   `publish.carrier="auto"` chooses the store for small params; Orbax's shards
-  for an object store, or a directory that several processes of a trainer share
-  with other hosts; files if all processes can read them; else the store, which
-  is slow above some 100 MB: set `publish.directory` then.
+  for an object store; files where all processes are on one host; Orbax's shards
+  or files, by the number of the trainer's processes, in a directory that is
+  named for several hosts; else the network.
   """
   setting, directory = config.publish.carrier, config.publish.directory
   if setting != "auto":
@@ -199,11 +202,39 @@ def choose_carrier(config: ml_collections.ConfigDict, num_bytes: int) -> str:
     return "store"
   if bucket.is_remote(directory):
     return "orbax"
-  if addresses.is_one_host(config.store.address):
+  store = config.store.address, config.store.locator
+  if all(map(addresses.is_one_host, store)):
     return "files"
   if directory:
     return "orbax" if config.trainer.num_processes > 1 else "files"
-  return "store"
+  return "network"
+
+
+def serve_address(config: ml_collections.ConfigDict) -> str:
+  """Returns where a process of the trainer serves: `publish.address`.
+
+  By default a free port of the address from which this host reaches the store.
+
+  Raises:
+    OSError: the store's host is unknown or out of reach.
+  """
+  if config.publish.address:
+    return config.publish.address
+  store = config.store.locator or config.store.address
+  host, _ = addresses.split_range(store or "127.0.0.1:0")
+  try:
+    family, kind, _, _, target = socket.getaddrinfo(
+        host, 9, type=socket.SOCK_DGRAM
+    )[0]
+    with socket.socket(family, kind) as probe:
+      probe.connect(target)  # Sends nothing.
+      return addresses.join_address(probe.getsockname()[0], 0)
+  except OSError as error:
+    raise OSError(
+        error.errno,
+        f"config.publish.address = '': no address reaches {host!r}"
+        f" ({error.strerror}); name one of this host",
+    ) from error
 
 
 def make_write_carriers(
@@ -218,13 +249,13 @@ def make_write_carriers(
     config: reads `publish`, `store` and `trainer`.
     run: run whose params are published.
     specs: shapes and dtypes of the published leaves.
-    peers: result of `peers.make_peers`; then "orbax" is the only carrier, since
-      no process has all params.
+    peers: result of `peers.make_peers`; then there is one carrier, since no
+      process has all params.
   """
   name = choose_carrier(config, version_lib.num_bytes(specs))
   names = [name]
-  if config.publish.carrier == "auto" and name != "store" and peers is None:
-    names.append("store")
+  if config.publish.carrier == "auto" and name == "files":
+    names.append("network")
   made = make_read_carriers(config, run, peers=peers)
   return [made[name] for name in names]
 
@@ -248,6 +279,7 @@ def make_read_carriers(
       run_id=run.run_id,
       secret=run.secret,
       deadline_s=config.store.deadline_s,
+      find_address=functools.partial(serve_address, config),
       peers=peers,
   )
   return {name: carriers.make(name, place) for name in carriers.CARRIERS}

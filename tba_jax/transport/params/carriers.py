@@ -20,26 +20,34 @@ class CarrierEntry:
   suits: places where it can be used, for `docs/config.md`.
   takes_urls: whether `publish.directory` may be in an object store.
   shares_directory: whether other hosts need `publish.directory`.
+  moves_shards: whether each process of a trainer sends what its devices have.
   """
 
   made_by: str
   suits: str
   takes_urls: bool = False
   shares_directory: bool = False
+  moves_shards: bool = False
 
 
 CARRIERS: Mapping[str, CarrierEntry] = {
     "store": CarrierEntry(
-        "store_chunks:StoreChunks", "any hosts, up to some 100 MB"
+        "store_chunks:StoreChunks", "any hosts, small params"
     ),
     "files": CarrierEntry(
         "shared_files:SharedFiles", "one host, or a shared directory"
+    ),
+    "network": CarrierEntry(
+        "network:Network",
+        "any hosts, from each trainer process to each searcher",
+        moves_shards=True,
     ),
     "orbax": CarrierEntry(
         "orbax_shards:OrbaxShards",
         "shards, in a shared directory or on gs://",
         takes_urls=True,
         shares_directory=True,
+        moves_shards=True,
     ),
 }
 

@@ -13,7 +13,7 @@ With several processes, process 0 asks the others for their shards
 (`peers.py`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent import futures
 import errno
 import math
@@ -35,76 +35,18 @@ from tba_jax.system import bucket
 from tba_jax.system import processes
 from tba_jax.transport import byte_store
 from tba_jax.transport import wire
+from tba_jax.transport.params import boxes
 from tba_jax.transport.params import carrier
+from tba_jax.transport.params import pace as pace_lib
 from tba_jax.transport.params import shared_files
 from tba_jax.transport.params import version
 
-# A part of an array: [start, stop] for each axis.
-Box = list[list[int]]
-
 # Path of a leaf -> (box, digest) of each shard.
-Shards = dict[str, list[tuple[Box, str]]]
+Shards = dict[str, list[tuple[boxes.Box, str]]]
 
 _MAX_THREADS = 4
 # Key prefix in the store of the run.
 _READS = "x/reads"
-
-
-def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
-  """Returns the box of an index; omitted axes are whole."""
-  whole = [slice(None)] * (len(shape) - len(index))
-  return [
-      list(part.indices(size)[:2])
-      for part, size in zip([*index, *whole], shape, strict=True)
-  ]
-
-
-def box_slices(box: Box, outer: Box | None = None) -> tuple[slice, ...]:
-  """Returns a box as an index of the array, or of its part `outer`."""
-  starts = [start for start, _ in outer or [[0, 0]] * len(box)]
-  return tuple(
-      slice(a - start, b - start)
-      for (a, b), start in zip(box, starts, strict=True)
-  )
-
-
-def intersection(box: Box, other: Box) -> Box | None:
-  """Returns the common part of two boxes, None if it is empty."""
-  both = [
-      [max(a, c), min(b, d)] for (a, b), (c, d) in zip(box, other, strict=True)
-  ]
-  return both if all(start < stop for start, stop in both) else None
-
-
-def check_cover(name: str, shape: Sequence[int], parts: Sequence[Box]) -> None:
-  """Raises WireError if disjoint boxes do not cover a leaf."""
-  sizes = []
-  for box in parts:
-    inside = len(box) == len(shape) and all(
-        0 <= start <= stop <= length
-        for (start, stop), length in zip(box, shape, strict=True)
-    )
-    sizes.append(math.prod(b - a for a, b in box) if inside else -math.inf)
-  if sum(sizes) != math.prod(shape):
-    raise wire.WireError(
-        "leaves", f"leaf {name}: shards {parts} do not cover {list(shape)}"
-    )
-
-
-def cut_box(
-    box: Box, dtype: np.dtype, pieces: Sequence[tuple[Box, np.ndarray]]
-) -> np.ndarray:
-  """Returns a box's array from pieces that cover it; a view of a single one."""
-  out = np.empty([stop - start for start, stop in box], dtype)
-  for place, data in pieces:
-    both = intersection(place, box)
-    if both is None:
-      continue
-    part = data[box_slices(both, place)]
-    if both == box:
-      return np.asarray(part)
-    out[box_slices(both, box)] = part
-  return out
 
 
 def write_folder(path: epath.Path, leaves: Mapping[str, Any]) -> Shards:
@@ -129,7 +71,10 @@ def write_folder(path: epath.Path, leaves: Mapping[str, Any]) -> Shards:
   threads = min(_MAX_THREADS, len(processes.available_cores()))
   with futures.ThreadPoolExecutor(threads, "shards-hash") as pool:
     digests = {
-        name: [(box, pool.submit(_digest, data)) for box, data in _shards(leaf)]
+        name: [
+            (box, pool.submit(_digest, data))
+            for box, data in boxes.shards_of(leaf)
+        ]
         for name, leaf in leaves.items()
     }
     if tree:
@@ -151,12 +96,17 @@ def open_array(path: epath.Path, i: int, context: ts.Context) -> ts.Future:
   return ts.open(spec, open=True, context=context)
 
 
-def within_deadline(deadline_s: float, call: Callable[[], Any]) -> Any:
+def within_deadline(
+    pace: pace_lib.Pace, num_bytes: float, call: Callable[[], Any]
+) -> Any:
   """Returns the result of a call, which may hang.
 
   Raises:
-    TimeoutError: the call took more than `deadline_s`; its thread is abandoned.
+    TimeoutError: the call took longer than the pace gives it; its thread is
+      abandoned.
   """
+  deadline_s = pace.deadline_s(num_bytes)
+  began = time.monotonic()
   done: futures.Future = futures.Future()
 
   def run() -> None:
@@ -169,11 +119,18 @@ def within_deadline(deadline_s: float, call: Callable[[], Any]) -> Any:
   name = f"{processes.LEFT_BEHIND}_storage"
   threading.Thread(target=run, name=name, daemon=True).start()
   try:
-    return done.result(deadline_s)
+    result = done.result(deadline_s)
   except TimeoutError as error:
     if done.done():
       raise
-    raise TimeoutError(f"not done within {deadline_s:.0f} s") from error
+    pace.missed()
+    raise TimeoutError(
+        f"not done within {deadline_s:.0f} s (config.store.deadline_s, and"
+        f" {num_bytes / 1e6:.0f} MB at the slowest rate that is expected; the"
+        " next version gets more)"
+    ) from error
+  pace.done(num_bytes, time.monotonic() - began)
+  return result
 
 
 def _handler() -> ocp.PyTreeCheckpointHandler:
@@ -183,19 +140,6 @@ def _handler() -> ocp.PyTreeCheckpointHandler:
 
 def _key(i: int) -> str:
   return f"{i:06d}"
-
-
-def _shards(leaf: Any) -> list[tuple[Box, Any]]:
-  """Returns box and data of this process's shards, one per replica set."""
-  if not math.prod(leaf.shape):
-    return []
-  if not isinstance(leaf, jax.Array):
-    return [(box_of((), leaf.shape), leaf)]
-  return [
-      (box_of(shard.index, leaf.shape), shard.data)
-      for shard in leaf.addressable_shards
-      if shard.replica_id == 0
-  ]
 
 
 def _digest(data: Any) -> str:
@@ -210,8 +154,8 @@ class OrbaxShards(carrier.Carrier):
       processes.
     run_id: id of the run.
     secret: key of the run's messages.
-    deadline_s: longest time to write or read a version, and for readers to
-      finish a dropped one.
+    deadline_s: longest time to write or read an empty version, and for readers
+      to finish it once it is dropped; others get more, by `pace.Pace`.
     peers: `peers.Leader` of a trainer with several processes.
   """
 
@@ -244,7 +188,9 @@ class OrbaxShards(carrier.Carrier):
     self._path = path
     self._run_id = run_id
     self._secret = secret
-    self._deadline_s = deadline_s
+    self._writing = pace_lib.Pace(deadline_s)
+    self._reading = pace_lib.Pace(deadline_s)
+    self._num_bytes = 0
     self._peers = peers
     self._reader = secrets.token_hex(8)
     self._folders: dict[str, str] = {}
@@ -257,12 +203,14 @@ class OrbaxShards(carrier.Carrier):
       self, tag: str, leaves: Mapping[str, Any]
   ) -> tuple[dict[str, Any], Any]:
     folder = f"{tag}.{secrets.token_hex(4)}"
+    self._num_bytes = version.num_bytes(version.specs_of(leaves))
     # The wait for peers, which names a late one, begins after our own writes.
-    deadline_s = self._deadline_s * (1 if self._peers is None else 2)
+    share = 1 if self._peers is None else 2
     try:
       shards = within_deadline(
-          deadline_s, lambda: self._write(tag, folder, leaves)
-      )
+          self._writing, share * self._num_bytes,
+          lambda: self._write(tag, folder, leaves),
+      )  # fmt: skip
     # Orbax and TensorStore raise many types of errors for a full disk.
     except Exception as error:
       self._dropped[folder] = time.monotonic()
@@ -284,16 +232,17 @@ class OrbaxShards(carrier.Carrier):
     if not self._dropped:
       return
     readers = self._readers(transport)
+    limit_s = self._reading.deadline_s(self._num_bytes)
     for folder, since in list(self._dropped.items()):
       held = [who for key, (name, who) in readers.items() if name == folder]
-      if held and time.monotonic() < since + self._deadline_s:
+      if held and time.monotonic() < since + limit_s:
         continue
       if held:
         logging.warning(
             "params %s are removed: %s read them for over %.0f s",
             folder,
             ", ".join(held),
-            self._deadline_s,
+            limit_s,
         )
       self._remove(folder)
       for key, (name, _) in readers.items():
@@ -333,7 +282,9 @@ class OrbaxShards(carrier.Carrier):
       if not there():
         return None
       return within_deadline(
-          self._deadline_s, lambda: self._read(folder, carried, specs)
+          self._reading,
+          version.num_bytes(specs),
+          lambda: self._read(folder, carried, specs),
       )
     except wire.WireError:
       if there():
@@ -360,15 +311,17 @@ class OrbaxShards(carrier.Carrier):
     path = epath.Path(self._path) / folder
     path.mkdir(parents=True, exist_ok=True)
     if self._peers is not None:
-      self._peers.begin(tag, str(path))
+      self._peers.begin(tag, path=str(path))
     shards = write_folder(path, leaves)
-    parts = [] if self._peers is None else self._peers.collect()
+    parts = []
+    if self._peers is not None:
+      parts = self._peers.collect(self._num_bytes)
     merge_folder(path)
     for part in parts:
-      for name, entries in part.items():
+      for name, entries in part["shards"].items():
         shards[name] += entries
     for name, leaf in leaves.items():
-      check_cover(name, leaf.shape, [box for box, _ in shards[name]])
+      boxes.check_cover(name, leaf.shape, [box for box, _ in shards[name]])
     return shards
 
   def _read(
@@ -388,11 +341,11 @@ class OrbaxShards(carrier.Carrier):
       shards = carried["shards"].get(name)
       if shards is None:
         raise wire.WireError("leaves", f"leaf {name} is not in {path}")
-      check_cover(name, shape, [box for box, _ in shards])
+      boxes.check_cover(name, shape, [box for box, _ in shards])
       if shards:
         opened.append((name, shards, open_array(path, i, context)))
     begun = [
-        (name, box, digest, opening.result()[box_slices(box)].read())
+        (name, box, digest, opening.result()[boxes.box_slices(box)].read())
         for name, shards, opening in opened
         for box, digest in shards
     ]
@@ -409,7 +362,7 @@ class OrbaxShards(carrier.Carrier):
       for _, data in pieces:
         if data.dtype != dtype:
           raise wire.WireError("leaves", f"leaf {name} is {data.dtype}")
-      leaves[name] = cut_box(box_of((), shape), dtype, pieces)
+      leaves[name] = boxes.cut_box(boxes.box_of((), shape), dtype, pieces)
     return leaves
 
   def _readers(

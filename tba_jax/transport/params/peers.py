@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shards of a version from every process of the trainer.
 
-Process 0 (`Leader`) asks the others (`Helper`) for their shards through the
-key-value store of the trainer's coordinator, in background threads.
+Process 0 (`Leader`) asks the others (`Helper`) to make their shards readable,
+through the key-value store of the trainer's coordinator, in background threads.
+Each answers with a part of the manifest.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 import threading
 import time
 from typing import Any
@@ -21,8 +23,14 @@ from tba_jax.system import background
 from tba_jax.transport import wire
 from tba_jax.transport.kv import jax_kv
 from tba_jax.transport.params import carrier
+from tba_jax.transport.params import carriers
+from tba_jax.transport.params import network
 from tba_jax.transport.params import orbax_shards
+from tba_jax.transport.params import pace as pace_lib
 from tba_jax.transport.params import version
+
+# (tag, leaves, path, tags to keep) -> part of the manifest.
+Write = Callable[[str, Mapping[str, Any], str, Sequence[str]], dict[str, Any]]
 
 _PREFIX = "tba_shards"
 # Longest wait in the coordinator's client, which cannot be interrupted.
@@ -36,7 +44,7 @@ class Leader:
     client: client of the trainer's coordinator.
     num_processes: number of the trainer's processes.
     secret: key of the messages.
-    deadline_s: time for the other processes to write a version.
+    pace: gives the time for the other processes to write a version.
   """
 
   def __init__(
@@ -45,55 +53,72 @@ class Leader:
       num_processes: int,
       *,
       secret: bytes,
-      deadline_s: float,
+      pace: pace_lib.Pace,
   ):
     self._client = client
     self._others = range(1, num_processes)
     self._secret = secret
-    self._deadline_s = deadline_s
+    self._pace = pace
     self._count = -1
     self._tag = ""
+    self._began = 0.0
 
-  def begin(self, tag: str, path: str) -> None:
-    """Asks the other processes to write their shards of a version."""
+  def begin(
+      self, tag: str, *, path: str = "", keep: Sequence[str] = ()
+  ) -> None:
+    """Asks the other processes to write their shards of a version.
+
+    Args:
+      tag: tag of the version.
+      path: folder to write to; "" for the network.
+      keep: tags of the versions that they are to keep serving.
+    """
     self._count += 1
     self._tag = tag
-    message = {"tag": tag, "path": path}
+    self._began = time.monotonic()
+    message = {"tag": tag, "path": path, "keep": list(keep)}
     for process in self._others:
       self._client.key_value_set_bytes(
           _ask_key(process, self._count),
           wire.encode_message(message, self._secret),
       )
 
-  def collect(self) -> list[orbax_shards.Shards]:
-    """Waits for the others; returns what each has written.
+  def collect(self, num_bytes: float) -> list[dict[str, Any]]:
+    """Waits for the others; returns the part of each.
+
+    Args:
+      num_bytes: bytes that each has to write, about.
 
     Raises:
       OSError: a process failed, or was late; it is named.
     """
-    until = time.monotonic() + self._deadline_s
-    return [self._answer(process, until) for process in self._others]
+    deadline_s = self._pace.deadline_s(num_bytes)
+    parts = [self._answer(process, deadline_s) for process in self._others]
+    self._pace.done(num_bytes, time.monotonic() - self._began)
+    return parts
 
   def close(self) -> None:
     """Does nothing; for symmetry with `Helper`."""
 
-  def _answer(self, process: int, until: float) -> orbax_shards.Shards:
+  def _answer(self, process: int, deadline_s: float) -> dict[str, Any]:
     key = _answer_key(process, self._count)
-    left_ms = int(1e3 * max(until - time.monotonic(), 0.001))
+    left_s = self._began + deadline_s - time.monotonic()
+    left_ms = int(1e3 * max(left_s, 0.001))
     try:
       data = self._client.blocking_key_value_get_bytes(key, left_ms)
       self._client.key_value_delete(key)
       answer = wire.decode_message(
-          data, self._secret, {"error": str, "shards": {"*": [list]}}
+          data, self._secret, {"error": str, "part": dict}
       )
     except (jax_kv.KvError, wire.WireError) as error:
+      self._pace.missed()
       raise OSError(
           f"process {process} of the trainer has not written its shards of"
-          f" version {self._tag} within {self._deadline_s:.0f} s: {error}"
+          f" version {self._tag} within {deadline_s:.0f} s: {error}"
       ) from error
     if answer["error"]:
       raise OSError(f"process {process} of the trainer: {answer['error']}")
-    return answer["shards"]
+    return answer["part"]
 
 
 class Helper:
@@ -103,6 +128,7 @@ class Helper:
     client: client of the trainer's coordinator.
     process: number of this process.
     copy: returns a copy of the published leaves of params, by path.
+    write: makes leaves readable: (tag, leaves, path, tags to keep) -> part.
     secret: key of the messages.
     deadline_s: time for a requested version to be submitted.
   """
@@ -112,6 +138,7 @@ class Helper:
       client: jax_kv.Client,
       process: int,
       copy: Callable[[Any], Mapping[str, Any]],
+      write: Write,
       *,
       secret: bytes,
       deadline_s: float,
@@ -119,10 +146,11 @@ class Helper:
     self._client = client
     self._process = process
     self._copy = copy
+    self._write_part = write
     self._secret = secret
     self._deadline_s = deadline_s
-    # Versions in order of submission, in which process 0 asks for them.
-    self._copies: list[tuple[int, Mapping[str, Any]]] = []
+    # Copies in order of submission, in which process 0 asks for them.
+    self._copies: list[_Copy] = []
     self._changed = threading.Condition()
     # The thread may be writing.
     close_s = max(deadline_s, 2 * _POLL_S)
@@ -136,13 +164,14 @@ class Helper:
     self._worker.check()
     leaves = self._copy(params)
     with self._changed:
-      self._copies.append((version, leaves))
+      self._copies = [copy for copy in self._copies if not copy.is_written]
+      self._copies.append(_Copy(version, leaves))
       self._changed.notify_all()
 
   def forget(self, version: int) -> None:
     """Drops the oldest copy of a version, which process 0 will not ask for."""
     with self._changed:
-      self._take(version)
+      self._copies.remove(self._find(version))
 
   def close(self) -> None:
     """Ends the thread; raises its error, if any."""
@@ -167,9 +196,9 @@ class Helper:
       if jax_kv.error_code(error) == "DEADLINE_EXCEEDED":
         return False
       raise
-    answer = {"error": "", "shards": {}}
+    answer = {"error": "", "part": {}}
     try:
-      answer["shards"] = self._write(data)
+      answer["part"] = self._write(data)
     except Exception as error:  # Process 0 raises it.
       answer["error"] = f"its shards could not be written: {error}"
     self._client.key_value_set_bytes(
@@ -179,22 +208,37 @@ class Helper:
     self._client.key_value_delete(key)
     return True
 
-  def _write(self, data: bytes) -> orbax_shards.Shards:
-    request = wire.decode_message(data, self._secret, {"tag": str, "path": str})
+  def _write(self, data: bytes) -> dict[str, Any]:
+    schema = {"tag": str, "path": str, "keep": [str]}
+    request = wire.decode_message(data, self._secret, schema)
     version = int(request["tag"].rpartition(".")[2])
     with self._changed:
-      done = self._changed.wait_for(
-          lambda: any(submitted == version for submitted, _ in self._copies),
-          self._deadline_s,
+      copy = self._changed.wait_for(
+          lambda: self._find(version), self._deadline_s
       )
-      if not done:
+      if copy is None:
         raise TimeoutError(f"version {version} was not submitted")
-      leaves = self._take(version)
-    return orbax_shards.write_folder(epath.Path(request["path"]), leaves)
+    part = self._write_part(
+        request["tag"], copy.leaves, request["path"], request["keep"]
+    )
+    # Kept until the next one: another process may fail, and all try again.
+    copy.is_written = True
+    return part
 
-  def _take(self, version: int) -> Mapping[str, Any]:
-    at = [submitted for submitted, _ in self._copies].index(version)
-    return self._copies.pop(at)[1]
+  def _find(self, version: int) -> "_Copy | None":
+    """Returns the copy of a version that is written next, under the lock."""
+    copies = [copy for copy in self._copies if copy.version == version]
+    # A version may be published twice; the copy not yet written is next.
+    return min(copies, key=lambda copy: copy.is_written, default=None)
+
+
+@dataclasses.dataclass(eq=False)
+class _Copy:
+  """A version on the devices of another process."""
+
+  version: int
+  leaves: Mapping[str, Any]
+  is_written: bool = False
 
 
 def _ask_key(process: int, count: int) -> str:
@@ -205,9 +249,49 @@ def _answer_key(process: int, count: int) -> str:
   return f"{_PREFIX}/done/{process}/{count:012d}"
 
 
+class _Serving:
+  """Another process's server of its shards, by the carrier "network"."""
+
+  def __init__(self, config: ml_collections.ConfigDict, run: wire.RunIdentity):
+    self._config = config
+    self._run = run
+    self._server: network.Server | None = None
+    # Tag -> salt of the versions that are served.
+    self._salts: dict[str, str] = {}
+
+  def write(
+      self,
+      tag: str,
+      leaves: Mapping[str, Any],
+      path: str,
+      keep: Sequence[str],
+  ) -> dict[str, Any]:
+    del path
+    if self._server is None:
+      self._server = network.Server(
+          carrier.serve_address(self._config),
+          run_id=self._run.run_id,
+          secret=self._run.secret,
+          stall_s=self._config.store.deadline_s,
+      )
+    part = self._server.add(tag, leaves)
+    salts = {**self._salts, tag: part["salt"]}
+    self._salts = {tag: salts[tag] for tag in keep if tag in salts}
+    self._server.keep(list(self._salts.values()))
+    return part
+
+
+def _write_folder(
+    tag: str, leaves: Mapping[str, Any], path: str, keep: Sequence[str]
+) -> dict[str, Any]:
+  """Writes shards for the carrier "orbax"."""
+  del tag, keep
+  return {"shards": orbax_shards.write_folder(epath.Path(path), leaves)}
+
+
 def make_peers(
     config: ml_collections.ConfigDict,
-    secret: bytes,
+    run: wire.RunIdentity,
     copy: Callable[[types.PyTree], dict[str, Any]],
     params: types.PyTree,
     *,
@@ -220,7 +304,7 @@ def make_peers(
 
   Args:
     config: reads `publish`, `store` and `trainer`.
-    secret: key of the messages.
+    run: run whose params are published.
     copy: returns a copy of the published leaves of params, by path.
     params: params of the train state; may be abstract.
     client: client of the trainer's coordinator; None for a single process.
@@ -229,9 +313,13 @@ def make_peers(
   num_processes = config.trainer.num_processes
   specs = version.specs_of(jax.eval_shape(copy, params))
   name = carrier.choose_carrier(config, version.num_bytes(specs))
-  if client is None or name != "orbax":
+  if client is None or not carriers.CARRIERS[name].moves_shards:
     return None
-  settings = {"secret": secret, "deadline_s": config.store.deadline_s}
+  deadline_s = config.store.deadline_s
   if process == 0:
-    return Leader(client, num_processes, **settings)
-  return Helper(client, process, copy, **settings)
+    pace = pace_lib.Pace(deadline_s)
+    return Leader(client, num_processes, secret=run.secret, pace=pace)
+  write = _write_folder if name == "orbax" else _Serving(config, run).write
+  return Helper(
+      client, process, copy, write, secret=run.secret, deadline_s=deadline_s
+  )

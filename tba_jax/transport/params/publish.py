@@ -18,6 +18,7 @@ from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 from tba_jax.transport.params import carrier as carrier_lib
 from tba_jax.transport.params import manifest
+from tba_jax.transport.params import pace as pace_lib
 from tba_jax.transport.params import version as version_lib
 
 # Intervals of serving readers, and of checking the store's pointer.
@@ -25,6 +26,13 @@ SERVE_S = 0.05
 _CHECK_S = 0.5
 # Least time between sending a version twice because readers asked for it.
 _REPEAT_EVERY_S = 2.0
+# Attempts to write a version that may fail in a row, and the pauses after them:
+# the trainer ends after some three minutes in which none could be written.
+MOST_FAILURES = 12
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+# Time that a version waits to be written before one that is skipped is worth an
+# event, and least time between two of these.
+LATE_S, _SKIP_EVENT_S = 10.0, 60.0
 _CLOSE_S = 5.0
 
 
@@ -32,7 +40,9 @@ class Publisher:
   """Publishes versions from a thread; `submit` only copies params on devices.
 
   It is the `ports.ParamsSink` of the store. Versions that come faster than they
-  can be written are skipped, but for an exact lag: then each is needed.
+  can be written or read are skipped, but for an exact lag: then each is needed.
+  A version that can't be written is tried again until a newer one comes; what
+  searchers have stays in use. After `MOST_FAILURES` in a row the thread ends.
   """
 
   def __init__(
@@ -52,7 +62,7 @@ class Publisher:
     """Starts the thread.
 
     Args:
-      config: reads `publish.keep_versions`.
+      config: reads `publish.keep_versions` and `store.deadline_s`.
       run: run whose params are published.
       make_transport: returns a new client of the run's store.
       carriers: carriers to write with, in order of preference; closed at the
@@ -81,6 +91,12 @@ class Publisher:
         tuple[version_lib.Version, dict[str, Any], Any]
     ] = collections.deque()
     self._written = -1
+    self._pace = pace_lib.Pace(config.store.deadline_s)
+    # Failed attempts in a row, and the time of the next.
+    self._failures = 0
+    self._next_try = 0.0
+    # Since when there is a version to write, and the time of the next event.
+    self._due_since = self._next_skip_event = 0.0
     self._thread = background.Thread(
         "publisher", self._serve, close_s=_CLOSE_S, wake=self._wake
     )
@@ -91,25 +107,38 @@ class Publisher:
     byte_store.check_thread(self._thread, "publishing")
     copy = self._copy(params)
     skipped = None
+    now = time.monotonic()
     with self._changed:
-      if self._submitted and self._may_skip:
+      if not self._submitted:
+        self._due_since = now
+      elif self._may_skip:
         skipped = self._submitted.pop()[0].step
       number = version_lib.Version(self._epoch, version)
       self._submitted.append((number, copy, nonfinite))
       self._changed.notify_all()
+    due = max(self._due_since + LATE_S, self._next_skip_event)
+    if skipped is not None and now >= due:
+      self._next_skip_event = now + _SKIP_EVENT_S
+      self._on_event(
+          "version_skipped",
+          f"version {skipped} is skipped for version {version}: none was"
+          f" begun for {now - self._due_since:.0f} s; raise"
+          " config.publish.every_steps or choose a faster"
+          " config.publish.carrier",
+      )
     return skipped
 
-  def wait(self, version: int, deadline_s: float) -> None:
+  def wait(self, version: int, should_stop: Callable[[], bool]) -> None:
     with self._changed:
-      done = self._changed.wait_for(
-          lambda: self._written >= version or self._thread.failed, deadline_s
-      )
+      while not (
+          self._written >= version or self._thread.failed or should_stop()
+      ):
+        self._changed.wait(_CHECK_S)
     byte_store.check_thread(self._thread, "publishing")
-    if not done:
-      raise byte_store.DeadlineExceededError(
-          f"version {version} was not published within {deadline_s:.0f} s:"
-          f" the store holds version {self._written}"
-      )
+
+  def is_publishing(self) -> bool:
+    with self._changed:
+      return bool(self._failures) or self._pace.is_moving()
 
   def close(self) -> None:
     byte_store.close_thread(self._thread, "publishing")
@@ -133,18 +162,25 @@ class Publisher:
     while True:
       with self._changed:
         self._changed.wait_for(
-            lambda: self._submitted or stop.is_set(), timeout=SERVE_S
+            lambda: self._is_due() or stop.is_set(), timeout=SERVE_S
         )
         if stop.is_set():
           break
-        pending = self._submitted.popleft() if self._submitted else None
+        pending = self._submitted.popleft() if self._is_due() else None
       try:
         if pending is not None and not float(np.asarray(pending[2])):
-          with self._span("publish", lane="publish"):
-            self._pack(kept, *pending[:2])
+          num_bytes = version_lib.num_bytes(version_lib.specs_of(pending[1]))
+          began = time.monotonic()
+          with (
+              self._span("publish", lane="publish"),
+              self._pace.moving(num_bytes),
+          ):
+            is_packed = self._pack(kept, *pending)
             pending = None  # Free the copy of the params before sending.
-            self._send(transport, kept)
-          checked = sent = time.monotonic()
+            if is_packed:
+              self._send(transport, kept)
+              checked = sent = time.monotonic()
+              self._pace.done(num_bytes, sent - began)
         elif kept and time.monotonic() > checked + _CHECK_S:
           checked = time.monotonic()
           newest = kept[-1].version
@@ -179,25 +215,58 @@ class Publisher:
       self._refusals.add(manifest.POINTER, error)
       return None
 
+  def _is_due(self) -> bool:
+    """Returns whether a version is to be written now; under the lock."""
+    if not self._submitted or time.monotonic() < self._next_try:
+      return False
+    return not (self._may_skip and any(c.is_full() for c in self._carriers))
+
   def _pack(
       self,
       kept: list[carrier_lib.PackedVersion],
       version: version_lib.Version,
       leaves: Mapping[str, Any],
-  ) -> None:
-    """Packs a version with the first carrier that has room."""
+      nonfinite: Any,
+  ) -> bool:
+    """Packs a version with the first carrier that has room.
+
+    Returns False if none has: the version is tried again, unless there is a
+    newer one and it may be skipped. Raises after too many failures in a row.
+    """
     for carrier in self._carriers:
       try:
         new = carrier.pack(version, leaves)
         break
-      except OSError as error:
+      except (OSError, MemoryError, wire.WireError) as error:
         if carrier is self._carriers[-1]:
-          raise
+          self._note_failure(version, error)
+          with self._changed:
+            if not (self._submitted and self._may_skip):
+              self._submitted.appendleft((version, leaves, nonfinite))
+          return False
         self._on_event("carrier_full", f"{carrier.name}: {error}")
+    self._failures = 0
     if not kept:
       new.carrier.clean(new.tag)
     # After a restore, the same version may be published again.
     kept[:] = [old for old in kept if old.version != version] + [new]
+    return True
+
+  def _note_failure(
+      self, version: version_lib.Version, error: Exception
+  ) -> None:
+    """Sets the time of the next attempt; raises `error` after the last."""
+    self._failures += 1
+    message = (
+        f"version {version.step} could not be written, attempt {self._failures}"
+        f" of {MOST_FAILURES}: {error or type(error).__name__}; searchers go"
+        " on with the version that they have (config.publish.carrier)"
+    )
+    self._on_event("publish_failed", message)
+    if self._failures >= MOST_FAILURES:
+      raise OSError(message) from error
+    pause_s = FIRST_PAUSE_S * 2 ** (self._failures - 1)
+    self._next_try = time.monotonic() + min(pause_s, LONGEST_PAUSE_S)
 
   def _send(
       self,

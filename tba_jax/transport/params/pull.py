@@ -17,6 +17,7 @@ from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 from tba_jax.transport.params import carrier as carrier_lib
 from tba_jax.transport.params import manifest
+from tba_jax.transport.params import pace as pace_lib
 from tba_jax.transport.params import version as version_lib
 
 # Least time between two requests for a version.
@@ -57,7 +58,7 @@ class Puller:
     """Starts the thread.
 
     Args:
-      config: reads `search.num_searchers`.
+      config: reads `search.num_searchers` and `store.deadline_s`.
       run: run whose params are pulled.
       expected: shape and dtype of every published leaf, by path.
       make_transport: returns a new client of the run's store.
@@ -83,6 +84,8 @@ class Puller:
     self._refusals = wire.Refusals(on_event, kind="refused_version")
     self._name = secrets.token_hex(8)
     self._next_ask = 0.0
+    self._pace = pace_lib.Pace(config.store.deadline_s)
+    self._num_bytes = version_lib.num_bytes(expected)
     self.stats = version_lib.PullStats()
     self._changed = threading.Condition()
     self._latest: Pulled | None = None
@@ -116,6 +119,9 @@ class Puller:
       self._interval.stop_waiting()
       byte_store.check_thread(self._thread, "pulling")
       return find()
+
+  def is_pulling(self) -> bool:
+    return self._pace.is_moving()
 
   def close(self) -> None:
     byte_store.close_thread(self._thread, "pulling")
@@ -181,14 +187,15 @@ class Puller:
   ) -> None:
     started = time.perf_counter()
     try:
-      leaves = manifest.read_version(
-          transport,
-          version,
-          self._run,
-          carriers=self._carriers,
-          expected=self._expected,
-          base_name=self._base_name,
-      )
+      with self._pace.moving(self._num_bytes):
+        leaves = manifest.read_version(
+            transport,
+            version,
+            self._run,
+            carriers=self._carriers,
+            expected=self._expected,
+            base_name=self._base_name,
+        )
     except wire.WireError as error:
       if error.reason not in _LASTING:
         self._ask_again(transport, version)
@@ -196,8 +203,9 @@ class Puller:
     if leaves is None:
       self._ask_again(transport, version)
       return
-    ms = 1e3 * (time.perf_counter() - started)
-    message = f"pulled version {version.tag} in {ms:.1f} ms"
+    seconds = time.perf_counter() - started
+    self._pace.done(self._num_bytes, seconds)
+    message = f"pulled version {version.tag} in {1e3 * seconds:.1f} ms"
     logging.log_every_n_seconds(logging.INFO, message, 30)
     self.stats.taken += 1
     with self._changed:

@@ -2,15 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Carries params as immutable files, in shared memory or on a shared disk.
 
-A version is one file, renamed into place when complete, with leaves aligned to
-64 bytes. Readers on the same host map it, share its pages and keep them when
-the file is removed; from a remote file system they read it.
+A version is a folder, renamed into place when complete, with one file per
+thread that writes and reads. A file has leaves, aligned to 64 bytes, and then
+the tags of their pieces (`seal.py`). Readers on the same host map it, share its
+pages and keep them when the file is removed; from a remote file system they
+read it.
 
 The files are in a private directory of the run: in `publish.directory`, by
 default in `/dev/shm`, else in the run directory.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
 import errno
 import mmap
@@ -26,12 +28,11 @@ from tba_jax.system import processes
 from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 from tba_jax.transport.params import carrier
+from tba_jax.transport.params import seal as seal_lib
 from tba_jax.transport.params import version
 
 _ALIGN = 64
 _MAX_THREADS = 4
-# Digests that may be pending during a write.
-_AHEAD = 16
 _MEMORY = pathlib.Path("/dev/shm")
 # File systems where a removed file stays readable while it is mapped; on a
 # remote one the reader gets SIGBUS.
@@ -104,20 +105,29 @@ def is_local(path: pathlib.Path) -> bool:
 
 
 class SharedFiles(carrier.Carrier):
-  """The carrier "files"; `path` is shared by all processes of the run."""
+  """The carrier "files"; `path` is shared by all processes of the run.
+
+  Args:
+    path: directory of the versions.
+    run_id: id of the run.
+    secret: key of the run's messages.
+  """
 
   name = "files"
-  schema = {"num_bytes": int, "digests": {"*": [str]}}
+  schema = {"salt": str, "files": [[str]]}
 
-  def __init__(self, path: pathlib.Path):
+  def __init__(self, path: pathlib.Path, *, run_id: str, secret: bytes):
     self._path = path
-    threads = min(_MAX_THREADS, len(processes.available_cores()))
-    # Hashing releases the GIL.
-    self._pool = futures.ThreadPoolExecutor(threads, "params-hash")
+    self._run_id = run_id
+    self._secret = secret
+    self._threads = min(_MAX_THREADS, len(processes.available_cores()))
+    # Copies and seals release the GIL.
+    self._pool = futures.ThreadPoolExecutor(self._threads, "params-files")
 
   @classmethod
   def make(cls, place: carrier.CarrierPlace) -> "SharedFiles":
-    return cls(files_directory(place.directory, place.workdir, place.run_id))
+    path = files_directory(place.directory, place.workdir, place.run_id)
+    return cls(path, run_id=place.run_id, secret=place.secret)
 
   def write(
       self, tag: str, leaves: Mapping[str, Any]
@@ -125,27 +135,41 @@ class SharedFiles(carrier.Carrier):
     prepare_directory(self._path)
     path = self._path / f"{tag}.params"
     temporary = self._path / f".{tag}.{os.getpid()}"
-    try:
-      with temporary.open("wb", buffering=0) as file:
-        carried = self._write(file, leaves)
+    salt = seal_lib.make_salt()
+    seal = seal_lib.Seal(self._secret, self._run_id, tag, salt)
+    specs = version.specs_of(leaves)
+    files = _share_out(specs, self._threads)
+    first = _first_pieces(specs)
+
+    def write(number: int) -> None:
+      with (temporary / str(number)).open("wb", buffering=0) as file:
+        _write_file(file, files[number], leaves, specs, seal, first)
         os.fsync(file.fileno())
+
+    try:
+      shutil.rmtree(temporary, ignore_errors=True)
+      temporary.mkdir(mode=0o700)
+      for _ in self._pool.map(write, range(len(files))):
+        pass
+      # After a restore, the same version may be published again.
+      remove_directory(path)
       temporary.replace(path)
     except OSError as error:
-      temporary.unlink(missing_ok=True)
+      remove_directory(temporary)
       raise OSError(
           error.errno or errno.EIO,
           f"params could not be written to {path} ({error.strerror});"
           " config.publish.directory names another place",
       ) from error
-    return carried, None
+    return {"salt": salt, "files": files}, None
 
   def drop(self, packed: carrier.PackedVersion) -> None:
-    (self._path / f"{packed.tag}.params").unlink(missing_ok=True)
+    remove_directory(self._path / f"{packed.tag}.params")
 
   def clean(self, tag: str) -> None:
     for path in [*self._path.glob("*.params"), *self._path.glob(".*.*.*")]:
       if path.name.removeprefix(".") < tag:
-        path.unlink(missing_ok=True)
+        remove_directory(path)
 
   def read(
       self,
@@ -154,9 +178,20 @@ class SharedFiles(carrier.Carrier):
       carried: Mapping[str, Any],
       specs: version.Specs,
   ) -> dict[str, np.ndarray] | None:
-    path = self._path / f"{tag}.params"
+    path, files = self._path / f"{tag}.params", carried["files"]
+    missing = specs.keys() - {name for names in files for name in names}
+    if missing:
+      raise wire.WireError(
+          "leaves", f"leaf {', '.join(sorted(missing))} is not in {path}"
+      )
+    seal = seal_lib.Seal(self._secret, self._run_id, tag, carried["salt"])
+    first = _first_pieces(specs)
     try:
-      data = _open(path)
+      opened = [
+          self._pool.submit(_open, path / str(number), _size(names, specs))
+          for number, names in enumerate(files)
+      ]
+      datas = [future.result() for future in opened]
     except FileNotFoundError:
       # A drop deletes the manifest first.
       if transport.get(f"p/{tag}/meta") is None:
@@ -166,54 +201,82 @@ class SharedFiles(carrier.Carrier):
           f"{path} is not there: config.publish.directory must be the same"
           " place for trainer and searchers",
       ) from None
-    if len(data) != carried["num_bytes"]:
-      raise wire.WireError(
-          "truncated", f"{path} has {len(data)} bytes of {carried['num_bytes']}"
-      )
-    checks = []
-    for name, offset, size in _places(specs):
-      wanted = carried["digests"].get(name)
-      leaf = memoryview(data)[offset : offset + size]
-      starts = range(0, size, carrier.PIECE_BYTES)
-      if wanted is None or len(wanted) != len(starts):
-        raise wire.WireError("leaves", f"leaf {name} is not in {path}")
-      for start, text in zip(starts, wanted, strict=True):
-        piece = leaf[start : start + carrier.PIECE_BYTES]
-        checks.append((name, piece, text))
-    for _ in self._pool.map(lambda check: carrier.check_digest(*check), checks):
+    leaves, checks = {}, []
+    for names, data in zip(files, datas, strict=True):
+      view = memoryview(data)
+      tags = view[_end(names, specs) :]
+      for name, offset, size in _places(names, specs):
+        leaves[name] = carrier.as_leaf(data, specs[name], offset)
+        for start in range(0, size, seal_lib.PIECE_BYTES):
+          piece = view[offset + start : offset + size][: seal_lib.PIECE_BYTES]
+          number = first[name] + start // seal_lib.PIECE_BYTES
+          checks.append(
+              (name, number, piece, bytes(tags[: seal_lib.TAG_BYTES]))
+          )
+          tags = tags[seal_lib.TAG_BYTES :]
+    for _ in self._pool.map(lambda check: seal.check(*check), checks):
       pass
-    return {
-        name: carrier.as_leaf(data, specs[name], offset)
-        for name, offset, _ in _places(specs)
-    }
+    return {name: leaves[name] for name in specs}
 
   def close(self) -> None:
     self._pool.shutdown(wait=False, cancel_futures=True)
 
-  def _write(self, file: BinaryIO, leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes all leaves in order; returns `carried`."""
-    digests, pending, position = {}, [], 0
-    for name, offset, size in _places(version.specs_of(leaves)):
-      _write_all(file, memoryview(bytes(offset - position)))
-      # Leaves are copied from the device one at a time.
-      data = carrier.flat_bytes(leaves[name])
-      digests[name] = []
-      for piece in carrier.pieces(data):
-        pending.append((name, self._pool.submit(carrier.digest, piece)))
-        _write_all(file, memoryview(piece))
-        while len(pending) > _AHEAD:
-          done, future = pending.pop(0)
-          digests[done].append(future.result())
-      position = offset + size
-    for done, future in pending:
-      digests[done].append(future.result())
-    return {"num_bytes": position, "digests": digests}
+
+def _share_out(specs: version.Specs, num_files: int) -> list[list[str]]:
+  """Returns the names of the leaves in each file, of about the same size."""
+  files: list[list[str]] = [[] for _ in range(num_files)]
+  sizes = [0] * num_files
+  by_size = sorted(specs, key=lambda name: -version.leaf_bytes(*specs[name]))
+  for name in by_size:
+    smallest = sizes.index(min(sizes))
+    files[smallest].append(name)
+    sizes[smallest] += version.leaf_bytes(*specs[name])
+  return files
 
 
-def _open(path: pathlib.Path) -> mmap.mmap | bytes:
-  """Returns the bytes of a file, mapped if that is safe."""
+def _first_pieces(specs: version.Specs) -> dict[str, int]:
+  """Returns the number of each leaf's first piece."""
+  first, number = {}, 0
+  for name, spec in specs.items():
+    first[name] = number
+    number += seal_lib.num_pieces(version.leaf_bytes(*spec))
+  return first
+
+
+def _write_file(
+    file: BinaryIO,
+    names: Sequence[str],
+    leaves: Mapping[str, Any],
+    specs: version.Specs,
+    seal: seal_lib.Seal,
+    first: Mapping[str, int],
+) -> None:
+  """Writes leaves at their places, and then the tags of their pieces."""
+  tags, position = [], 0
+  for name, offset, size in _places(names, specs):
+    _write_all(file, memoryview(bytes(offset - position)))
+    # Leaves are copied from the device one at a time.
+    data = carrier.flat_bytes(leaves[name])
+    for number, piece in enumerate(seal_lib.pieces(data), first[name]):
+      _write_all(file, memoryview(piece))
+      tags.append(seal.sign(number, piece))
+    position = offset + size
+  _write_all(file, memoryview(b"".join(tags)))
+
+
+def _open(path: pathlib.Path, num_bytes: int) -> mmap.mmap | bytes:
+  """Returns the bytes of a file, mapped if that is safe.
+
+  Raises:
+    FileNotFoundError: the file is not there, or not any more.
+    WireError: the file does not have `num_bytes`.
+  """
   with path.open("rb") as file:
     size = os.fstat(file.fileno()).st_size
+    if size != num_bytes:
+      raise wire.WireError(
+          "truncated", f"{path} has {size} bytes of {num_bytes}"
+      )
     if not size or not is_local(path):
       try:
         return file.read()
@@ -225,14 +288,28 @@ def _open(path: pathlib.Path) -> mmap.mmap | bytes:
     return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
 
 
-def _places(specs: version.Specs) -> Iterator[tuple[str, int, int]]:
-  """Yields name, offset in the file and size in bytes of each leaf."""
+def _places(
+    names: Sequence[str], specs: version.Specs
+) -> Iterator[tuple[str, int, int]]:
+  """Yields name, offset in their file and size in bytes of each leaf."""
   offset = 0
-  for name, spec in specs.items():
+  for name in names:
     offset += -offset % _ALIGN
-    size = version.leaf_bytes(*spec)
+    size = version.leaf_bytes(*specs[name])
     yield name, offset, size
     offset += size
+
+
+def _end(names: Sequence[str], specs: version.Specs) -> int:
+  """Returns the offset at which a file's leaves end, and its tags begin."""
+  return max((at + size for _, at, size in _places(names, specs)), default=0)
+
+
+def _size(names: Sequence[str], specs: version.Specs) -> int:
+  """Returns the size of a file in bytes."""
+  sizes = (version.leaf_bytes(*specs[name]) for name in names)
+  tags = seal_lib.TAG_BYTES * sum(map(seal_lib.num_pieces, sizes))
+  return _end(names, specs) + tags
 
 
 def _write_all(file: BinaryIO, data: memoryview) -> None:

@@ -11,9 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tba_jax.system import processes
 from tba_jax.transport import wire
 from tba_jax.transport.params import carrier
+from tba_jax.transport.params import network
 from tba_jax.transport.params import orbax_shards
+from tba_jax.transport.params import seal as seal_lib
 from tba_jax.transport.params import shared_files
 from tba_jax.transport.params import store_chunks
 from tba_jax.transport.params import version
@@ -30,9 +33,10 @@ def make_leaves():
       "['a']": jnp.asarray(rng.normal(size=(3, 5)).astype(np.float32)),
       # Over one piece of 1 MiB.
       "['b']": rng.normal(size=(700, 400)).astype(np.float32),
-      "['c']": jnp.asarray(1.5, jnp.bfloat16),
+      "['c']": jnp.asarray([1.5, 2.25, 3e5, 0.1, -7, 9], jnp.bfloat16),
       "['d']": np.zeros((0, 4), np.int32),
       "['e']": np.asarray([True, False]),
+      "['f']": np.asarray(2.5, np.float32),
   }
 
 
@@ -51,7 +55,10 @@ class CarrierCase(parameterized.TestCase):
     path = path or self.path
     made = {
         "store": store_chunks.StoreChunks,
-        "files": lambda: shared_files.SharedFiles(path),
+        "files": lambda: shared_files.SharedFiles(path, **KEYS),
+        "network": lambda: network.Network(
+            lambda: "127.0.0.1:0", stall_s=deadline_s, **KEYS, **settings
+        ),
         "orbax": lambda: orbax_shards.OrbaxShards(
             str(path), deadline_s=deadline_s, **KEYS, **settings
         ),
@@ -79,7 +86,7 @@ class CarrierCase(parameterized.TestCase):
 
 class CarrierTest(CarrierCase):
 
-  @parameterized.parameters("store", "files", "orbax")
+  @parameterized.parameters("store", "files", "network", "orbax")
   def test_leaves_are_read_bit_for_bit_until_they_are_dropped(self, name):
     writer, reader = self.make(name), self.make(name)
     packed = self.publish(writer)
@@ -97,25 +104,36 @@ class CarrierTest(CarrierCase):
       self.assertEmpty(self.files())
 
   @parameterized.parameters(
-      ("store", "digests"), ("files", "num_bytes"), ("orbax", "shards")
+      ("store", "digests"),
+      ("files", "files"),
+      ("network", "sources"),
+      ("orbax", "shards"),
   )
   def test_incomplete_data_is_refused(self, name, field):
     carried = self.make(name)
     packed = self.publish(carried)
     if field == "digests":
       del packed.carried[field][-1]
-    elif field == "num_bytes":
-      os.truncate(self.path / f"{TAG}.params", 100)
+    elif field == "files":
+      os.truncate(self.path / f"{TAG}.params" / "0", 100)
+    elif field == "sources":
+      del packed.carried[field][0]["shards"][1]
     else:
       packed.carried[field]["['b']"] = [([[0, 69], [0, 40]], "")]
     with self.assertRaises(wire.WireError):
       self.read(carried, packed)
 
-  @parameterized.parameters(("files", "digests"), ("orbax", "shards"))
-  def test_missing_leaf_is_named(self, name, field):
+  @parameterized.parameters("files", "orbax")
+  def test_missing_leaf_is_named(self, name):
     writer = self.make(name)
     packed = self.publish(writer)
-    del packed.carried[field]["['b']"]
+    if name == "files":
+      packed.carried["files"] = [
+          [leaf for leaf in names if leaf != "['b']"]
+          for names in packed.carried["files"]
+      ]
+    else:
+      del packed.carried["shards"]["['b']"]
     with self.assertRaisesRegex(wire.WireError, r"leaf \['b'\] is not in"):
       self.read(writer, packed)
 
@@ -144,7 +162,7 @@ class CarrierTest(CarrierCase):
   def test_versions_of_an_earlier_trainer_are_removed(self, name):
     old = self.publish(self.make(name), version.Version(1, 900))
     partial = self.path / (".00000001.0000000901.77"[name == "orbax" :])
-    partial.mkdir() if name == "orbax" else partial.touch()
+    partial.mkdir()
     writer = self.make(name)
     new = self.publish(writer, version.Version(2, 1))
     writer.clean(new.tag)
@@ -173,7 +191,7 @@ class StoreTest(CarrierCase):
       self.read(self.carrier, self.packed)
     for name in self.leaves:
       named = name in str(caught.exception)
-      self.assertEqual(named, name in ("['b']", "['c']", "['e']"), name)
+      self.assertEqual(named, name not in ("['a']", "['d']"), name)
 
   def test_missing_chunk_means_a_dropped_version(self):
     self.transport.delete(f"p/{TAG}/000001")
@@ -186,7 +204,7 @@ class FilesTest(CarrierCase):
     super().setUp()
     self.carrier = self.make("files")
     self.packed = self.publish(self.carrier)
-    self.file = self.path / f"{TAG}.params"
+    self.folder = self.path / f"{TAG}.params"
 
   def test_file_of_a_remote_file_system_is_read(self):
     with mock.patch.object(shared_files, "is_local", lambda path: False):
@@ -202,18 +220,62 @@ class FilesTest(CarrierCase):
   def test_mapped_leaves_outlive_their_file(self):
     found = jax.device_put(self.read(self.carrier, self.packed))
     self.drop(self.carrier, self.packed)
-    self.assertFalse(self.file.exists())
+    self.assertFalse(self.folder.exists())
     np.testing.assert_array_equal(found["['b']"], self.leaves["['b']"])
 
-  @parameterized.parameters(("['a']", 5), ("['b']", 1_050_000), ("['e']", -1))
+  @parameterized.parameters(
+      ("['a']", 5), ("['b']", 5), ("['b']", 1_050_000), ("['c']", 1)
+  )
   def test_torn_leaf_is_named(self, name, position):
-    data = bytearray(self.file.read_bytes())
-    data[position] ^= 1
-    self.file.write_bytes(data)
+    wanted = np.asarray(self.leaves[name]).tobytes()[:64]
+    for path in self.folder.iterdir():
+      data = bytearray(path.read_bytes())
+      if (at := data.find(wanted)) >= 0:
+        data[at + position] ^= 1
+        path.write_bytes(data)
     with self.assertRaisesRegex(
         wire.WireError, rf"leaf \{name[:-1]}\] is torn"
     ):
       self.read(self.carrier, self.packed)
+
+  def test_every_forged_byte_is_noticed(self):
+    """Of the leaves and of their tags; bytes between leaves are free."""
+    for path in self.folder.iterdir():
+      data = path.read_bytes()
+      tail = seal_lib.TAG_BYTES
+      path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+      with self.assertRaisesRegex(wire.WireError, "is torn"):
+        self.read(self.carrier, self.packed)
+      path.write_bytes(data[:-tail] + bytes(tail))
+      with self.assertRaisesRegex(wire.WireError, "is torn"):
+        self.read(self.carrier, self.packed)
+      path.write_bytes(data)
+    self.assertIsNotNone(self.read(self.carrier, self.packed))
+
+  def test_files_of_another_version_are_refused(self):
+    other = self.publish(self.make("files"), version.Version(1, 4))
+    for path in self.folder.iterdir():
+      path.write_bytes(
+          (self.path / f"{other.tag}.params" / path.name).read_bytes()
+      )
+    with self.assertRaisesRegex(wire.WireError, "is torn"):
+      self.read(self.carrier, self.packed)
+
+  def test_leaves_are_spread_over_the_files(self):
+    with mock.patch.object(
+        processes, "available_cores", return_value=[0, 1, 2]
+    ):
+      writer = self.make("files", self.path.with_name("three"))
+    packed = self.publish(writer)
+    folder = self.path.with_name("three") / f"{TAG}.params"
+    sizes = sorted(path.stat().st_size for path in folder.iterdir())
+    self.assertLen(sizes, 3)
+    self.assertGreater(sizes[0], 0)
+    # The largest leaf has a file of its own, but for tags.
+    self.assertEqual(sizes[2], 700 * 400 * 4 + 2 * seal_lib.TAG_BYTES)
+    # A reader with another number of threads finds all of them.
+    reader = self.make("files", self.path.with_name("three"))
+    self.assertIsNotNone(self.read(reader, packed))
 
   def test_a_run_has_its_own_directories(self):
     of = lambda setting, run: shared_files.files_directory(

@@ -25,8 +25,8 @@ class CarriersTest(parameterized.TestCase):
       ("auto", _BIG, False, "/d", 2, "orbax"),
       ("auto", _BIG, False, "gs://b/d", 1, "orbax"),
       ("auto", _BIG, True, "gs://b/d", 1, "orbax"),
-      ("auto", _BIG, False, "", 2, "store"),
-      ("auto", _BIG, False, "", 1, "store"),
+      ("auto", _BIG, False, "", 2, "network"),
+      ("auto", _BIG, False, "", 1, "network"),
       ("auto", _BIG, True, "", 1, "files"),
       ("store", _BIG, True, "/d", 1, "store"),
       ("files", 1, False, "", 1, "files"),
@@ -43,6 +43,32 @@ class CarriersTest(parameterized.TestCase):
     )
     self.assertEqual(carrier.choose_carrier(config, num_bytes), wanted)
 
+  def test_store_that_announces_itself_elsewhere_is_on_another_host(self):
+    config = base_config.make(store__locator="10.0.0.1:7000")
+    self.assertEqual(carrier.choose_carrier(config, _BIG), "network")
+
+  @parameterized.parameters(
+      ("10.0.0.9:7011-7019", "", "127.0.0.1:0", "10.0.0.9:7011-7019"),
+      ("", "", "", "127.0.0.1:0"),
+      ("", "127.0.0.1:7000", "10.0.0.1:7001-7009", "127.0.0.1:0"),
+      ("", "", "127.0.0.1:7001-7009", "127.0.0.1:0"),
+      ("", "", "[::1]:0", "[::1]:0"),
+  )
+  def test_serves_where_the_store_is_reached(
+      self, address, store_locator, store, wanted
+  ):
+    config = base_config.make(
+        publish__address=address,
+        store__locator=store_locator,
+        store__address=store,
+    )
+    self.assertEqual(carrier.serve_address(config), wanted)
+
+  def test_unknown_store_host_names_the_setting(self):
+    config = base_config.make(store__address="nowhere.invalid:0")
+    with self.assertRaisesRegex(OSError, "publish.address.*nowhere.invalid"):
+      carrier.serve_address(config)
+
   def test_makes_the_carriers_of_a_config(self):
     run = run_directory.RunInfo(
         workdir=pathlib.Path("/nowhere"),
@@ -54,8 +80,8 @@ class CarriersTest(parameterized.TestCase):
     names = lambda config: [
         c.name for c in carrier.make_write_carriers(config, run, big)
     ]
-    # The store is the fallback for full disks.
-    self.assertEqual(names(base_config.make()), ["files", "store"])
+    # The network is the fallback for a full disk.
+    self.assertEqual(names(base_config.make()), ["files", "network"])
     config = base_config.make(publish__carrier="files")
     self.assertEqual(names(config), ["files"])
     # The config's names are those of the carrier.

@@ -1,73 +1,18 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Shards of params: boxes, folders, readers, and peers of one trainer."""
+"""Shards of params in folders: readers, and peers of one trainer."""
 
 import threading
 from unittest import mock
 
-from absl.testing import parameterized
 import numpy as np
 
 from tba_jax.transport import wire
 from tba_jax.transport.params import orbax_shards
+from tba_jax.transport.params import pace
 from tba_jax.transport.params import peers as peers_lib
 from tba_jax.transport.params import version
 from tests.transport.params import carrier_test
-
-WHOLE = np.arange(24).reshape(4, 6)
-# They cover it, in unequal parts.
-PARTS = [[[0, 1], [0, 6]], [[1, 4], [0, 2]], [[1, 4], [2, 6]]]
-
-
-class BoxTest(parameterized.TestCase):
-
-  @parameterized.parameters(
-      ((), (2, 3), [[0, 2], [0, 3]]),
-      ((slice(1, None),), (2, 3), [[1, 2], [0, 3]]),
-      ((slice(None), slice(0, 2)), (2, 3), [[0, 2], [0, 2]]),
-      ((), (), []),
-  )
-  def test_cuts_the_box_of_an_index(self, index, shape, wanted):
-    self.assertEqual(orbax_shards.box_of(index, shape), wanted)
-
-  @parameterized.parameters(
-      ([[0, 4], [0, 6]],),
-      ([[0, 1], [2, 3]],),
-      ([[1, 3], [1, 5]],),
-      ([[2, 4], [2, 6]],),
-      ([[0, 0], [0, 6]],),
-  )
-  def test_box_is_cut_from_pieces(self, box):
-    pieces = [(part, WHOLE[orbax_shards.box_slices(part)]) for part in PARTS]
-    found = orbax_shards.cut_box(box, WHOLE.dtype, pieces)
-    np.testing.assert_array_equal(found, WHOLE[orbax_shards.box_slices(box)])
-
-  def test_box_of_one_piece_is_a_view(self):
-    pieces = [([[0, 4], [0, 6]], WHOLE)]
-    found = orbax_shards.cut_box([[1, 2], [0, 6]], WHOLE.dtype, pieces)
-    self.assertTrue(np.shares_memory(found, WHOLE))
-    scalar = np.asarray(2.0)
-    found = orbax_shards.cut_box([], scalar.dtype, [([], scalar)])
-    self.assertIsInstance(found, np.ndarray)
-    self.assertEqual(found.shape, ())
-
-  @parameterized.parameters(
-      ([[0, 2], [0, 3]], [[1, 3], [2, 4]], [[1, 2], [2, 3]]),
-      ([[0, 2], [0, 3]], [[2, 3], [0, 3]], None),
-      ([[0, 0], [0, 3]], [[0, 2], [0, 3]], None),
-      ([], [], []),
-  )
-  def test_intersects_boxes(self, box, other, wanted):
-    self.assertEqual(orbax_shards.intersection(box, other), wanted)
-
-  @parameterized.parameters(
-      ((4, 6), PARTS[1:]), ((3, 6), PARTS), ((4, 6), [[[0, 4]]])
-  )
-  def test_shards_must_cover_a_leaf(self, shape, parts):
-    orbax_shards.check_cover("a", (4, 6), PARTS)
-    orbax_shards.check_cover("a", (), [[]])
-    with self.assertRaises(wire.WireError):
-      orbax_shards.check_cover("a", shape, parts)
 
 
 class OrbaxTest(carrier_test.CarrierCase):
@@ -142,7 +87,8 @@ class OrbaxTest(carrier_test.CarrierCase):
     self.drop(writer, packed)
     self.assertLen(self.files(), 1)
     self.assertEqual(list(self.transport.list("x")), [key])
-    writer._deadline_s = 0.0
+    writer._reading = pace.Pace(0.0)
+    writer._num_bytes = 0
     with self.assertLogs("absl", level="WARNING") as logs:
       writer.serve(self.transport, None)
     self.assertIn("process 7 of h", logs.output[0])

@@ -6,10 +6,9 @@ import time
 from unittest import mock
 
 from absl.testing import absltest
-from etils import epath
 import numpy as np
 
-from tba_jax.transport.params import orbax_shards
+from tba_jax.transport.params import pace as pace_lib
 from tba_jax.transport.params import peers
 from tests.mesh import cluster_test
 from tests.support import waiting
@@ -27,22 +26,22 @@ class PeersTest(absltest.TestCase):
     super().setUp()
     self.client = cluster_test.FakeClient()
     self.written = []
+    self.is_full = False
     self.enter_context(mock.patch.object(peers, "_POLL_S", 0.1))
-    # tests/multi_process has Orbax with several processes.
-    self.enter_context(
-        mock.patch.object(orbax_shards, "write_folder", side_effect=self.write)
-    )
 
-  def write(self, path, leaves):
+  def write(self, tag, leaves, path, keep):
     (value,) = leaves.values()
-    if value < 0:
+    if value < 0 or self.is_full:
       raise ValueError("RESOURCE_EXHAUSTED: no space left")
     self.written.append((path, value))
-    return {"w": [[[[0, 2]], f"digest {value}"]]}
+    return {"w": f"digest {value}", "keep": keep}
 
   def make_leader(self, num_processes=2, deadline_s=20.0):
     return peers.Leader(
-        self.client, num_processes, secret=_SECRET, deadline_s=deadline_s
+        self.client,
+        num_processes,
+        secret=_SECRET,
+        pace=pace_lib.Pace(deadline_s),
     )
 
   def make_helper(self, process=1, deadline_s=20.0):
@@ -50,6 +49,7 @@ class PeersTest(absltest.TestCase):
         self.client,
         process,
         lambda params: {"w": np.asarray(params)},
+        self.write,
         secret=_SECRET,
         deadline_s=deadline_s,
     )
@@ -63,13 +63,10 @@ class PeersTest(absltest.TestCase):
     # Process 0 has skipped one.
     helper.forget(4)
     for version in (3, 6):
-      leader.begin(tag(version), f"gs://b/{version}")
-      found = leader.collect()
-      self.assertEqual(found, [{"w": [[[[0, 2]], f"digest {version}"]]}])
-    self.assertEqual(
-        self.written, [(epath.Path("gs://b/3"), 3), (epath.Path("gs://b/6"), 6)]
-    )
-    self.assertEmpty(helper._copies)
+      leader.begin(tag(version), path=f"gs://b/{version}", keep=["k"])
+      found = leader.collect(0)
+      self.assertEqual(found, [{"w": f"digest {version}", "keep": ["k"]}])
+    self.assertEqual(self.written, [("gs://b/3", 3), ("gs://b/6", 6)])
     waiting.wait_until(lambda: not self.client.values, "an empty store")
 
   def test_forget_drops_the_older_of_two_copies(self):
@@ -77,41 +74,65 @@ class PeersTest(absltest.TestCase):
     helper.submit(3, 10)
     helper.submit(3, 20)
     helper.forget(3)
-    leader.begin(tag(3), "/f")
-    leader.collect()
-    self.assertEqual(self.written, [(epath.Path("/f"), 20)])
+    leader.begin(tag(3), path="/f")
+    leader.collect(0)
+    self.assertEqual(self.written, [("/f", 20)])
 
   def test_version_may_be_submitted_after_the_request(self):
     leader, helper = self.make_leader(), self.make_helper()
-    leader.begin(tag(3), "/f")
+    leader.begin(tag(3), path="/f")
     helper.submit(3, 10)
-    self.assertLen(leader.collect(), 1)
+    self.assertLen(leader.collect(0), 1)
 
   def test_process_that_cannot_write_is_named_with_the_cause(self):
     leader = self.make_leader(num_processes=3)
     good, bad = self.make_helper(1), self.make_helper(2)
     good.submit(3, 1)
     bad.submit(3, -1)
-    leader.begin(tag(3), "/f")
+    leader.begin(tag(3), path="/f")
     with self.assertRaisesRegex(OSError, "process 2 .*no space left"):
-      leader.collect()
+      leader.collect(0)
     # The next version is independent.
     for helper in (good, bad):
       helper.submit(4, 1)
-    leader.begin(tag(4), "/f")
-    self.assertLen(leader.collect(), 2)
+    leader.begin(tag(4), path="/f")
+    self.assertLen(leader.collect(0), 2)
 
   def test_process_that_does_not_answer_is_named(self):
     leader = self.make_leader(deadline_s=0.1)
-    leader.begin(tag(3), "/f")
+    leader.begin(tag(3), path="/f")
     with self.assertRaisesRegex(OSError, f"process 1 .*{tag(3)} within 0 s"):
-      leader.collect()
+      leader.collect(0)
 
   def test_missing_version_is_an_error(self):
     leader, _ = self.make_leader(), self.make_helper(deadline_s=0.1)
-    leader.begin(tag(3), "/f")
+    leader.begin(tag(3), path="/f")
     with self.assertRaisesRegex(OSError, "version 3 was not submitted"):
-      leader.collect()
+      leader.collect(0)
+
+  def test_failed_version_is_written_again(self):
+    leader = self.make_leader(num_processes=3)
+    for process in (1, 2):
+      self.make_helper(process).submit(3, 7)
+    self.is_full = True
+    leader.begin(tag(3))
+    with self.assertRaisesRegex(OSError, "no space left"):
+      leader.collect(0)
+    self.is_full = False
+    for _ in range(2):  # Also one that another process has not written.
+      leader.begin(tag(3))
+      self.assertLen(leader.collect(0), 2)
+
+  def test_copy_is_freed_with_the_next_version(self):
+    leader, helper = self.make_leader(), self.make_helper()
+    helper.submit(3, 3)
+    leader.begin(tag(3))
+    leader.collect(0)
+    helper.submit(4, 4)
+    # Process 0 asks for no older version.
+    leader = self.make_leader()
+    with self.assertRaises(ValueError):
+      helper.forget(3)
 
   def test_thread_error_is_raised(self):
     helper = self.make_helper()
@@ -120,7 +141,7 @@ class PeersTest(absltest.TestCase):
     with mock.patch.object(
         self.client, "key_value_delete", side_effect=TypeError("no such call")
     ):
-      leader.begin(tag(3), "/f")
+      leader.begin(tag(3), path="/f")
       until = time.monotonic() + 20
       while helper._worker.is_alive():
         self.assertLess(time.monotonic(), until)
@@ -132,9 +153,11 @@ class PeersTest(absltest.TestCase):
     helper._worker._error = None  # The cleanup would raise it.
 
   def test_forged_requests_are_refused(self):
-    leader = peers.Leader(self.client, 2, secret=b"x" * 32, deadline_s=20.0)
+    leader = peers.Leader(
+        self.client, 2, secret=b"x" * 32, pace=pace_lib.Pace(2.0)
+    )
     self.make_helper().submit(3, 1)
-    leader.begin(tag(3), "/f")
+    leader.begin(tag(3), path="/f")
     with self.assertRaises(OSError):
-      leader.collect()
+      leader.collect(0)
     self.assertEmpty(self.written)

@@ -3,6 +3,7 @@
 """Published versions are pulled; a lost store is survived."""
 
 import contextlib
+import functools
 import pathlib
 import threading
 import types
@@ -28,6 +29,7 @@ from tests.support import in_process
 from tests.support import waiting
 
 RUN = types.SimpleNamespace(run_id="run", secret=b"s" * 32)
+KEYS = {"run_id": RUN.run_id, "secret": RUN.secret}
 WAIT_S = 20.0
 
 
@@ -153,7 +155,7 @@ class PublishTest(absltest.TestCase):
     self.assertIsNone(publisher.submit(1, _params(1.0)))
     self.assertEqual(publisher.submit(2, _params(2.0)), 1)
     go_on.set()
-    publisher.wait(2, WAIT_S)
+    publisher.wait(2, waiting.after(WAIT_S))
     self.assertIsNone(publisher.submit(3, _params(3.0)))
 
   def test_an_exact_lag_skips_no_version(self):
@@ -168,7 +170,7 @@ class PublishTest(absltest.TestCase):
     for version in range(3):
       self.assertIsNone(publisher.submit(version, _params(version)))
     go_on.set()
-    publisher.wait(2, WAIT_S)
+    publisher.wait(2, waiting.after(WAIT_S))
     self.assertEqual(self._stored_tags(), {tag_of(v) for v in range(3)})
 
   def test_an_exact_lag_reads_the_version_that_it_names(self):
@@ -176,7 +178,7 @@ class PublishTest(absltest.TestCase):
     puller = self.make_puller(lag_steps=2)
     for version in range(6):
       publisher.submit(version, _params(version))
-      publisher.wait(version, WAIT_S)
+      publisher.wait(version, waiting.after(WAIT_S))
       # The puller keeps up, before anything is asked for.
       tag = 1, version
       self.wait_until(lambda: (puller.latest() or [None])[0] == tag)  # noqa: B023
@@ -194,7 +196,7 @@ class PublishTest(absltest.TestCase):
     publisher = self.make_publisher(lag_steps=1)
     for version in range(3):
       publisher.submit(version, _params(version))
-      publisher.wait(version, WAIT_S)
+      publisher.wait(version, waiting.after(WAIT_S))
     self.store.lose()
     late = self.make_puller(lag_steps=1)
     self.assertEqual(late.wait_for(1, WAIT_S)[0], (1, 1))
@@ -203,7 +205,7 @@ class PublishTest(absltest.TestCase):
     publisher = self.make_publisher(keep=2)
     for version in range(4):
       publisher.submit(version, _params(version))
-      publisher.wait(version, WAIT_S)
+      publisher.wait(version, waiting.after(WAIT_S))
     self.wait_until(lambda: len(self._stored_tags()) == 2)
     self.assertEqual(self._stored_tags(), {tag_of(v) for v in (2, 3)})
     # Checking the pointer is not counted as publishing.
@@ -222,7 +224,7 @@ class PublishTest(absltest.TestCase):
   def test_a_version_that_is_not_finite_is_not_written(self):
     publisher, puller = self.make_publisher(), self.make_puller()
     publisher.submit(1, _params(1.0), jnp.asarray(0.0))
-    publisher.wait(1, WAIT_S)
+    publisher.wait(1, waiting.after(WAIT_S))
     publisher.submit(2, _params(np.nan), jnp.asarray(1.0))
     self.wait_until(lambda: not publisher._submitted)
     publisher.submit(3, _params(3.0))
@@ -246,7 +248,7 @@ class PublishTest(absltest.TestCase):
   def test_a_version_that_was_overwritten_or_deleted_is_sent_again(self):
     publisher = self.make_publisher()
     publisher.submit(4, _params(4.0))
-    publisher.wait(4, WAIT_S)
+    publisher.wait(4, waiting.after(WAIT_S))
     folder = f"p/{tag_of(4)}"
     damages = (
         lambda: self.transport.put(f"{folder}/000000", b"forged"),
@@ -310,10 +312,84 @@ class PublishTest(absltest.TestCase):
     self.assertEqual(puller.wait_for(3, WAIT_S)[0], (1, 3))
     kinds = {kind: message for kind, message in self.events}
     self.assertIn("no space", kinds["carrier_full"])
-    alone = self.make_publisher(carriers=[Full()])
-    alone.submit(4, _params(4.0))
-    with self.assertRaises(byte_store.TransportError):
-      alone.wait(4, WAIT_S)
+
+  def test_failed_version_is_tried_again(self):
+    class Flaky(store_chunks.StoreChunks):
+      attempts = 0
+
+      def write(self, tag, leaves):
+        self.attempts += 1
+        if self.attempts < 4:
+          raise OSError(5, "the share is away; config.publish.directory")
+        return super().write(tag, leaves)
+
+    self.enter_context(mock.patch.object(publish, "FIRST_PAUSE_S", 0.01))
+    # Also one that no other may replace.
+    for lag_steps in (0, 1):
+      publisher = self.make_publisher(carriers=[Flaky()], lag_steps=lag_steps)
+      publisher.submit(4 + lag_steps, _params(4.0))
+      publisher.wait(4 + lag_steps, waiting.after(WAIT_S))
+      publisher.close()
+    failed = [text for kind, text in self.events if kind == "publish_failed"]
+    self.assertLen(failed, 6)
+    self.assertRegex(failed[2], "version 4.*attempt 3 of.*publish.directory")
+    self.assertEqual(self._stored_tags(), {tag_of(4), tag_of(5)})
+
+  def test_newer_version_replaces_a_failed_one(self):
+    class Away(store_chunks.StoreChunks):
+      is_away = True
+
+      def write(self, tag, leaves):
+        if self.is_away:
+          raise OSError(5, "the share is away")
+        return super().write(tag, leaves)
+
+    self.enter_context(mock.patch.object(publish, "FIRST_PAUSE_S", 0.01))
+    carrier = Away()
+    publisher = self.make_publisher(carriers=[carrier])
+    publisher.submit(4, _params(4.0))
+    self.wait_until(lambda: self.events)
+    publisher.submit(5, _params(5.0))
+    carrier.is_away = False
+    publisher.wait(5, waiting.after(WAIT_S))
+    # An attempt for version 4 may have succeeded meanwhile.
+    self.assertIn(tag_of(5), self._stored_tags())
+
+  def test_trainer_ends_after_many_failures_in_a_row(self):
+    class Full(store_chunks.StoreChunks):
+
+      def write(self, tag, leaves):
+        raise OSError(28, "no space left; config.publish.directory")
+
+    self.enter_context(mock.patch.object(publish, "LONGEST_PAUSE_S", 0.01))
+    publisher = self.make_publisher(carriers=[Full()])
+    publisher.submit(4, _params(4.0))
+    with self.assertRaisesRegex(byte_store.TransportError, "publish.directory"):
+      publisher.wait(4, waiting.after(WAIT_S))
+    self.assertLen(self.events, publish.MOST_FAILURES)
+
+  def test_full_carrier_holds_versions_back(self):
+    class Held(store_chunks.StoreChunks):
+      full = False
+
+      def is_full(self):
+        return self.full
+
+    carrier = Held()
+    self.enter_context(mock.patch.object(publish, "LATE_S", 0.0))
+    publisher = self.make_publisher(carriers=[carrier])
+    publisher.submit(1, _params(1.0))
+    publisher.wait(1, waiting.after(WAIT_S))
+    carrier.full = True
+    publisher.submit(2, _params(2.0))
+    self.assertEqual(publisher.submit(3, _params(3.0)), 2)
+    publisher.wait(3, waiting.after(0.3))
+    self.assertEqual(self._stored_tags(), {tag_of(1)})
+    carrier.full = False
+    publisher.wait(3, waiting.after(WAIT_S))
+    self.assertEqual(self._stored_tags(), {tag_of(1), tag_of(3)})
+    kinds = dict(self.events)
+    self.assertRegex(kinds["version_skipped"], "version 2.*publish.every_steps")
 
   def test_params_arrive_as_they_are_published(self):
     publisher = self.make_publisher(dtype="bfloat16")
@@ -325,13 +401,14 @@ class PublishTest(absltest.TestCase):
 
   def test_files_last_as_long_as_they_are_mapped(self):
     folder = pathlib.Path(self.create_tempdir().full_path) / "params"
-    publisher = self.make_publisher(carriers=[shared_files.SharedFiles(folder)])
-    puller = self.make_puller(carriers=[shared_files.SharedFiles(folder)])
+    make = functools.partial(shared_files.SharedFiles, folder, **KEYS)
+    publisher = self.make_publisher(carriers=[make()])
+    puller = self.make_puller(carriers=[make()])
     publisher.submit(0, _params(0.5))
     _, first = puller.wait_for(0, WAIT_S)
     for version in range(1, 5):
       publisher.submit(version, _params(float(version)))
-      publisher.wait(version, WAIT_S)
+      publisher.wait(version, waiting.after(WAIT_S))
     tag, newest = puller.wait_for(4, WAIT_S)
     self.assertEqual(tag, (1, 4))
     self.wait_until(lambda: len(list(folder.iterdir())) == 2)
@@ -339,7 +416,7 @@ class PublishTest(absltest.TestCase):
     np.testing.assert_array_equal(newest["['w']"], np.full((8, 8), 4.0))
     # A new store gets the manifest again; the file still exists.
     self.store.lose()
-    late = self.make_puller(carriers=[shared_files.SharedFiles(folder)])
+    late = self.make_puller(carriers=[make()])
     self.assertEqual(late.wait_for(4, WAIT_S)[0], (1, 4))
     publisher.close()
     self.assertEmpty(list(folder.iterdir()))
@@ -347,10 +424,12 @@ class PublishTest(absltest.TestCase):
   def test_wait_for_gives_up_in_time(self):
     self.assertIsNone(self.make_puller().wait_for(1, 0.05))
 
-  def test_wait_names_the_missing_version(self):
+  def test_wait_ends_at_a_stop(self):
     publisher = self.make_publisher()
-    with self.assertRaisesRegex(byte_store.DeadlineExceededError, "version 5"):
-      publisher.wait(5, 0.05)
+    stopped = threading.Event()
+    threading.Timer(0.05, stopped.set).start()
+    publisher.wait(5, stopped.is_set)
+    self.assertEmpty(self._stored_tags())
 
   def test_the_error_of_a_thread_reaches_its_owner(self):
     error = byte_store.DeadlineExceededError("the store is away")
