@@ -106,6 +106,6 @@ def repeated_fields(source: str) -> list[str]:
       words = name.strip("_").split("_")
       # Without the suffix of a shape.
       words = [word for word in words if word.islower()]
-      if words and meaning.lower().split()[: len(words)] == words:
+      if words and meaning.split()[: len(words)] == words:
         found.append(line.strip())
   return found

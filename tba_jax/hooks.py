@@ -442,7 +442,7 @@ class Evaluate:
       return True
     if self._evaluations.runs_before:
       self.finish(step)
-    if not name and self._evaluations.beside:
+    if not name and self._evaluations.in_background:
       self._evaluations.start(name, step, self._work.gather_model())
       return True
     result = self._evaluations.run(
@@ -459,10 +459,10 @@ class Evaluate:
     """Starts the evaluation before training; returns False if steps must wait.
 
     Args:
-      step: steps done so far; a run that was interrupted evaluates anew.
+      step: steps done so far; an interrupted run evaluates again.
       initial_params: loads the params before the first of them.
     """
-    if not self._evaluations.beside:
+    if not self._evaluations.in_background:
       return False
     params = initial_params() if step else self._work.gather_model()
     # Compiling the step comes first, on devices that are the host's cores;

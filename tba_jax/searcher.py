@@ -130,7 +130,7 @@ class Stage:
         self._staged = None
         try:
           self._staged = newest[0], self._put(newest[1])
-        except Exception as error:  # Out of memory, say.
+        except Exception as error:  # Such as a lack of memory.
           logging.warning("params are not put ahead any more: %s", error)
           return
 

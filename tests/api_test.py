@@ -186,7 +186,7 @@ class ArgumentsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, why):
       begin(**arguments)
 
-  def test_config_that_is_a_model_is_answered(self):
+  def test_config_instead_of_model_is_answered(self):
     with self.assertRaisesRegex(ValueError, "config='Qwen': .*model is model="):
       tba_jax.train("Qwen", data=_ROWS, reward=short)
 

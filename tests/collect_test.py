@@ -138,7 +138,7 @@ class ReferenceTest(parameterized.TestCase):
       ([[1, 1], [0, 0]], [0, 1]),
       ([[1, 1], [np.nan, np.nan]], [0, 1]),
   )
-  def test_groups_that_no_batch_takes_are_left_out(self, rewards, computed):
+  def test_undrawable_groups_get_no_reference(self, rewards, computed):
     self.assertEqual(self.start(rewards, draws_equal=False), computed)
     self.assertEqual(self.start(rewards), list(range(len(rewards))))
 

@@ -84,7 +84,7 @@ class TrainerTest(trainer_case.TrainerCase):
         + [("draw", 1), ("step", 1), ("read", 1)],
     )
 
-  def test_a_batch_that_arrives_during_a_step_is_drawn_at_once(self):
+  def test_batch_arriving_during_step_is_drawn_at_once(self):
     pending = mock.MagicMock(**{"is_ready.return_value": False})
     step = self.learner.step.side_effect
     self.learner.step.side_effect = lambda draw: {**step(draw), "loss": pending}

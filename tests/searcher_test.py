@@ -429,7 +429,7 @@ class SearcherTest(parameterized.TestCase):
     self.assertEqual(threads[1], "stage")
     self.assertEqual(self.compared, [0, 4])
 
-  def test_staged_params_that_are_wrong_are_refused(self):
+  def test_wrong_staged_params_are_refused(self):
     self.has_room, self.wrong = True, {4}
 
     def publish_and_wait(version):

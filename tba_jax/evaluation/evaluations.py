@@ -101,7 +101,9 @@ GIVE_WAY = 3.0
 _LOOK_S = 0.05
 
 
-def is_beside(config: ml_collections.ConfigDict, num_devices: int) -> bool:
+def is_in_background(
+    config: ml_collections.ConfigDict, num_devices: int
+) -> bool:
   """Returns whether evaluations run while the next steps do.
 
   Steps wait in lockstep, so that guards act at the same step in every run; and
@@ -140,7 +142,9 @@ class Evaluations:
     self._validator = evaluator.while_training()
     self._recorder = recorder
     self._best = best
-    self.beside = is_beside(config, math.prod(config.mesh.values()))
+    self.in_background = is_in_background(
+        config, math.prod(config.mesh.values())
+    )
     # A copy, since the train step donates the params.
     self._copy = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))
     self._thread: background.Thread | None = None

@@ -41,16 +41,14 @@ def make_work(
     checkpointer: checkpoint.Checkpointer | None,
     step: int | None = None,
 ) -> tuple[device_work.DeviceWork, dict[str, Any]]:
-  """Returns the state owner, and the restored host state, {} if there is none.
+  """Returns the state owner, and the restored host state, which may be {}.
 
   Args:
-    config: config of the run.
     run: directory and identity of the run.
-    policy: policy to train.
     cluster: processes of the trainer.
-    checkpointer: checkpointer of the run; None if nothing is saved.
-    step: step of the checkpoint to restore, 0 for the start; None for the
-      newest, or the start if there is none.
+    checkpointer: None if nothing is saved.
+    step: checkpoint to restore, 0 for the start; None for the newest, or the
+      start without one.
 
   Raises:
     FileNotFoundError: there is no checkpoint of that step.
@@ -67,7 +65,7 @@ def make_work(
   )
   merger = make_merger(config, policy, params)
   reference = make_reference(config, policy, params, mesh)
-  # The code of environments, which say their prompts, may be mended.
+  # Environments provide their prompts, and their code may be mended.
   is_fixed = not policy.task.has_turns
   task = policy.task.digest() if is_fixed else ""
   if step == 0 or not checkpointer or checkpointer.latest_step() is None:

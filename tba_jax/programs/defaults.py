@@ -200,7 +200,7 @@ def learning_rate(model: ModelFacts, lora_rank: int) -> Rule:
       1e-6 (4096 / width)^1.64,  ten times that with adapters
 
   Sources: 1e-6 is the default of TRL's GRPOConfig and of verl's GRPO examples
-  with models of 7 B params, of width 3584 to 4096. The exponent is that of the
+  with models of 7 B params, of width 3584 to 4096. The exponent fits a
   line from there to 2.5e-5 at width 576: SmolLM2-135M learned instructions in
   this package at it, and collapsed at twice of it (docs/tasks.md). TBA's 1e-5
   and Asynchronous RLHF's 3e-6 for a model of width 2048 lie at and above the
@@ -331,7 +331,7 @@ def batch_prompts(config: ml_collections.ConfigDict) -> Rule:
   if not slots:
     slots = config.search.prompts_per_round * config.search.samples_per_prompt
   rows = max(slots // config.evaluate.num_completions, 1)
-  # Those of evaluations while training are the fewer ones.
+  # Evaluations during training have fewer prompts.
   most = config.evaluate.num_prompts or config.evaluate.final_prompts
   value = min(rows, most or rows, config.evaluate.batch_prompts)
   return value, "no more completions at once than a searcher decodes"

@@ -58,8 +58,8 @@ class RecordTable:
   """Columns over rows, which grow geometrically; freed rows are reused.
 
   The columns of completions (`types.BufferColumns`) are attributes [rows],
-  int64 or float32. Those of tokens are stored in pages, of which a row has as
-  many as its tokens need: `tokens` returns them [rows, T, ...] of their type, 0
+  int64 or float32. Columns of tokens are stored in pages, as many as the tokens
+  of a row need: `tokens` returns them [rows, T, ...] of their type, 0
   outside their mask. The reference log-probs are undefined where `ref_versions`
   is -1.
 

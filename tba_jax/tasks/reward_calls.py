@@ -147,7 +147,7 @@ def _call_group(
     )
   if not logged:
     return list(results)
-  # Logged values are of all completions: their mean is that of a completion.
+  # Values are logged for the batch: each completion gets their mean.
   metrics = {n: statistics.fmean(values) for n, values in logged.items()}
   return [{**metrics, "reward": result} for result in results]
 

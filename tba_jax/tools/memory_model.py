@@ -187,7 +187,7 @@ def trainer(
       ),
   }
   evaluation = _evaluation(config, model, params, mesh, bool(adapters))
-  beside = evaluations.is_beside(config, mesh.size)
+  beside = evaluations.is_in_background(config, mesh.size)
   if beside and config.evaluate.every_steps:
     copy = {"params, copied for an evaluation": num_bytes(params)}
     peak = held | step | evaluation | copy
@@ -543,7 +543,7 @@ def reference(
     model: transformer.Model,
     params: types.PyTree,
 ) -> tuple[transformer.Model, types.PyTree]:
-  """Returns the reference: the policy given, or that of `reference.init`.
+  """Returns the reference: the given policy, or `reference.init`.
 
   A fixed one is in the dtypes that are computed in, unless adapters share it.
   """

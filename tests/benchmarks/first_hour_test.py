@@ -74,7 +74,7 @@ class FirstHourTest(parameterized.TestCase):
     with self.assertRaisesRegex(RuntimeError, "status 0 before the run's end"):
       self.follow([0.2, 0.3], rest_s=0)
 
-  def test_rows_that_exist_are_not_measured_again(self):
+  def test_existing_rows_are_not_measured_again(self):
     folder = self.folder / "first_hour"
     rows = {"install": {"seconds": 60.0}, "chat": {"rise_s": 120.0}}
     for name, row in rows.items():

@@ -96,7 +96,7 @@ class StoredTest(parameterized.TestCase):
     self.assertNotIn("environ", text)
 
   @parameterized.parameters(*execute.NOTEBOOKS)
-  def test_they_open_in_colab_where_there_is_a_repository(self, name):
+  def test_open_in_colab_given_a_repository(self, name):
     notebook = read(name)
     execute.prepare(notebook, name)
     self.assertEqual(notebook, read(name))

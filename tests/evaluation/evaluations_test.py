@@ -88,7 +88,7 @@ class EvaluationsTest(trainer_case.TrainerCase):
     order = [e for e in self.log if e[0] in ("read", "evaluate")]
     self.assertLess(order.index(("read", 3)), order.index(("evaluate", 0, 64)))
 
-  def test_an_evaluation_that_is_due_waits_for_the_one_before_training(self):
+  def test_due_evaluation_waits_for_initial_one(self):
     self.evaluator.run_all.side_effect = self.slow_before
     timer = threading.Timer(0.3, self.go.set)
     timer.start()

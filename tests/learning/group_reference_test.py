@@ -122,7 +122,7 @@ class GroupReferenceTest(parameterized.TestCase):
     config.sampling.num_slots = 1
     self.assertEqual(group_reference.prompts_at_a_time(config), 1)
 
-  def test_passes_are_short_where_groups_are_left_out(self):
+  def test_passes_are_short_without_undrawable_groups(self):
     config = make_config(
         reference__role="searcher", replay__skip_equal_rewards=True
     )

@@ -113,7 +113,7 @@ class ReferenceTest(parameterized.TestCase):
     train_step.make_train_step(config, model, mesh)(state, batch)
     chex.assert_trees_all_equal(logprobs_of(ref, batch), before)
 
-  def test_is_held_in_the_dtype_that_it_computes_in(self):
+  def test_is_held_in_compute_dtype(self):
     config = tiny_model.make_config(
         model__compute_dtype="bfloat16", reference__role="trainer"
     )

@@ -202,7 +202,7 @@ class FinalRewardsTest(absltest.TestCase):
     )
     np.testing.assert_allclose(found, [-(2**0.5), 2**-0.5, 2**-0.5], rtol=1e-6)
 
-  def test_part_that_completions_lack_adds_nothing_to_them(self):
+  def test_missing_part_adds_nothing(self):
     lacking = base.Judgement(2.0, None, {"a": 2.0})
     judged = [*_judged((1.0, 10.0), (3.0, 70.0)), lacking]
     only_a = self.final(judged, {"a": 1.0})

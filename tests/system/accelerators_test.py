@@ -277,7 +277,7 @@ class FindTest(absltest.TestCase):
         cuDeviceGetName=write_name,
     )
 
-  def test_cuda_s_driver_is_asked_where_nvidia_smi_is_missing(self):
+  def test_asks_cuda_driver_without_nvidia_smi(self):
     def run(command, **unused):
       if command[0] == "nvidia-smi":
         raise FileNotFoundError

@@ -144,7 +144,7 @@ class CoresTest(parameterized.TestCase):
     self.assertEqual(four["trainer"], [0, 1])
     self.assertEqual(four["searchers"], [[2], [3], [2]])
 
-  def test_cores_are_those_that_taskset_leaves(self):
+  def test_cores_follow_taskset(self):
     mine = processes.available_cores()
     self.addCleanup(os.sched_setaffinity, 0, mine)
     os.sched_setaffinity(0, mine[:1])
@@ -182,7 +182,7 @@ class CoresTest(parameterized.TestCase):
       self.assertGreater(processes.memory(nowhere)[0], 2**28)
       self.assertEqual(processes.num_cores(nowhere)[0], 2)
 
-  def test_compiled_programs_are_where_the_user_says(self):
+  def test_compile_cache_folder_follows_environment(self):
     own, home = (self.create_tempdir().full_path for _ in range(2))
     bucket = {"JAX_COMPILATION_CACHE_DIR": "gs://bucket/xla"}
     for environment, expected in (

@@ -62,7 +62,7 @@ class OwnTest(parameterized.TestCase):
     self.assertEqual(judged.key is not None, reward == 1.0)
     self.assertEqual(judged.parts, {name: reward})
 
-  def test_reward_that_returns_none_leaves_the_others(self):
+  def test_reward_of_none_leaves_the_others(self):
     (self.folder / "some.py").write_text(
         "def long(completions, log_metric, **kwargs):\n"
         "  log_metric('n', 3)\n"

@@ -113,7 +113,7 @@ class RewardCallsTest(parameterized.TestCase):
       (lambda completion: 1, r"takes \(completion\): must take \(prompt,"
        r" completion, row\), or as in TRL \(completions, \*\*kwargs\)"),
   )  # fmt: skip
-  def test_argument_that_is_not_passed_is_answered(self, function, why):
+  def test_unpassed_argument_is_answered(self, function, why):
     (error,) = _call(function, "a")
     self.assertRegex(str(error), why)
 

@@ -12,7 +12,7 @@ A version that was dropped stays until the readers that have begun it are done.
 
 Not `jax.experimental.transfer`: as of jax 0.10.2 a stranger's connection to its
 port can abort the trainer, a pull from a peer that fell silent has no end, and
-what it sends is neither encrypted nor authenticated. Its bytes, too, pass
+what it sends is neither encrypted nor authenticated. Its bytes also pass
 through the memory of both hosts.
 """
 
@@ -57,7 +57,7 @@ MAX_DROPPED = 2
 _MAX_CONNECTIONS = 1024
 
 
-class Server:
+class ParamsServer:
   """Serves the shards of one process of the trainer; see `Network`.
 
   versions: salt -> encrypted pieces of each version.
@@ -157,7 +157,7 @@ class Server:
       except OSError:
         if self._is_closed:
           return
-        time.sleep(_ACCEPT_PAUSE_S)  # Out of files, say.
+        time.sleep(_ACCEPT_PAUSE_S)  # Such as a lack of files.
         continue
       with self._lock:
         if len(self._connections) >= _MAX_CONNECTIONS:
@@ -192,7 +192,7 @@ class Server:
         for piece in pieces[first:stop]:
           connection.sendall(piece)
     except (OSError, wire.WireError) as error:
-      # Readers that are done leave, too.
+      # A reader has finished, or its link was cut.
       logging.vlog(1, "reader of params: %s", error)
     finally:
       with self._lock:
@@ -258,14 +258,14 @@ class Network(carrier.Carrier):
     self._keys = {"run_id": run_id, "secret": secret}
     self._stall_s = stall_s
     self._peers = peers
-    self.server: Server | None = None
+    self.server: ParamsServer | None = None
     self._kept: dict[str, str] = {}
 
   def write(
       self, tag: str, leaves: Mapping[str, Any]
   ) -> tuple[dict[str, Any], Any]:
     if self.server is None:
-      self.server = Server(
+      self.server = ParamsServer(
           self._find_address(), stall_s=self._stall_s, **self._keys
       )
     if self._peers is not None:

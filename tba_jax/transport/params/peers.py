@@ -255,7 +255,7 @@ class _Serving:
   def __init__(self, config: ml_collections.ConfigDict, run: wire.RunIdentity):
     self._config = config
     self._run = run
-    self._server: network.Server | None = None
+    self._server: network.ParamsServer | None = None
     # Tag -> salt of the versions that are served.
     self._salts: dict[str, str] = {}
 
@@ -268,7 +268,7 @@ class _Serving:
   ) -> dict[str, Any]:
     del path
     if self._server is None:
-      self._server = network.Server(
+      self._server = network.ParamsServer(
           carrier.serve_address(self._config),
           run_id=self._run.run_id,
           secret=self._run.secret,

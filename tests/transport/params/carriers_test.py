@@ -43,7 +43,7 @@ class CarriersTest(parameterized.TestCase):
     )
     self.assertEqual(carrier.choose_carrier(config, num_bytes), wanted)
 
-  def test_store_that_announces_itself_elsewhere_is_on_another_host(self):
+  def test_store_announced_elsewhere_is_on_another_host(self):
     config = base_config.make(store__locator="10.0.0.1:7000")
     self.assertEqual(carrier.choose_carrier(config, _BIG), "network")
 
@@ -54,7 +54,7 @@ class CarriersTest(parameterized.TestCase):
       ("", "", "127.0.0.1:7001-7009", "127.0.0.1:0"),
       ("", "", "[::1]:0", "[::1]:0"),
   )
-  def test_serves_where_the_store_is_reached(
+  def test_serves_at_the_interface_of_the_store(
       self, address, store_locator, store, wanted
   ):
     config = base_config.make(

@@ -79,7 +79,7 @@ class NetworkTest(carrier_test.CarrierCase):
       self.read_through_proxy()
 
   @parameterized.parameters(True, False)
-  def test_link_that_is_cut_ends_the_read(self, reset):
+  def test_cut_link_ends_the_read(self, reset):
     """A reader of a silent link gives up after three waits for a piece."""
     decrypt, started = network.seal_lib.Seal.decrypt, threading.Event()
 
@@ -152,7 +152,7 @@ class NetworkTest(carrier_test.CarrierCase):
       self.assertEmpty(answer)
     self.check(self.read(self.make("network"), self.packed))
 
-  def test_dropped_version_stays_for_those_who_have_begun(self):
+  def test_dropped_version_stays_for_current_readers(self):
     server = self.writer.server
     decrypt, entered = network.seal_lib.Seal.decrypt, threading.Event()
     go_on = threading.Event()
@@ -202,17 +202,21 @@ class NetworkTest(carrier_test.CarrierCase):
     with socket.create_server(("127.0.0.1", 0)) as taken:
       port = taken.getsockname()[1]
       ports = f"127.0.0.1:{port}-{port + 20}"
-      server = network.Server(ports, stall_s=1.0, **carrier_test.KEYS)
+      server = network.ParamsServer(ports, stall_s=1.0, **carrier_test.KEYS)
       self.addCleanup(server.close)
       _, used = locator.split_address(server.address)
       self.assertBetween(used, port + 1, port + 20)
       with self.assertRaisesRegex(OSError, "publish.address"):
-        network.Server(f"127.0.0.1:{port}", stall_s=1.0, **carrier_test.KEYS)
+        network.ParamsServer(
+            f"127.0.0.1:{port}", stall_s=1.0, **carrier_test.KEYS
+        )
 
 
 def serve_big(pipe):
   """Serves a version until it is killed; the main function of a process."""
-  server = network.Server("127.0.0.1:0", stall_s=30.0, **carrier_test.KEYS)
+  server = network.ParamsServer(
+      "127.0.0.1:0", stall_s=30.0, **carrier_test.KEYS
+  )
   big = np.ones((100, 1 << 18), np.float32)
   pipe.send(server.add(carrier_test.TAG, {"big": big}))
   time.sleep(600)
@@ -268,7 +272,9 @@ class KilledTest(carrier_test.CarrierCase):
         )
 
   def test_killed_reader_lets_its_version_go(self):
-    server = network.Server("127.0.0.1:0", stall_s=30.0, **carrier_test.KEYS)
+    server = network.ParamsServer(
+        "127.0.0.1:0", stall_s=30.0, **carrier_test.KEYS
+    )
     self.addCleanup(server.close)
     big = np.ones((100, 1 << 18), np.float32)
     source = server.add(carrier_test.TAG, {"big": big})
@@ -285,7 +291,7 @@ class SourcesTest(carrier_test.CarrierCase):
   def test_leaves_are_put_together_from_two_processes(self):
     whole = np.arange(6000, dtype=np.float32).reshape(60, 100)
     servers = [
-        network.Server("127.0.0.1:0", stall_s=10.0, **carrier_test.KEYS)
+        network.ParamsServer("127.0.0.1:0", stall_s=10.0, **carrier_test.KEYS)
         for _ in range(2)
     ]
     sources = []
