@@ -235,7 +235,7 @@ def _leaves(mb: int) -> dict[str, np.ndarray]:
 def main(args: Sequence[str]) -> None:
   """Serves a version, or reads one; the children of `check`."""
   if args[0] == "serve":
-    server = network.Server(args[1], stall_s=60.0, **_KEYS)
+    server = network.ParamsServer(args[1], stall_s=60.0, **_KEYS)
     source = server.add(_TAG, _leaves(int(args[2])))
     print(json.dumps({"sources": [source]}), flush=True)
     time.sleep(3600)
