@@ -167,28 +167,32 @@ def bytes_a_param(
 ) -> dict[str, int]:
   """Returns what is needed for each of the policy's params, at most.
 
-  trainer: params, reference, gradients, two moments and a copy to publish, all
-    float32 but the last; the proximal policy, and the params of a round ago,
-    where they differ. With adapters the base, and a copy with them merged.
+  trainer: params, gradients and two moments in float32; the reference, in the
+    compute dtype if it is fixed; a copy to publish; the proximal policy, and
+    the params of a round ago, where they differ. With adapters the base, and a
+    copy with them merged.
   value_model: params, gradients, two moments; params of steps ago.
   searcher: two versions, half of it where they are bfloat16; with adapters
     also the base, and a copy with them merged.
 
-  The reference is float32, and the trainer's or the searcher's.
+  The reference is the trainer's or the searcher's.
   """
   loss, rounds = c.loss, c.rounds
   round_steps = max(rounds.mini_batches, 1) * rounds.passes
   holds = (loss.proximal_every_steps or round_steps) > 1
   copy = 4 if _is_float32(c, hardware) else 2
-  reference = 4 * losses.holds_reference(c, "searcher")
-  trainer = 20 + copy - reference
+  reference = copy if c.reference.mode == "fixed" else 4
+  is_searchers = losses.holds_reference(c, "searcher")
+  trainer = 16 + copy + reference * (not is_searchers)
   if loss.behavior_logprobs == "recomputed" or loss.correction == "decoupled":
     trainer += 4 * holds
   trainer += 4 * (rounds.mini_batches > 0 and rounds.lag_rounds > 0)
   return {
       "trainer": 8 if c.lora.rank else trainer,
       "value_model": (16 + 4 * holds) * losses.find(loss.name).has_values,
-      "searcher": 8 + 2 * copy if c.lora.rank else 8 + reference,
+      "searcher": (
+          8 + 2 * copy if c.lora.rank else 8 + reference * is_searchers
+      ),
   }
 
 

@@ -72,7 +72,7 @@ class KeepTest(parameterized.TestCase):
 
   @parameterized.parameters("x", "0,y", "0 verl", "table verl")
   def test_names_a_wrong_operand(self, operands):
-    with self.assertRaisesRegex(ValueError, "allowed"):
+    with self.assertRaisesRegex(ValueError, "must be"):
       results.parse(operands.split(), ["ours"])
 
 

@@ -533,7 +533,7 @@ def _params(folder: pathlib.Path) -> Format:
     manifest.send_version(store, carrier.pack(version, leaves), run)
     stores.append((version, store))
     inputs += [(i, key) for key in store.data]
-  file = next((folder / "params").glob("*.params"))
+  file = next((folder / "params").glob("*.params/*"))
   sent_file = file.read_bytes()
   inputs.append((1, ""))
 

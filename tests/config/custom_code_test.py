@@ -176,7 +176,7 @@ class RewardTest(parameterized.TestCase):
       dry_run.try_reward(self.make(where, rewards=f"{self.path}:{name}"))
 
   @parameterized.parameters(
-      ("few", "rewards.py:6: TypeError: few.. takes 2 positional"),
+      ("few", "rewards.py:6: TypeError: takes .prompt, completion.: must take"),
       ("text", "rewards.py:7: text returned '1'"),
       ("nan", "rewards.py:8: nan returned nan"),
       ("nothing", "rewards.py:9: nothing returned None"),

@@ -55,7 +55,7 @@ class FromConfigTest(parameterized.TestCase):
   )
   def test_refuses_what_the_family_has_not(self, family, name, value):
     wrong = {"family": family, name: value}
-    with self.assertRaisesRegex(ValueError, "allowed"):
+    with self.assertRaisesRegex(ValueError, "must be"):
       _from_config(**wrong)
 
   def test_refuses_missing_and_unknown_settings(self):

@@ -150,7 +150,7 @@ class Gsm8kTest(parameterized.TestCase):
   @parameterized.parameters(
       ({"prompt_format": "x"}, "config.task.prompt_format='x'.*sft"),
       ({"answer_rule": "x"}, "config.task.answer_rule='x'.*hash"),
-      ({"validation_prompts": 2}, "config.task.validation_prompts=2.*up to 1"),
+      ({"validation_prompts": 2}, "validation_prompts=2.*at most 1"),
       # There are some 36,000 different ones.
       ({"synthetic_prompts": 36_000}, "synthetic_prompts=36000.* to 20000"),
       ({"data": ""}, "config.task.data='.train.': there is no such"),

@@ -192,7 +192,7 @@ class MathTest(parameterized.TestCase):
       ({"test": ""}, "config.task.test=''"),
       ({"train": "synthetic"}, "config.task.train='synthetic'.*for both"),
       ({"synthetic_prompts": 7000}, "synthetic_prompts=7000.* to 5000"),
-      ({"validation_prompts": 5}, "validation_prompts=5.*up to 4"),
+      ({"validation_prompts": 5}, "validation_prompts=5.*at most 4"),
   )
   def test_refuses_wrong_settings(self, fields, message):
     shutil.copy(_DATA / "test.jsonl", self.folder)

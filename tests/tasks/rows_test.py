@@ -226,7 +226,7 @@ class MessagesTest(parameterized.TestCase):
     self.assertIsNone(rows.messages_of("chat", value))
 
   @parameterized.parameters(
-      ({"role": "tool", "content": "4"}, "role 'tool': must be one of system"),
+      ({"role": "tool", "content": "4"}, "has role 'tool': must be one of"),
       ({"from": "observation", "value": "4"}, "has from 'observation'"),
       ({**_SAY, "tool_calls": [{"function": {}}]}, "calls a tool"),
       ({**_SAY, "function_call": {"name": "f"}}, "calls a tool"),
@@ -418,7 +418,7 @@ class RowsTaskTest(parameterized.TestCase):
     self.assertNotEqual(
         prompts(task, "validation"), prompts(make(2), "validation")
     )
-    with self.assertRaisesRegex(ValueError, "validation_prompts=1.*up to 0"):
+    with self.assertRaisesRegex(ValueError, "validation_prompts=1.*at most 0"):
       _letters(train="a", held_out="b", kwargs={"validation_prompts": 1})
 
   def test_long_prompts_are_dropped_and_indices_have_no_gaps(self):

@@ -148,7 +148,7 @@ class FoldersTest(parameterized.TestCase):
       (_content("config.json", b"[]"), "config.json: model_type=None"),
       (_is_folder("config.json"), "config.json: not readable"),
       (_gone("config.json"), "config.json: there is no such file"),
-      (_content("generation_config.json", b"[]"), "generation_config.json: al"),
+      (_content("generation_config.json", b"[]"), "generation_config.json: mu"),
       (_content("generation_config.json", b"{"), "generation_config.json: not"),
       (_gone(hf.WEIGHTS), f"has neither {hf.WEIGHTS}"),
       (_is_folder(hf.WEIGHTS), f"has neither {hf.WEIGHTS}"),

@@ -2,9 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Params over the network: cut, stalled, forged and strange connections."""
 
-import multiprocessing
+import json
 import os
+import pathlib
 import socket
+import subprocess
+import sys
 import threading
 import time
 from unittest import mock
@@ -212,21 +215,21 @@ class NetworkTest(carrier_test.CarrierCase):
         )
 
 
-def serve_big(pipe):
+def serve_big():
   """Serves a version until it is killed; the main function of a process."""
   server = network.ParamsServer(
       "127.0.0.1:0", stall_s=30.0, **carrier_test.KEYS
   )
   big = np.ones((100, 1 << 18), np.float32)
-  pipe.send(server.add(carrier_test.TAG, {"big": big}))
+  print(json.dumps(server.add(carrier_test.TAG, {"big": big})), flush=True)
   time.sleep(600)
 
 
-def read_one_piece(source, pipe):
+def read_one_piece(source):
   """Begins to read and waits to be killed; the main function of a process."""
 
   def wait(*args):
-    pipe.send("reading")
+    os.write(1, b'"reading"\n')  # Several threads may be here.
     time.sleep(600)
 
   with mock.patch.object(network.seal_lib.Seal, "decrypt", wait):
@@ -241,24 +244,30 @@ def read_one_piece(source, pipe):
 class KilledTest(carrier_test.CarrierCase):
   """One of two processes is killed in the middle of a transfer."""
 
-  def start(self, target, *args):
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(
-        target=target, args=(*args, theirs), daemon=True
+  def start(self, name, *args):
+    code = (
+        "import json, sys\n"
+        "from tests.transport.params import network_test\n"
+        f"network_test.{name}(*json.loads(sys.argv[1]))\n"
     )
-    process.start()
-    self.addCleanup(process.join)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, json.dumps(args)],
+        cwd=pathlib.Path(__file__).parents[3],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    self.addCleanup(process.stdout.close)
+    self.addCleanup(process.wait)
     self.addCleanup(process.kill)
-    self.assertTrue(ours.poll(60))
-    return process, ours.recv()
+    return process, json.loads(process.stdout.readline())
 
   def test_reader_of_a_killed_trainer_refuses_the_version(self):
-    process, source = self.start(serve_big)
+    process, source = self.start("serve_big")
     decrypt = network.seal_lib.Seal.decrypt
 
     def kill_first(*args):
       process.kill()
-      process.join()
+      process.wait()
       return decrypt(*args)
 
     self.transport.put(f"p/{carrier_test.TAG}/meta", b"the manifest")
@@ -278,7 +287,7 @@ class KilledTest(carrier_test.CarrierCase):
     self.addCleanup(server.close)
     big = np.ones((100, 1 << 18), np.float32)
     source = server.add(carrier_test.TAG, {"big": big})
-    process, _ = self.start(read_one_piece, source)
+    process, _ = self.start("read_one_piece", source)
     server.keep(())
     self.assertEqual(server.num_dropped(), 1)
     process.kill()
