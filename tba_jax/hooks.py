@@ -532,7 +532,9 @@ class Save:
     parts = self._parts
     self._saved_at = time.monotonic()
     with parts.recorder.span("checkpoint", step=step):
+      # What a checkpoint covers is not done again, and must be on record.
       parts.decisions.sync()
+      parts.recorder.flush()
       data = parts.source.get_state()
       history = [*self._applied_history, (step, data["applied"])]
       host_state = {
