@@ -534,7 +534,7 @@ class Save:
     with parts.recorder.span("checkpoint", step=step):
       # What a checkpoint covers is not done again, and must be on record.
       parts.decisions.sync()
-      parts.recorder.flush()
+      parts.recorder.sync()
       data = parts.source.get_state()
       history = [*self._applied_history, (step, data["applied"])]
       host_state = {

@@ -262,6 +262,8 @@ class Recorder:
     self._failed_files: set[str] = set()
     self._tell_damage(run, epoch)
     self._background = background.JobQueue("recorder")
+    # A judge may take long to start, or to explain.
+    self._explaining = background.JobQueue("samples")
     self._refresher = background.Thread("status", self._refresh)
 
   def _tell_damage(self, run: run_directory.RunInfo, epoch: int) -> None:
@@ -477,15 +479,21 @@ class Recorder:
     self._files.write("result.json", result)
     self.phase("done")
 
+  def sync(self) -> None:
+    """Waits until the metrics recorded so far are written."""
+    self._background.flush()
+
   def flush(self) -> None:
     """Waits until everything recorded so far is written."""
     self._background.flush()
+    self._explaining.flush()
 
   def close(self) -> None:
     """Writes the rest and closes the files."""
     try:
       self._refresher.close()
       self._background.close()
+      self._explaining.close()
     finally:
       for part in (
           *(self._profiler, self._writers, self._events),
@@ -591,7 +599,8 @@ class Recorder:
       cpu_s = time.thread_time() - cpu_s
       self._spans.add(kind, start, time.time(), lane="write", cpu_s=cpu_s)
 
-    self._background.submit(run)
+    jobs = self._explaining if kind == "samples" else self._background
+    jobs.submit(run)
 
   @contextlib.contextmanager
   def _leave_out_unwritable(self, what: str) -> Iterator[None]:
