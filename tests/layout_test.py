@@ -3,12 +3,13 @@
 """The order of the folders, and the parts that must not load JAX."""
 
 import ast
-import functools
 import pathlib
 import subprocess
 import sys
 
 from absl.testing import absltest
+
+from benchmarks import structure
 
 _PACKAGE = pathlib.Path(__file__).parents[1] / "tba_jax"
 # A file imports from earlier folders and from its own. Each folder's tables and
@@ -127,27 +128,6 @@ def _uses(path: pathlib.Path) -> dict[str, set[str]]:
   return uses
 
 
-def _reach(name: str, edges: dict[str, set[str]]) -> set[str]:
-  """Returns a module and all that it imports, directly or not."""
-  reached, left = set(), [name]
-  while left:
-    module = left.pop()
-    if module not in reached:
-      reached.add(module)
-      left += edges[module]
-  return reached
-
-
-def _longest_chain(edges: dict[str, set[str]]) -> list[str]:
-  """Returns the longest chain of imports; there must be no circle."""
-
-  @functools.cache
-  def chain(name: str) -> list[str]:
-    return [name, *max(map(chain, edges[name]), key=len, default=())]
-
-  return max(map(chain, edges), key=len)
-
-
 class LayoutTest(absltest.TestCase):
 
   def setUp(self):
@@ -208,9 +188,9 @@ class LayoutTest(absltest.TestCase):
       visit(name, ())
 
   def test_chains_of_imports_are_short(self):
-    chain = _longest_chain(self.edges)
+    chain = structure.longest_chain(self.edges)
     self.assertLessEqual(len(chain), _MOST_IN_A_CHAIN, " > ".join(chain))
-    reached = _reach("loop", self.edges)
+    reached = structure.reach("loop", self.edges)
     self.assertLessEqual(len(reached), _MOST_OF_THE_LOOP, sorted(reached))
 
   def test_verify_lists_audits_which_sum_by_themselves(self):

@@ -177,8 +177,7 @@ def make_answer_fn(
   does not wait for them.
 
   Args:
-    config: reads `publish`, `sampling`, `sharding` and what `probe.max_gap`
-      reads.
+    config: reads `publish`, `sampling` and what `probe.max_gap` reads.
     policy: policy of the run.
     mesh: mesh of the params.
 

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import json
 import pathlib
+import threading
 import time
 from unittest import mock
 
@@ -128,6 +129,20 @@ class RecorderTest(absltest.TestCase):
   def read(self, name):
     self.flush()
     return jsonl.read_json(self.workdir / name)
+
+  def test_slow_explanation_holds_up_no_metrics(self):
+    recorder, go_on = self.make(), threading.Event()
+    self.addCleanup(go_on.set)
+    explain = lambda *_: go_on.wait(60) and "late"
+    with mock.patch.object(_Task, "explain", explain):
+      self.step(recorder, 0)
+      recorder.sync()
+      metrics = (self.workdir / "metrics.jsonl").read_text()
+      self.assertEqual(json.loads(metrics)["step"], 0)
+      self.assertEqual((self.workdir / "samples.jsonl").read_text(), "")
+      go_on.set()
+      recorder.flush()
+    self.assertIn("late", (self.workdir / "samples.jsonl").read_text())
 
   def test_intervals_of_metrics_and_samples(self):
     recorder = self.make(every_steps=4)
