@@ -261,8 +261,8 @@ class ProposeTest(parameterized.TestCase):
 
   def test_what_does_not_fit_names_what_does(self):
     self.use("Qwen/Qwen3-8B")
-    with self.assertRaisesRegex(ValueError, "v5e-16: .*fits 8xh100"):
-      hardware.propose_or_name(self.config, "v5e-16")
+    with self.assertRaisesRegex(ValueError, "v6e-8: .*fits 8xh100, v5e-16"):
+      hardware.propose_or_name(self.config, "v6e-8")
 
   def test_plan_takes_names_of_hardware(self):
     self.use("Qwen/Qwen3-0.6B")
