@@ -22,6 +22,8 @@ LOSS, REWARD, PROMPT, LOG = "loss", "reward", "prompt", "log"
 # Beside the deadline of a reward: imports, data, the start of a reward worker,
 # and the trace of a loss.
 _DEADLINE_S = 180.0
+# Seconds without an answer until a line explains the wait.
+_PATIENCE_S = 10.0
 # Seconds per byte of a log, most of which its tokens take.
 _LOG_S = 2e-6
 _MAX_ERROR = 300
@@ -91,30 +93,41 @@ def _problems(text: str) -> tuple[str, ...]:
     # A loss of one's own may leave a missing file unread.
     if os.path.isfile(path):
       deadline_s += _LOG_S * os.path.getsize(path)
+  with subprocess.Popen(
+      [sys.executable, "-m", "tba_jax.learning.dry_run"],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      encoding="utf-8",
+      errors="replace",
+      # A trace on shapes needs no accelerator.
+      env={**processes.package_environment(), "JAX_PLATFORMS": "cpu"},
+  ) as process:
+    try:
+      try:
+        output, errors = process.communicate(text, _PATIENCE_S)
+      except subprocess.TimeoutExpired:
+        left_s = deadline_s - _PATIENCE_S
+        print(
+            f"{_what(text)}: trying it before the run, for at most"
+            f" {left_s:.0f} s more",
+            flush=True,
+        )
+        output, errors = process.communicate(timeout=left_s)
+    except subprocess.TimeoutExpired:
+      return (
+          f"{_what(text)}: did not end within {deadline_s:g} s, when it was"
+          " tried before the run; must return for every text, with a timeout"
+          " where it waits for others",
+      )
+    finally:
+      process.kill()
   try:
-    done = subprocess.run(
-        [sys.executable, "-m", "tba_jax.learning.dry_run"],
-        input=text,
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        check=False,
-        timeout=deadline_s,
-        # A trace on shapes needs no accelerator.
-        env={**processes.package_environment(), "JAX_PLATFORMS": "cpu"},
-    )
-  except subprocess.TimeoutExpired:
-    return (
-        f"{_what(text)}: did not end within {deadline_s:g} s, when it was tried"
-        " before the run; must return for every text, with a timeout where it"
-        " waits for others",
-    )
-  try:
-    found, notes = json.loads(done.stdout)
+    found, notes = json.loads(output)
   except ValueError:  # User code ended or crashed the process.
-    said = " ".join(done.stderr.split())[-_MAX_ERROR:]
+    said = " ".join(errors.split())[-_MAX_ERROR:]
     return (
-        f"{_what(text)}: ended its process with status {done.returncode}:"
+        f"{_what(text)}: ended its process with status {process.returncode}:"
         f" {said}",
     )
   for note in notes:

@@ -253,9 +253,10 @@ class RequestJournal:
     Without one it is the start of the model's session.
     """
     return self._db.one(
-        "SELECT COALESCE((SELECT MAX(accepted_s) FROM requests WHERE owner=?1),"
+        "SELECT COALESCE((SELECT MAX(accepted_s) FROM requests WHERE owner=?),"
         " (SELECT created_s FROM sessions JOIN models ON session=sessions.id"
-        " WHERE models.id=?1))",
+        " WHERE models.id=?))",
+        model,
         model,
     )[0]
 

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wrong losses, rewards and logs of a user's own are found before a run."""
 
+import contextlib
+import io
 import json
 import os
 import pathlib
@@ -174,6 +176,18 @@ class RewardTest(parameterized.TestCase):
   def test_accepts_a_right_reward(self, name):
     for where in ("process", "pool"):
       dry_run.try_reward(self.make(where, rewards=f"{self.path}:{name}"))
+
+  def test_hanging_reward_is_named_while_and_after_it_is_tried(self):
+    config = self.make("process", 0.0, rewards=f"{self.path}:hangs")
+    output = io.StringIO()
+    with (
+        mock.patch.object(custom_code, "_PATIENCE_S", 0.1),
+        mock.patch.object(custom_code, "_DEADLINE_S", 0.3),
+        contextlib.redirect_stdout(output),
+    ):
+      (problem,) = custom_code.problems(config.to_dict(), (custom_code.REWARD,))
+    self.assertRegex(output.getvalue(), "rewards.py:hangs': trying it")
+    self.assertRegex(problem, "rewards.py:hangs': did not end within 0.3 s")
 
   @parameterized.parameters(
       ("few", "rewards.py:6: TypeError: takes .prompt, completion.: must take"),

@@ -82,9 +82,9 @@ def _set_twice(path_and_arg: str) -> dict[str, list]:
 
   def record(section, name, value):
     set_item(section, name, value)
-    frames = [frame for frame, _ in traceback.walk_stack(None)]
-    files = {frame.f_code.co_filename for frame in frames}
-    functions = {frame.f_code.co_name for frame in frames}
+    stack = traceback.extract_stack()
+    files = {frame.filename for frame in stack[:-1]}
+    functions = {frame.name for frame in stack[:-1]}
     may = functions.intersection(_SHRINK) or hardware.__file__ in files
     if not may and settings.__file__ not in files:
       sections[id(section)] = section  # Kept, so that no other has its id.
