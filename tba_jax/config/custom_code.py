@@ -21,9 +21,9 @@ from tba_jax.tasks import task_table
 LOSS, REWARD, PROMPT, LOG = "loss", "reward", "prompt", "log"
 # Beside the deadline of a reward: imports, data, the start of a reward worker,
 # and the trace of a loss.
-_DEADLINE_S = 180.0
+DEADLINE_S = 180.0
 # Seconds without an answer until a line explains the wait.
-_PATIENCE_S = 10.0
+PATIENCE_S = 10.0
 # Seconds per byte of a log, most of which its tokens take.
 _LOG_S = 2e-6
 _MAX_ERROR = 300
@@ -88,7 +88,7 @@ def problems(config: Mapping[str, Any], tried: tuple[str, ...]) -> list[str]:
 @functools.cache
 def _problems(text: str) -> tuple[str, ...]:
   config, _ = json.loads(text)
-  deadline_s = _DEADLINE_S + config["reward"]["deadline_s"]
+  deadline_s = DEADLINE_S + config["reward"]["deadline_s"]
   for path in (config["offline"]["path"], config["loss"]["baseline_file"]):
     # A loss of one's own may leave a missing file unread.
     if os.path.isfile(path):
@@ -105,9 +105,9 @@ def _problems(text: str) -> tuple[str, ...]:
   ) as process:
     try:
       try:
-        output, errors = process.communicate(text, _PATIENCE_S)
+        output, errors = process.communicate(text, PATIENCE_S)
       except subprocess.TimeoutExpired:
-        left_s = deadline_s - _PATIENCE_S
+        left_s = deadline_s - PATIENCE_S
         print(
             f"{_what(text)}: trying it before the run, for at most"
             f" {left_s:.0f} s more",

@@ -181,8 +181,8 @@ class RewardTest(parameterized.TestCase):
     config = self.make("process", 0.0, rewards=f"{self.path}:hangs")
     output = io.StringIO()
     with (
-        mock.patch.object(custom_code, "_PATIENCE_S", 0.1),
-        mock.patch.object(custom_code, "_DEADLINE_S", 0.3),
+        mock.patch.object(custom_code, "PATIENCE_S", 0.1),
+        mock.patch.object(custom_code, "DEADLINE_S", 0.3),
         contextlib.redirect_stdout(output),
     ):
       (problem,) = custom_code.problems(config.to_dict(), (custom_code.REWARD,))
