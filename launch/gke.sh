@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # A run on Google Kubernetes Engine: launch/gke.yaml with the values below.
-# docs/launch.md tells more.
+# See docs/guides/scaling.md.
 set -euo pipefail
 
 # ---- Variables: here, or in the environment ---------------------------------
