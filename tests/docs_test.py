@@ -89,8 +89,8 @@ def _sources() -> list[pathlib.Path]:
 
 def _pages() -> list[pathlib.Path]:
   names = (
-      "*.md", "docs/**/*.md", "benchmarks/*.md",
-      "studies/*.md", "tests/chaos/*.md", "colabs/*.ipynb",
+      "*.md", "docs/**/*.md", "benchmarks/*.md", "studies/*.md",
+      "tests/chaos/*.md", "colabs/*.ipynb",
   )  # fmt: skip
   return [path for name in names for path in sorted(_ROOT.glob(name))]
 
@@ -285,7 +285,7 @@ class DocsTest(absltest.TestCase):
       validate.validate(config)
 
   def test_the_config_of_the_page_works(self):
-    page = (_ROOT / "docs" / "your_task.md").read_text("utf-8")
+    page = (_ROOT / "docs/guides/your_data.md").read_text("utf-8")
     blocks = re.findall(
         r"^```python\n# (\w+\.py)\n(.*?)^```", page, re.M | re.S
     )
@@ -311,7 +311,7 @@ class DocsTest(absltest.TestCase):
       self.assertIn("not in the hub's cache", line)
 
   def test_environments_of_other_systems_run_as_the_page_wraps_them(self):
-    page = (_ROOT / "docs" / "environments.md").read_text("utf-8")
+    page = (_ROOT / "docs/guides/agents.md").read_text("utf-8")
     (block,) = re.findall(
         r"^```python\n# from_others.py\n(.*?)^```", page, re.M | re.S
     )

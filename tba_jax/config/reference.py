@@ -27,7 +27,7 @@ does. The last column shows whether the setting may change when
 [a run is resumed](faults.md#a-changed-setting): "yes", "no" or "partly";
 `--help` gives the reason. "or auto" marks settings that, for a pretrained
 model, default to [values for the model, the data and the
-machine](../your_task.md#what-follows-the-model-the-data-and-the-machine).
+machine](../guides/your_data.md#settings-chosen-automatically).
 A wrong config ends the program with status 2 and a line for each wrong
 setting, before a device is touched.
 """
@@ -137,7 +137,7 @@ def render() -> str:
   top = {key: row for key, row in rows.items() if "." not in key}
   lines = [_HEAD, "## top level", "", *_table(top), "", "## task", ""]
   lines += ["`task.name` is one of the names below, or `MODULE:CLASS` of"]
-  lines += ["[your own](../your_task.md); the other fields are the task's."]
+  lines += ["[your own](../guides/your_reward.md#a-task-class); the other fields are the task's."]
   for name in task_table.TASKS:
     lines += ["", f"### {name}", "", *_table(_task_rows(task_table.find(name)))]
   for name, section in settings.SECTIONS.items():

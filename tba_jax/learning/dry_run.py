@@ -184,7 +184,7 @@ def try_environment(config: ml_collections.ConfigDict) -> None:
           raise ValueError(
               f"config.task.source={config.task.source!r}: {message[0]} fails"
               f" ({answer['failure']}): {answer['message']}; must be an"
-              " environment as docs/environments.md has it"
+              " environment as docs/guides/agents.md has it"
           )
   finally:
     workers.close()
@@ -294,7 +294,7 @@ def _cause(judged: base.Judgement, events: list[str], field: str) -> str:
   return (
       f"a completion of the first prompt cannot be judged ({judged.failure}):"
       f" {why.strip().removesuffix(':')}; must be {allowed}"
-      " (docs/your_task.md)"
+      " (docs/guides/your_reward.md)"
   )
 
 

@@ -39,7 +39,7 @@ SETTINGS = {
         " as large)"),
     "loss.reward_weight": _s(1.0, rules.NOT_NEGATIVE, "factor on the rewards to"
         " learn from; at 0 the reference alone is the target, which distills it"
-        " (docs/distillation.md)", fixed=_REWARDS),
+        " (docs/guides/offline_data.md)", fixed=_REWARDS),
     "loss.beta": _s(
         0.05, rules.over_steps(rules.NOT_NEGATIVE),
         "weight of the KL to the reference, reward per nat; above 0 for "
@@ -81,8 +81,8 @@ SETTINGS = {
     "loss.baseline_temperature": _s(1.0, rules.ABOVE_0, "temperature of"
         " log_mean_exp, task units"),
     "loss.baseline_file": _s("", rules.TEXT, "JSON lines with prompt,"
-        " completions and rewards (docs/logged_data.md): the value of a prompt"
-        " is the log_mean_exp of its rewards", hosts="path", files=True),
+        " completions and rewards (docs/guides/offline_data.md): the value of a"
+        " prompt is the log_mean_exp of its rewards", hosts="path", files=True),
     "loss.behavior_logprobs": _s("sampler",
         rules.one_of("sampler", "recomputed"), "'sampler': exact, as sampled;"
         " 'recomputed': the proximal policy's, as Async RLHF's code",
