@@ -185,8 +185,15 @@ class DocsTest(absltest.TestCase):
       text = page.read_text("utf-8")
       named = set(re.findall(rf"(?:--config\.|`)({name})[=`]", text))
       self.assertEqual(named - keys, set(), page.name)
-      programs = set(re.findall(r"--program=(\w+)", text)) - {"P"}
+      program = r"(?:--program=|^tba_jax (?=\w+ -))(\w+)"
+      programs = set(re.findall(program, text, re.M)) - {"P"}
       self.assertEqual(programs - set(main.PROGRAMS), set(), page.name)
+      configs = re.findall(
+          r"^tba_jax \w+ .*--config=([\w/]+)[: \n]", text, re.M
+      )
+      for name in configs:
+        path = _ROOT / "configs" / f"{name}.py"
+        self.assertTrue(path.exists(), f"{page.name}: --config={name}")
 
   def test_measurements_that_are_named_exist(self):
     modules = {
