@@ -137,7 +137,8 @@ def render() -> str:
   top = {key: row for key, row in rows.items() if "." not in key}
   lines = [_HEAD, "## top level", "", *_table(top), "", "## task", ""]
   lines += ["`task.name` is one of the names below, or `MODULE:CLASS` of"]
-  lines += ["[your own](../guides/your_reward.md#a-task-class); the other fields are the task's."]
+  lines += ["[your own](../guides/your_reward.md#a-task-class); the other"]
+  lines += ["fields are the task's."]
   for name in task_table.TASKS:
     lines += ["", f"### {name}", "", *_table(_task_rows(task_table.find(name)))]
   for name, section in settings.SECTIONS.items():

@@ -107,7 +107,7 @@ def trace_loss(config: ml_collections.ConfigDict) -> None:
       f"config.loss.name={config.loss.name!r}: its gradient by"
       " groups.logprobs_BxKxT is 0, so that nothing would be learned; must be a"
       " loss of log-probs without stop_gradient, int or argmax around them all"
-      " (docs/objectives.md)"
+      " (docs/reference/objectives.md)"
   )
 
 

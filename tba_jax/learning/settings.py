@@ -53,8 +53,8 @@ SECTIONS = {
         hosts="own", fixed=_STAGE),
     "optimizer": rules.Section("AdamW."),
     "train": rules.Section("Size of the run and of its batches."),
-    "trainer": rules.Section("The trainer's processes (docs/scaling.md).",
-        hosts="searcher"),
+    "trainer": rules.Section("The trainer's processes"
+        " (docs/guides/scaling.md).", hosts="searcher"),
     "guards": rules.Section("Detection of collapse.", hosts="searcher"),
     "checkpoint": rules.Section("Checkpoints of the whole run, to resume from.",
         hosts="searcher"),

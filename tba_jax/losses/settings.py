@@ -23,14 +23,14 @@ _REWARDS = "rewards in the buffer were computed with it"
 
 # fmt: off
 SECTIONS = {
-    "loss": rules.Section("The objective (docs/objectives.md)."),
+    "loss": rules.Section("The objective (docs/reference/objectives.md)."),
     "tempering": rules.Section("Target of `tb` and `tb_learned_z`: (exp(r/beta)"
         " · π_ref^(1/gamma))^(1/tau); 1 is the plain target."),
 }
 
 SETTINGS = {
-    "loss.name": _s("tb", _NAME, "docs/objectives.md says which to choose and"
-        " how to write your own", files=True,
+    "loss.name": _s("tb", _NAME, "objective; docs/reference/objectives.md helps"
+        " to choose, and shows how to write one", files=True,
         fixed="parameters of the loss in the checkpoint are of this"
         " objective"),
     "loss.scale": _s("unit", rules.one_of("unit", "paper"),

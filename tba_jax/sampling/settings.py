@@ -90,7 +90,7 @@ SETTINGS = {
     " matrices"
         " that a searcher decodes with: '' = model.compute_dtype; 'int8' ="
         " rounded, with a scale for each output channel, half the bytes of"
-        " bfloat16 (docs/scaling.md)", hosts="searcher"),
+        " bfloat16 (docs/guides/scaling.md)", hosts="searcher"),
     "search.vllm_urls": _s("", _URLS, "addresses of vLLM servers, one for each"
         " searcher, in the order of their indices", hosts="searcher"),
     "search.vllm_folder": _s("", rules.TEXT, "folder for params that the vLLM"
