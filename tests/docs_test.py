@@ -191,9 +191,9 @@ class DocsTest(absltest.TestCase):
       configs = re.findall(
           r"^tba_jax \w+ .*--config=([\w/]+)[: \n]", text, re.M
       )
-      for name in configs:
-        path = _ROOT / "configs" / f"{name}.py"
-        self.assertTrue(path.exists(), f"{page.name}: --config={name}")
+      for config in configs:
+        path = _ROOT / "configs" / f"{config}.py"
+        self.assertTrue(path.exists(), f"{page.name}: --config={config}")
 
   def test_measurements_that_are_named_exist(self):
     modules = {

@@ -28,10 +28,8 @@ _PAGE = "".join(
 _BLOCKS = dict(
     re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", _PAGE, re.M | re.S)
 )
-# Programs that docs_test.py and guides_test.py run.
-_TESTED_ELSEWHERE = frozenset(
-    ("make_data.py", "my_task.py", "hub_task.py", "two_rewards.py")
-)
+# Programs that docs_test.py runs.
+_TESTED_ELSEWHERE = frozenset(("make_data.py", "my_task.py", "hub_task.py"))
 _GSM8K = [
     {"question": f"What is {n} times 500?", "answer": f"So #### {n / 2},000"}
     for n in range(2, 30, 2)
