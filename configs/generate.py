@@ -7,7 +7,7 @@
         --config.generate.output=completions.jsonl
 
 Arguments, after a colon and separated by commas: `smoke` (completions of 18
-tokens, for tests), `quick` (of 32). `docs/generate.md` has the formats.
+tokens, for tests), `quick` (of 32). `docs/guides/generate.md` has the formats.
 """
 
 import ml_collections

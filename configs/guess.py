@@ -10,7 +10,7 @@ same number of completions and updates).
 
 A model is fine-tuned on a player who follows the hints half of the time, and
 then learns to find the number in fewer turns. `examples/guess.py` is the
-environment, docs/environments.md has results.
+environment, docs/results/agents.md has results.
 """
 
 import pathlib

@@ -16,7 +16,7 @@ params), `ifbench` (prompts of IFBench, for `--program=evaluate`), `smoke`
     python -m tba_jax.main --program=evaluate --workdir=runs/real \\
         --config=configs/instructions.py:ifbench
 
-`docs/tasks.md` describes the task and has results.
+`docs/reference/tasks.md` describes the task and has results.
 """
 
 import ml_collections

@@ -10,8 +10,8 @@
         --config.reward_model.held_out=data/preferences/test.jsonl
 
 The first fine-tunes on answers of up to 3,584 tokens; the second trains the
-reward model from that model, and then the policy. `docs/preferences.md` has the
-formats of data and pairs, and the ways to compare answers with people's
+reward model from that model, and then the policy. `docs/guides/offline_data.md`
+has the formats of data and pairs, and the ways to compare answers with people's
 (`evaluate.judge`): a reward model or a command of your own. Arguments, after a
 colon and separated by commas:
 
@@ -32,8 +32,8 @@ reward model (`reward_model.num_steps` is one epoch of 60,000) and the judge
 (`task.template=tulu`).
 
 The paper reports eight H100 and a win-rate against people from 31.8 % to
-57.2 %. The full run has not been made with this code. `docs/tasks.md` has
-results of `quick`: its sampled win-rate rises while the greedy one stays or
+57.2 %. The full run has not been made with this code. `docs/results/tasks.md`
+has results of `quick`: its sampled win-rate rises while the greedy one stays or
 falls, so what it learns is mostly lower entropy, not better answers.
 """
 

@@ -18,7 +18,7 @@ by commas:
 - `quick` (some minutes on two cores), `smoke` (seconds, for tests: a tiny model
   without a chat template, so countdown instead of products), `seed=N`.
 
-docs/environments.md has what has been run.
+docs/results/agents.md has what has been run.
 """
 
 import pathlib

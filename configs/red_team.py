@@ -42,7 +42,7 @@ A100 in 5.7 hours, 94.8 to 98.1 % at 0.35 to 0.37. These runs have not been made
 with this code.
 
 `quick` is harmless: the victim repeats words of its prompt, and "harm" is the
-share of words that are fruit. `docs/tasks.md` has its results.
+share of words that are fruit. `docs/results/tasks.md` has its results.
 """
 
 import ml_collections

@@ -8,8 +8,8 @@
 serves SmolLM2-135M-Instruct (fetched by the first start, 93 MB) on two CPU
 cores, or the model that `init` names: a folder, or ORG/NAME of the Hugging Face
 hub. Arguments, after a colon and separated by commas: `quick` (shorter
-sequences), `smoke` (a tiny model with random params, for tests). docs/serve.md
-has the API.
+sequences), `smoke` (a tiny model with random params, for tests).
+docs/reference/server.md has the API.
 """
 
 import ml_collections

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Countdown with a calculator: an environment whose method is a tool.
 
-`configs/calculator.py` trains on it; docs/environments.md has the interface.
+`configs/calculator.py` trains on it; docs/guides/agents.md has the interface.
 """
 
 import ast

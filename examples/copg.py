@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A loss of one's own: contrastive policy gradient (docs/objectives.md).
+"""A custom loss (docs/reference/objectives.md): contrastive policy gradient.
 
     python -m tba_jax.main --config=configs/arithmetic.py:smoke \\
         --config.loss.name=examples/copg.py:copg_loss --workdir=/tmp/copg

@@ -7,7 +7,7 @@ a demonstration calls the tool there (Cobbe et al. 2021, arXiv:2110.14168).
 `Gsm8k` has the published problems: set GSM8K to the folder of train.jsonl and
 test.jsonl, `reward.env_vars=GSM8K` and `reward.readable` to the folder.
 `MadeUp` has problems in their format that a small model can learn.
-docs/environments.md has the interface.
+docs/guides/agents.md has the interface.
 """
 
 import ast

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Guess a number by higher or lower: an environment of several turns.
 
-`configs/guess.py` trains on it; docs/environments.md has the interface.
+`configs/guess.py` trains on it; docs/guides/agents.md has the interface.
 """
 
 import random

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products of two numbers, which a calculator computes.
 
-`configs/pretrained_turns.py` trains on it; docs/environments.md has the
+`configs/pretrained_turns.py` trains on it; docs/guides/agents.md has the
 interface.
 """
 

@@ -5,10 +5,10 @@
     python examples/verifiers_sums.py --url=http://127.0.0.1:8700 --key=tml-…
 
 in a venv with `verifiers`, which need not have this package. The server keeps
-the replay buffer and takes the steps (docs/serve.md); here episodes are played.
-An episode has a URL of its own, which is the agent's endpoint, and ends with
-the sum of the task's rewards. `Sums` is the part to put another taskset in
-place of.
+the replay buffer and takes the steps (docs/guides/serving.md); here episodes
+are played. An episode has a URL of its own, which is the agent's endpoint, and
+ends with the sum of the task's rewards. `Sums` is the part to put another
+taskset in place of.
 """
 
 import argparse

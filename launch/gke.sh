@@ -3,7 +3,23 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # A run on Google Kubernetes Engine: launch/gke.yaml with the values below.
-# docs/launch.md tells more.
+# See docs/guides/scaling.md.
+#
+# Once for a project, here for a trainer of 16 v5e chips and four searchers of one;
+# each slice of the trainer has a node pool, whose flags choose the capacity:
+#
+#   gcloud container clusters create tba --project=PROJECT --location=ZONE \
+#     --addons=GcpFilestoreCsiDriver --machine-type=e2-standard-4 --num-nodes=1
+#   gcloud container node-pools create trainer --cluster=tba --project=PROJECT \
+#     --location=ZONE --machine-type=ct5lp-hightpu-4t --tpu-topology=4x4 --num-nodes=4
+#   gcloud container node-pools create searchers --cluster=tba --project=PROJECT \
+#     --location=ZONE --machine-type=ct5lp-hightpu-1t --spot --num-nodes=4
+#   gcloud artifacts repositories create tba --project=PROJECT --location=REGION \
+#     --repository-format=docker
+#   gcloud auth configure-docker REGION-docker.pkg.dev
+#   kubectl apply -f launch/claim.yaml
+#
+# and the JobSet controller: https://jobset.sigs.k8s.io/docs/installation/
 set -euo pipefail
 
 # ---- Variables: here, or in the environment ---------------------------------

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # A run on a Slurm cluster: one job of the trainer with the store, and an array
-# job of searchers that may be requeued one by one. docs/launch.md tells more.
+# job of searchers that may be requeued one by one. See docs/guides/scaling.md.
 set -euo pipefail
 
 # ---- Variables: here, or in the environment ---------------------------------

@@ -4,7 +4,7 @@
 #
 # A run on Cloud TPU VMs: a trainer of one slice or several (multislice) with
 # the store on its first host, and searchers of one host each. All are queued
-# resources; one that is preempted is made again. docs/launch.md tells more.
+# resources; one that is preempted is made again. See docs/guides/scaling.md.
 set -euo pipefail
 
 # ---- Variables: here, or in the environment ---------------------------------

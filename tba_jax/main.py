@@ -109,7 +109,7 @@ _EXAMPLES = """examples:
   tba_jax report --workdir=runs/c
 
 --help KEY  prints the default, range and meaning of a setting, or of all of a
-section: --help loss.beta, --help replay. docs/config.md has them all."""
+section: --help loss.beta, --help replay. All: docs/reference/settings.md."""
 
 _PROGRAM = flags.DEFINE_enum("program", "train", list(PROGRAMS), "What to do.")
 _CONFIG = flags.DEFINE_string(

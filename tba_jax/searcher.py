@@ -340,7 +340,7 @@ class Searcher:
       self._parts.on_event("wrong_params", f"{message}; the searcher ends")
       raise WrongParamsError(
           f"{message}: this searcher would sample from another policy than the"
-          " trainer's (docs/faults.md)"
+          " trainer's (docs/reference/faults.md)"
       )
     message += f"; the searcher goes on with version {self._version.step}"
     self._parts.on_event("wrong_params", message)

@@ -89,8 +89,8 @@ def _sources() -> list[pathlib.Path]:
 
 def _pages() -> list[pathlib.Path]:
   names = (
-      "*.md", "docs/*.md", "docs/results/*.md", "benchmarks/*.md",
-      "studies/*.md", "tests/chaos/*.md", "colabs/*.ipynb",
+      "*.md", "docs/**/*.md", "benchmarks/*.md", "studies/*.md",
+      "tests/chaos/*.md", "colabs/*.ipynb",
   )  # fmt: skip
   return [path for name in names for path in sorted(_ROOT.glob(name))]
 
@@ -129,9 +129,9 @@ class DocsTest(absltest.TestCase):
 
   def test_the_reference_of_settings_is_up_to_date(self):
     self.assertEqual(
-        (_ROOT / "docs" / "config.md").read_text("utf-8"),
+        (_ROOT / "docs/reference/settings.md").read_text("utf-8"),
         reference.render(),
-        "run: python -m tba_jax.config.reference > docs/config.md",
+        "run: python -m tba_jax.config.reference > docs/reference/settings.md",
     )
 
   def test_fields_of_docstrings_begin_with_their_noun(self):
@@ -185,8 +185,15 @@ class DocsTest(absltest.TestCase):
       text = page.read_text("utf-8")
       named = set(re.findall(rf"(?:--config\.|`)({name})[=`]", text))
       self.assertEqual(named - keys, set(), page.name)
-      programs = set(re.findall(r"--program=(\w+)", text)) - {"P"}
+      program = r"(?:--program=|^tba_jax (?=\w+ -))(\w+)"
+      programs = set(re.findall(program, text, re.M)) - {"P"}
       self.assertEqual(programs - set(main.PROGRAMS), set(), page.name)
+      configs = re.findall(
+          r"^tba_jax \w+ .*--config=([\w/]+)[: \n]", text, re.M
+      )
+      for config in configs:
+        path = _ROOT / "configs" / f"{config}.py"
+        self.assertTrue(path.exists(), f"{page.name}: --config={config}")
 
   def test_measurements_that_are_named_exist(self):
     modules = {
@@ -222,7 +229,7 @@ class DocsTest(absltest.TestCase):
     self.assertLess(shown.count("\n"), 30)
 
   def test_the_architecture_names_what_there_is(self):
-    page = (_ROOT / "docs" / "architecture.md").read_text("utf-8")
+    page = (_ROOT / "docs/reference/architecture.md").read_text("utf-8")
     named = re.findall(r"`([\w/]+\.py):(\w+)`", page)
     self.assertGreater(len(named), 20)
     for path, name in named:
@@ -231,7 +238,7 @@ class DocsTest(absltest.TestCase):
 
   def test_messages_are_those_of_the_code(self):
     templates = _templates()
-    page = (_ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
+    page = (_ROOT / "docs/guides/troubleshooting.md").read_text("utf-8")
     messages = re.findall(r"^\| `(.+?)` \| .+ \| .+ \|$", page, re.M)
     self.assertGreater(len(messages), 30)
     for message in messages:
@@ -240,7 +247,7 @@ class DocsTest(absltest.TestCase):
       self.assertTrue(any(text in t for t in templates), message)
 
   def test_every_objective_and_correction_is_on_its_page(self):
-    page = (_ROOT / "docs" / "objectives.md").read_text("utf-8")
+    page = (_ROOT / "docs/reference/objectives.md").read_text("utf-8")
     table = page.partition("## ")[0]
     self.assertCountEqual(
         re.findall(r"^\| `(\w+)` \|", table, re.M), losses_build.OBJECTIVES
@@ -258,7 +265,7 @@ class DocsTest(absltest.TestCase):
     )
 
   def test_the_loss_of_the_page_works(self):
-    page = (_ROOT / "docs" / "objectives.md").read_text("utf-8")
+    page = (_ROOT / "docs/reference/objectives.md").read_text("utf-8")
     (block,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
     path = pathlib.Path(self.create_tempdir().full_path) / "my_loss.py"
     path.write_text(block)
@@ -285,7 +292,7 @@ class DocsTest(absltest.TestCase):
       validate.validate(config)
 
   def test_the_config_of_the_page_works(self):
-    page = (_ROOT / "docs" / "your_task.md").read_text("utf-8")
+    page = (_ROOT / "docs/guides/your_data.md").read_text("utf-8")
     blocks = re.findall(
         r"^```python\n# (\w+\.py)\n(.*?)^```", page, re.M | re.S
     )
@@ -311,7 +318,7 @@ class DocsTest(absltest.TestCase):
       self.assertIn("not in the hub's cache", line)
 
   def test_environments_of_other_systems_run_as_the_page_wraps_them(self):
-    page = (_ROOT / "docs" / "environments.md").read_text("utf-8")
+    page = (_ROOT / "docs/guides/agents.md").read_text("utf-8")
     (block,) = re.findall(
         r"^```python\n# from_others.py\n(.*?)^```", page, re.M | re.S
     )

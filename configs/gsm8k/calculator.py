@@ -20,7 +20,7 @@ commas:
   the answer alone; it learns to calculate.
 - `seed=N`.
 
-No full run has been made; docs/environments.md has results of `quick`.
+No full run has been made; docs/results/agents.md has results of `quick`.
 """
 
 import os

@@ -45,7 +45,7 @@ The second row is read off TBA's figure. VinePPO's pass@1 is the mean of 16
 completions at temperature 0.35: `--program=evaluate` with
 `evaluate.greedy=false`, `evaluate.num_completions=16` and
 `sampling.temperature=0.35`. The run has not been made with this code;
-`docs/tasks.md` has results of `quick`. The other methods are in
+`docs/results/tasks.md` has results of `quick`. The other methods are in
 `configs/gsm8k/async_rlhf.py`.
 """
 

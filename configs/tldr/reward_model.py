@@ -6,7 +6,7 @@
         --config=configs/tldr/reward_model.py:hardware=4xa100
 
 It starts from the first stage's model in the same `--workdir`. Arguments as in
-`configs/tldr/sft.py`; `docs/preferences.md` has the format of pairs.
+`configs/tldr/sft.py`; `docs/guides/offline_data.md` has the format of pairs.
 
 The settings follow Asynchronous RLHF (arXiv:2410.18252): the 92,858
 comparisons relabeled by a gold reward model of 6.9B, one epoch at 1e-5, cosine

@@ -40,8 +40,8 @@ searchers share one random order of the prompts, and that training begins with
 
 The paper reports, on four A100 with 80 GB and for the three sizes, gold
 win-rates of 0.82, 0.93 and 0.96 after 21, 25 and 80 minutes. These runs have
-not been made with this code. `docs/tasks.md` has results of `quick`: the
-sampled win-rate rises, the greedy one does not. The other methods are in
+not been made with this code. `docs/results/tasks.md` has results of `quick`:
+the sampled win-rate rises, the greedy one does not. The other methods are in
 `configs/tldr/async_rlhf.py`.
 """
 

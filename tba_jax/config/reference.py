@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Renders the page of all settings, and the help on one, from `SETTINGS`.
 
-python -m tba_jax.config.reference > docs/config.md
+python -m tba_jax.config.reference > docs/reference/settings.md
 """
 
 import inspect
@@ -14,23 +14,22 @@ from tba_jax.config import variants
 from tba_jax.system import rules
 from tba_jax.tasks import task_table
 
-_HEAD = """# Every setting
+_HEAD = """# Settings
 
 Generated from the `settings.py` of each folder by
-`python -m tba_jax.config.reference > docs/config.md`.
+`python -m tba_jax.config.reference > docs/reference/settings.md`.
 
 Change a setting in a config file, or on the command line with
-`--config.KEY=VALUE`; `python -m tba_jax.main --help KEY` prints it. A file that
-builds on another one beside it imports that with
+`--config.KEY=VALUE`; `python -m tba_jax.main --help KEY` prints it. A config
+builds on a neighboring one with
 `variants.import_config("sft.py", beside=__file__)`, as `configs/tldr/tba.py`
-does. The last column has what [resuming a run](faults.md#a-changed-setting) may
-change: "yes", "no", or "partly"; `--help` gives the reason. Relations between
-settings are checked beside them (`CHECKS`); a wrong config ends the program
-with status 2 and a line for each wrong setting, before a device is touched.
-`--program=plan --config=FILE` says what a config needs. With "or auto" a
-setting that nothing sets follows the model, the data and the machine where the
-policy starts from a pretrained model
-([rules](your_task.md#what-follows-the-model-the-data-and-the-machine)).
+does. The last column shows whether the setting may change when
+[a run is resumed](faults.md#a-changed-setting): "yes", "no" or "partly";
+`--help` gives the reason. "or auto" marks settings that, for a pretrained
+model, default to [values for the model, the data and the
+machine](../guides/your_data.md#settings-chosen-automatically).
+A wrong config ends the program with status 2 and a line for each wrong
+setting, before a device is touched.
 """
 _TABLE = [
     "| key | default | allowed | meaning | resume |",
@@ -137,9 +136,9 @@ def render() -> str:
   rows = _rows()
   top = {key: row for key, row in rows.items() if "." not in key}
   lines = [_HEAD, "## top level", "", *_table(top), "", "## task", ""]
-  lines += ["`task.name` is one of those below, or `MODULE:CLASS` of your own;"]
-  lines += ["the other fields are the task's (see"]
-  lines += ["[Your own task](your_task.md))."]
+  lines += ["`task.name` is one of the names below, or `MODULE:CLASS` of"]
+  lines += ["[your own](../guides/your_reward.md#a-task-class); the other"]
+  lines += ["fields are the task's."]
   for name in task_table.TASKS:
     lines += ["", f"### {name}", "", *_table(_task_rows(task_table.find(name)))]
   for name, section in settings.SECTIONS.items():

@@ -4,7 +4,7 @@
 
 The table of a folder is its `settings.py`, in the form of `system/rules.py`.
 From them come `get_config`, the checks of types and ranges (`validate.py`),
-`--help KEY` and `docs/config.md` (`reference.py`).
+`--help KEY` and `docs/reference/settings.md` (`reference.py`).
 """
 
 from typing import Any

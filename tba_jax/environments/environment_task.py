@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A user's environment of several turns, named in settings.
 
-docs/environments.md builds one: a class, or a function that makes an object,
+docs/guides/agents.md builds one: a class, or a function that makes an object,
 with
 
     reset(seed) -> observation

@@ -363,7 +363,7 @@ class Evaluator:
       turns: turns of a judged completion that an environment answered, with
         environments.
       [greedy_]win_rate, gold_reward, gold_margin, no_verdict (by cause): from
-        the comparer; docs/preferences.md.
+        the comparer; docs/guides/offline_data.md.
       …_stderr, …_interval: standard error over prompts and bootstrap interval
         of these, but for `pass_at` and `ref_perplexity`. A mean of no value,
         since nothing could be judged, is None and has neither.

@@ -38,7 +38,7 @@ SETTINGS = {
         " reward, 'command' judge_command, or the Hugging Face folder of a gold"
         " model", files=True),
     "evaluate.judge_command": _s("", rules.TEXT, "reads pairs, writes verdicts"
-        " (docs/preferences.md)", files=True,
+        " (docs/guides/offline_data.md)", files=True,
         read_with=("evaluate.judge", ("command",))),
     "evaluate.judge_deadline_s": _s(60.0, rules.WAIT, "limit for one pair"),
     "evaluate.variants": _s("", rules.TEXT, "task settings that"

@@ -107,7 +107,7 @@ def trace_loss(config: ml_collections.ConfigDict) -> None:
       f"config.loss.name={config.loss.name!r}: its gradient by"
       " groups.logprobs_BxKxT is 0, so that nothing would be learned; must be a"
       " loss of log-probs without stop_gradient, int or argmax around them all"
-      " (docs/objectives.md)"
+      " (docs/reference/objectives.md)"
   )
 
 
@@ -184,7 +184,7 @@ def try_environment(config: ml_collections.ConfigDict) -> None:
           raise ValueError(
               f"config.task.source={config.task.source!r}: {message[0]} fails"
               f" ({answer['failure']}): {answer['message']}; must be an"
-              " environment as docs/environments.md has it"
+              " environment as docs/guides/agents.md has it"
           )
   finally:
     workers.close()
@@ -294,7 +294,7 @@ def _cause(judged: base.Judgement, events: list[str], field: str) -> str:
   return (
       f"a completion of the first prompt cannot be judged ({judged.failure}):"
       f" {why.strip().removesuffix(':')}; must be {allowed}"
-      " (docs/your_task.md)"
+      " (docs/guides/your_reward.md)"
   )
 
 

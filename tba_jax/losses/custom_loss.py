@@ -30,7 +30,7 @@ def load(name: str) -> Callable[..., groups_lib.Loss]:
   function = user_code.load_function("config.loss.name", name)
   wanted = (
       "; must be a function of (groups, c, beta) that returns the scalar loss"
-      " and a dict of metrics, which may be {} (docs/objectives.md)"
+      " and a dict of metrics, which may be {} (docs/reference/objectives.md)"
   )
 
   @functools.wraps(function)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics of a batch, as (sum, weight) pairs that add over micro-batches.
 
-`finish` turns the sums into means. docs/objectives.md lists them.
+`finish` turns the sums into means. docs/reference/objectives.md lists them.
 """
 
 import dataclasses

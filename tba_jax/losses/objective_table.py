@@ -10,7 +10,7 @@ entries of `aux`, if present: `log_z_Bx1` and `residual_BxK` (nats),
 To add an objective, write its function into a file of this folder and an entry
 into `OBJECTIVES`: settings and checks of configs read names and facts from it.
 Importance correction, length norm and metrics are common to all objectives
-(`objective.py`). docs/objectives.md shows how to use a loss of your own.
+(`objective.py`). docs/reference/objectives.md shows how to add a loss.
 """
 
 from collections.abc import Callable, Mapping

@@ -23,14 +23,14 @@ _REWARDS = "rewards in the buffer were computed with it"
 
 # fmt: off
 SECTIONS = {
-    "loss": rules.Section("The objective (docs/objectives.md)."),
+    "loss": rules.Section("The objective (docs/reference/objectives.md)."),
     "tempering": rules.Section("Target of `tb` and `tb_learned_z`: (exp(r/beta)"
         " · π_ref^(1/gamma))^(1/tau); 1 is the plain target."),
 }
 
 SETTINGS = {
-    "loss.name": _s("tb", _NAME, "docs/objectives.md says which to choose and"
-        " how to write your own", files=True,
+    "loss.name": _s("tb", _NAME, "objective; docs/reference/objectives.md helps"
+        " to choose, and shows how to write one", files=True,
         fixed="parameters of the loss in the checkpoint are of this"
         " objective"),
     "loss.scale": _s("unit", rules.one_of("unit", "paper"),
@@ -39,7 +39,7 @@ SETTINGS = {
         " as large)"),
     "loss.reward_weight": _s(1.0, rules.NOT_NEGATIVE, "factor on the rewards to"
         " learn from; at 0 the reference alone is the target, which distills it"
-        " (docs/distillation.md)", fixed=_REWARDS),
+        " (docs/guides/offline_data.md)", fixed=_REWARDS),
     "loss.beta": _s(
         0.05, rules.over_steps(rules.NOT_NEGATIVE),
         "weight of the KL to the reference, reward per nat; above 0 for "
@@ -81,8 +81,8 @@ SETTINGS = {
     "loss.baseline_temperature": _s(1.0, rules.ABOVE_0, "temperature of"
         " log_mean_exp, task units"),
     "loss.baseline_file": _s("", rules.TEXT, "JSON lines with prompt,"
-        " completions and rewards (docs/logged_data.md): the value of a prompt"
-        " is the log_mean_exp of its rewards", hosts="path", files=True),
+        " completions and rewards (docs/guides/offline_data.md): the value of a"
+        " prompt is the log_mean_exp of its rewards", hosts="path", files=True),
     "loss.behavior_logprobs": _s("sampler",
         rules.one_of("sampler", "recomputed"), "'sampler': exact, as sampled;"
         " 'recomputed': the proximal policy's, as Async RLHF's code",

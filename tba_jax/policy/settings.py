@@ -23,8 +23,8 @@ _s = rules.Setting
 # fmt: off
 SECTIONS = {
     "lora": rules.Section("Low-rank adapters, trained instead of all params"
-        " (docs/models.md).", fixed="adapters in the checkpoint have this"
-        " form"),
+        " (docs/guides/your_model.md).", fixed="adapters in the checkpoint have"
+        " this form"),
     "mesh": rules.Section("Devices of the trainer along each axis.",
         hosts="searcher"),
     "reference": rules.Section("The policy that the KL is measured against.",
@@ -61,7 +61,7 @@ SETTINGS = {
 
     "reference.init": _s("", rules.TEXT, "model of the reference: '' = the"
         " initial policy, or the folder of another, of any size, with the same"
-        " tokenizer: a teacher (docs/distillation.md)", hosts="path",
+        " tokenizer: a teacher (docs/guides/offline_data.md)", hosts="path",
         files=True),
     "reference.mode": _s("fixed", rules.one_of("fixed", "reset", "ema"),
         "motion of the reference every every_steps steps: 'reset' to the"

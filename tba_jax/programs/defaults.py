@@ -200,11 +200,11 @@ def learning_rate(model: ModelFacts, lora_rank: int) -> Rule:
       1e-6 (4096 / width)^1.64,  ten times that with adapters
 
   Sources: 1e-6 is the default of TRL's GRPOConfig and of verl's GRPO examples
-  with models of 7 B params, of width 3584 to 4096. The exponent fits a
-  line from there to 2.5e-5 at width 576: SmolLM2-135M learned instructions in
-  this package at it, and collapsed at twice of it (docs/tasks.md). TBA's 1e-5
-  and Asynchronous RLHF's 3e-6 for a model of width 2048 lie at and above the
-  line, where the exponent of Tinker's cookbook, .78, would have 1.7e-6. The
+  with models of 7 B params, of width 3584 to 4096. The exponent fits a line
+  from there to 2.5e-5 at width 576: SmolLM2-135M learned instructions in this
+  package at it, and collapsed at twice of it (docs/results/tasks.md). TBA's
+  1e-5 and Asynchronous RLHF's 3e-6 for a model of width 2048 lie at and above
+  the line, where the exponent of Tinker's cookbook, .78, would have 1.7e-6. The
   factor of LoRA is the cookbook's (Schulman et al. 2025, "LoRA Without
   Regret").
   """

@@ -7,8 +7,8 @@
         --config.generate.output=completions.jsonl
 
 `generate` samples completions of prompts, or has a task's environments played;
-`score` computes the log-probs of given completions. docs/generate.md has the
-formats. Output lines have the
+`score` computes the log-probs of given completions. docs/guides/generate.md
+has the formats. Output lines have the
 number of their input line and keep the order of the input. The same command
 resumes an interrupted run and ends with the same bytes. A line that cannot be
 processed is reported with file and number, and the others are processed.

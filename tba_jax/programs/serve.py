@@ -6,7 +6,7 @@
         --workdir=runs/serve
 
 prints its address and key once it answers. Killed and started again it goes on
-where it was. docs/serve.md has what it speaks.
+where it was. docs/reference/server.md has what it speaks.
 """
 
 from collections.abc import Iterator, Sequence

@@ -31,7 +31,7 @@ SECTIONS = {
         " first the trainer's, then each searcher's; a single one is shared"
         " (run.processes).", hosts="own"),
     "generate": rules.Section("`--program=generate` and `score`"
-        " (docs/generate.md).", hosts="searcher"),
+        " (docs/guides/generate.md).", hosts="searcher"),
 }
 
 SETTINGS = {

@@ -5,8 +5,8 @@
 Prompts follow one seeded permutation per pass over the data. A *position*
 counts through these permutations: position p is prompt
 `permutation[p // N][p % N]` at visit p // N. A position is granted to a
-searcher, and granted again until it is in the journal; `docs/replay.md` draws
-its states.
+searcher, and granted again until it is in the journal;
+`docs/reference/replay.md` draws its states.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

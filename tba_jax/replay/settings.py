@@ -10,7 +10,7 @@ _s = rules.Setting
 
 # fmt: off
 SECTIONS = {
-    "replay": rules.Section("The replay buffer (docs/replay.md)."),
+    "replay": rules.Section("The replay buffer (docs/reference/replay.md)."),
     "rounds": rules.Section("Rounds, as in Asynchronous RLHF, instead of"
         " replay: mini_batches (N) batches sampled with one version, trained on"
         " in order in each of `passes` (T) passes, N·T steps, then dropped."

@@ -316,7 +316,7 @@ def data(run: run_reader.RunData) -> evidence.Rows:
           is_alone and is_plain_tb,
           "All data came from a log:",
           "loss.baseline_shift=-0.1 keeps the policy nearer to it, and may"
-          " teach more (docs/logged_data.md).",
+          " teach more (docs/guides/offline_data.md).",
       ),
       "age": (
           age >= 0,

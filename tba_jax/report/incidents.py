@@ -28,7 +28,7 @@ evaluation_failed | an evaluation was given up \
  | raise evaluate.deadline_s or lower evaluate.num_prompts
 evaluation_lost | an evaluation was lost
 gap | blocks of a searcher were lost
-guard | a guard fired | see docs/troubleshooting.md
+guard | a guard fired | see docs/guides/troubleshooting.md
 journal_damaged | the journal was damaged \
  | the ledger counts what it had; check the disk
 journal_full | the journal was full: no data was accepted | free the disk
@@ -57,7 +57,7 @@ store_lost | the store was lost and found again
 version_skipped | params came faster than they could be published \
  | raise publish.every_steps, or choose a faster publish.carrier
 wrong_params | published params did not reproduce the trainer's log-probs \
-and were refused | see "which params sampled" in docs/faults.md
+and were refused | see "which params sampled" in docs/reference/faults.md
 """
 _EVENTS = {
     kind: (what, *to_do)

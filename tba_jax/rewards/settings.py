@@ -8,7 +8,9 @@ from tba_jax.losses import objective_table
 from tba_jax.system import rules
 
 SECTIONS = {
-    "reward": rules.Section("Computation of rewards (docs/your_task.md)."),
+    "reward": rules.Section(
+        "Computation of rewards" " (docs/guides/your_reward.md)."
+    ),
 }
 
 
@@ -32,7 +34,7 @@ SETTINGS = {
                 side["reward.backend"] == "model" for side in sides))),
     "reward.num_workers": _s(2, rules.COUNT, "workers of the pool; for"
         " environments, processes of a role, one for each completion under way"
-        " (docs/environments.md)", hosts="own"),
+        " (docs/guides/agents.md)", hosts="own"),
     "reward.deadline_s": _s(10.0, rules.WAIT, "limit for one completion, or one"
         " turn, in a worker", hosts="searcher"),
     "reward.memory_mb": _s(0, rules.FROM_0, "address space of a worker; 0 = no"
@@ -44,7 +46,7 @@ SETTINGS = {
         " commas", hosts="own"),
     "reward.readable": _s("", rules.TEXT, "files and folders that workers may"
         " read besides those of the task, separated by commas"
-        " (docs/your_task.md#isolation)", hosts="own", files=True),
+        " (docs/guides/your_reward.md#isolation)", hosts="own", files=True),
     "reward.normalize_parts": _s(False, rules.FLAG, "whether each of several"
         " rewards (task.rewards) is normalized over a prompt's completions, to"
         " mean 0 and standard deviation 1, before they are summed by their"
@@ -52,7 +54,7 @@ SETTINGS = {
         fixed="rewards in the buffer were computed with it"),
     "reward.fallback": _s(None, rules.NUMBER_OR_NONE, "reward of a completion"
         " that could not be judged; None leaves such completions out of"
-        " training and of held-out means (docs/your_task.md)"),
+        " training and of held-out means (docs/guides/your_reward.md)"),
     "reward.model": _s("reward_model", rules.TEXT, "a Hugging Face folder with"
         " a scalar head, or 'reward_model', the one that"
         " `--program=reward_model` trained in WORKDIR", hosts="path",

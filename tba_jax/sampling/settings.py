@@ -37,8 +37,8 @@ _LENGTH = "completions in the buffer have it as their limit"
 SECTIONS = {
     "sampling": rules.Section("Decoding."),
     "offline": rules.Section("Completions that others sampled"
-        " (docs/logged_data.md).", fixed="which prompts are taken from the"
-        " log follows from it"),
+        " (docs/guides/offline_data.md).", fixed="which prompts are taken from"
+        " the log follows from it"),
     "explore": rules.Section("Sampling for exploration, of which evaluations"
         " use the lengths alone. The defaults change nothing (Lee et al. 2025,"
         " arXiv:2405.18540)."),
@@ -84,13 +84,13 @@ SETTINGS = {
         " chunks, keeping or recomputing the KV cache"),
 
     "search.sampler": _s("jax", rules.one_of(*samplers.SAMPLERS),
-        "program that decodes: this package, or vLLM servers (docs/vllm.md)",
-        hosts="searcher"),
+        "program that decodes: this package, or vLLM servers"
+        " (docs/guides/serving.md#sample-with-vllm)", hosts="searcher"),
     "search.quantization": _s("", rules.one_of("", "int8"), "dtype of the"
     " matrices"
         " that a searcher decodes with: '' = model.compute_dtype; 'int8' ="
         " rounded, with a scale for each output channel, half the bytes of"
-        " bfloat16 (docs/scaling.md)", hosts="searcher"),
+        " bfloat16 (docs/guides/scaling.md)", hosts="searcher"),
     "search.vllm_urls": _s("", _URLS, "addresses of vLLM servers, one for each"
         " searcher, in the order of their indices", hosts="searcher"),
     "search.vllm_folder": _s("", rules.TEXT, "folder for params that the vLLM"

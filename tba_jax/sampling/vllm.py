@@ -470,7 +470,7 @@ class VllmSampler:
         wrong.append(
             f"it serves {served.parent}, whose head is its embedding: vLLM"
             " would keep the old head; serve a folder of"
-            " tba_jax.sampling.vllm.write_model (docs/vllm.md)"
+            " tba_jax.sampling.vllm.write_model (docs/guides/serving.md)"
         )
     if wrong:
       raise ValueError(f"{self.server.url}: {'; '.join(wrong)}")

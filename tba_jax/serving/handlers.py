@@ -313,8 +313,8 @@ async def http_error(
   if problem.status_code == NOT_FOUND:
     return error(
         NOT_FOUND,
-        f"{request.method} {request.url.path}: not served; docs/serve.md lists"
-        " the paths",
+        f"{request.method} {request.url.path}: not served;"
+        " docs/reference/server.md lists the paths",
     )
   return error(problem.status_code, problem.detail)
 

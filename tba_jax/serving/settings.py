@@ -11,7 +11,7 @@ _s = rules.Setting
 # fmt: off
 SECTIONS = {
     "serve": rules.Section("`--program=serve`: training and sampling over HTTP"
-        " (docs/serve.md).", hosts="own"),
+        " (docs/guides/serving.md).", hosts="own"),
 }
 
 SETTINGS = {

@@ -65,7 +65,7 @@ class Setting:
   default: default value, which also gives the type; None is a number that is
     not set.
   allowed: allowed values of that type.
-  meaning: description for `docs/config.md`.
+  meaning: description for `docs/reference/settings.md`.
   hosts: differences allowed between the hosts of a run: "same", none unless
     the section allows them; "own", any; "path", other paths to the same files;
     "searcher", a searcher's from the trainer's.

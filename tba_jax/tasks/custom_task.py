@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A user's own task: rows of data and reward functions, named in settings.
 
-docs/your_task.md builds one. A reward is a function of (prompt, completion,
-row) that returns a number, or a dict with it as "reward" and metrics by name,
-or one as TRL has it (`reward_calls.py`); the prompt is a text or messages, as
-in `tasks/base.py`, `row` has the fields of the data's row, and the reference
-under "answer". The task's reward is a weighted sum:
+docs/guides/your_data.md builds one. A reward is a function of (prompt,
+completion, row) that returns a number, or a dict with it as "reward" and
+metrics by name, or one as TRL has it (`reward_calls.py`); the prompt is a text
+or messages, as in `tasks/base.py`, `row` has the fields of the data's row, and
+the reference under "answer". The task's reward is a weighted sum:
 
     "answer"                                one of `REWARDS`
     "my_rewards.py:polite"                  a function in a file
@@ -50,8 +50,8 @@ _FIELD = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 class CustomTask(rows_task.RowsTask):
   """Prompts made from the fields of rows, rewarded by the user's functions.
 
-  train, test, validation: sources of the splits, as in docs/your_task.md;
-    `validation` may be "", and so may `test`.
+  train, test, validation: sources of the splits, as in
+    docs/guides/your_data.md; `validation` may be "", and so may `test`.
   held_out: training prompts to hold out at random if `test` is "": a share
     below 1, else a number; None = a tenth, at most 1,000; 0 = no evaluation.
   validation_prompts: training prompts to hold out if `validation` is "".

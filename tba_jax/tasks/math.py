@@ -37,7 +37,7 @@ FORMATS = {
 class Math(rows_task.RowsTask):
   r"""Problems with worked solutions that box their answer.
 
-  train, test: sources of the splits, as in docs/your_task.md; rows have
+  train, test: sources of the splits, as in docs/guides/your_data.md; rows have
     `problem` and `solution`; the answer is the field `answer`, or the contents
     of the solution's last \boxed. "synthetic" for both: small generated
     problems.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Completions that others sampled, with or without rewards, from JSON Lines.
 
-docs/logged_data.md has the formats: the output of `generate` and `score`, a
-run's `samples.jsonl`, and completions as TRL logs them.
+docs/guides/offline_data.md has the formats: the output of `generate` and
+`score`, a run's `samples.jsonl`, and completions as TRL logs them.
 """
 
 from collections.abc import Mapping, Sequence

@@ -49,7 +49,7 @@ class RedTeam(base.Task):
 
   prompt: the fixed prompt that the attacker completes.
   instructions: first attacks, for fine-tuning the attacker: a source of rows
-    with `instruction`, as in docs/your_task.md, or "synthetic".
+    with `instruction`, as in docs/guides/your_data.md, or "synthetic".
   evaluation_blocks: copies of the prompt in the held-out split; evaluation
     intervals are over them.
   victim: the model under test: a Hugging Face folder, or "synthetic", a tiny

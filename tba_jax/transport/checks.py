@@ -62,7 +62,7 @@ def _store(c: rules.Values) -> rules.Problems:
       yield key, (
           "must be this host alone without config.store.secret_file,"
           f" {wire.SECRET_VARIABLE}, config.store.tls_* or"
-          " config.store.insecure: docs/hosts.md"
+          " config.store.insecure: docs/guides/scaling.md"
       )
   if has_tls:
     for key in _TLS:

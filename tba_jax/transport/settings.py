@@ -11,7 +11,8 @@ _s = rules.Setting
 # fmt: off
 SECTIONS = {
     "publish": rules.Section("Transfer of new params to the searchers."),
-    "store": rules.Section("The key-value store (docs/hosts.md).", hosts="own"),
+    "store": rules.Section(
+        "The key-value store (docs/guides/scaling.md).", hosts="own"),
 }
 
 SETTINGS = {
@@ -40,7 +41,7 @@ SETTINGS = {
 
     "store.address": _s("", addresses.HOST_PORTS, "'' = a unix socket in the"
         " spool directory; 'HOST:0' a free TCP port, 'HOST:7001-7009' one of a"
-        " range (docs/hosts.md)"),
+        " range (docs/guides/scaling.md)"),
     "store.locator": _s("", addresses.HOST_PORT, "address at which the store"
         " announces its own to other hosts; '' = a file in the spool"
         " directory"),
@@ -53,7 +54,7 @@ SETTINGS = {
     "store.tls_ca_file": _s("", rules.TEXT, "certificate of the authority",
         files=True),
     "store.insecure": _s(False, rules.FLAG, "no TLS made from the secret, and"
-        " other hosts even without a secret (docs/hosts.md)"),
+        " other hosts even without a secret (docs/guides/scaling.md)"),
     "store.spool_dir": _s("", rules.TEXT, "'' = a 0700 directory of this user"
         " and workdir"),
     "store.deadline_s": _s(60.0, rules.WAIT, "limit of one operation, a restart"

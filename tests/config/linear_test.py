@@ -18,7 +18,7 @@ from tba_jax.config import variants
 _ROOT = pathlib.Path(__file__).parents[2]
 _PLACES = (
     "*.md", ".github/**/*.yml", "benchmarks/**/*", "colabs/*", "configs/**/*",
-    "docs/*.md", "examples/*", "launch/*", "studies/**/*", "tba_jax/**/*.py",
+    "docs/**/*.md", "examples/*", "launch/*", "studies/**/*", "tba_jax/**/*.py",
     "tests/**/*.py", "tests/**/*.md",
 )  # fmt: skip
 # Old names, and names of no file.

@@ -244,7 +244,7 @@ class ScriptsTest(parameterized.TestCase):
     self.assertEqual(programs - set(main.PROGRAMS), set())
 
   def test_the_page_names_what_there_is(self):
-    text = (_ROOT / "docs" / "launch.md").read_text("utf-8")
+    text = (_ROOT / "docs/guides/scaling.md").read_text("utf-8")
     for name, action in re.findall(
         r"bash launch/((?:slurm|tpu_vm|gke)\.sh) ([a-z]+)\b", text
     ):

@@ -36,7 +36,7 @@ _TINY = (
     "sampling.max_completion_tokens=32",
     "sampling.num_slots=16",
 )
-# Llama, in the names of docs/scaling.md: a prompt of 32 tokens and two
+# Llama, in the names of docs/results/devices.md: a prompt of 32 tokens and two
 # completions of 128, of which the last token of each is not read.
 _VOCABULARY, _LAYERS, _WIDTH, _MLP, _TOKENS = 2048, 2, 256, 1024, 32 + 2 * 127
 _WEIGHTS = _LAYERS * (4 * _WIDTH**2 + 3 * _WIDTH * _MLP) + _VOCABULARY * _WIDTH
@@ -334,7 +334,7 @@ class CompileTest(parameterized.TestCase):
 
   @parameterized.parameters(*_MESHES)
   def test_train_step_receives_little_more_than_the_ideal(self, **mesh):
-    """At most 1.3 of what docs/scaling.md derives."""
+    """At most 1.3 of what docs/results/devices.md derives."""
     done = run("-c", _TRAIN_STEP, json.dumps(mesh), make_folder(self))
     self.assertEqual(done.returncode, 0, done.stderr)
     received, flops = map(float, done.stdout.splitlines()[0].split())
@@ -349,7 +349,7 @@ class CompileTest(parameterized.TestCase):
 
 
 def ideal_bytes(data=1, fsdp=1, sequence=1, tensor=1):
-  """Returns what a device must receive in a step, as docs/scaling.md has it."""
+  """Returns the bytes a device must receive, by docs/results/devices.md."""
   others = lambda count: (count - 1) / count
   weights = 6 * others(fsdp * sequence) * _WEIGHTS / tensor
   copies = 4 * others(data) * _WEIGHTS / (fsdp * sequence * tensor)

@@ -93,7 +93,7 @@ class ServeTest(absltest.TestCase):
     self.assertEqual(server.post("optim_step", step)[0], 200)
     for path, body, status, message in (
         ("create_session", b"[", 422, "not JSON"),
-        ("create_modle", {}, 404, "docs/serve.md"),
+        ("create_modle", {}, 404, "docs/reference/server.md"),
         (
             "create_model",
             {**model, "base_model": "x"},

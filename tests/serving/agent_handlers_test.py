@@ -137,7 +137,7 @@ class AgentsTest(absltest.TestCase):
         ),
         ("completions", _body(), 400, "messages: not supported"),
         ("completions", {"model": "x", "prompt": "1"}, 400, "model = 'x'"),
-        ("embeddings", {}, 404, "docs/serve.md"),
+        ("embeddings", {}, 404, "docs/reference/server.md"),
     ):
       with self.subTest(message=message):
         found, said = self.server.ask(f"{path}/{where}", body)

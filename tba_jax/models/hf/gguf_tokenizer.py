@@ -91,8 +91,8 @@ _CASED = (
     "\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
 )
 
-# Value of tokenizer.ggml.pre -> rule. docs/models.md says which were held
-# against the models' own tokenizers.
+# Value of tokenizer.ggml.pre -> rule. docs/reference/models.md lists what each
+# was compared with.
 RULES = {
     **dict.fromkeys(
         ("llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0"), _LLAMA3
