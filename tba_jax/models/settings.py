@@ -59,7 +59,8 @@ SETTINGS = {
     "model.attention": _s("auto",
         rules.one_of("auto", "plain", "splash", "cudnn"),
         "kernel of training and prefill: 'auto' is splash attention on TPU,"
-        " cuDNN's on GPU where it can serve the model, and plain elsewhere;"
+        " on GPU cuDNN's, of packed rows a kernel in Triton, where they can"
+        " serve the model, and plain elsewhere;"
         " 'auto' alone also has kernels of decode steps with mixed lengths",
         fixed=""),
 }

@@ -35,7 +35,6 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.learning import device_work
 from tba_jax.learning import group_reference
 from tba_jax.learning import packing
 from tba_jax.learning import published
@@ -79,11 +78,13 @@ class Program:
   lower: function that returns the lowered program.
   own_bytes: bytes of its role's holdings that are its arguments.
   remedy: settings to change if it does not fit.
+  parts: times that it computes a part of packed rows, at full length.
   """
 
   lower: Callable[[], Any]
   own_bytes: int
   remedy: str
+  parts: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,18 +301,12 @@ def trainer(
           lower_step,
           memory_model.num_bytes((own.state, base, teacher_params)),
           _REMEDIES["train_step"],
+          packing.size_of(own.batch.rows).parts,
       )
   }
   if objective_table.has_reference_pass(config):
-    num_prompts, batch = device_work.reference_prompts(config), own.batch
-    if num_prompts < config.train.prompts_per_batch:
-      batch = packing.abstract_batch(config, mesh, num_prompts, None)
     programs["reference"] = _reference(
-        config,
-        own,
-        batch,
-        _TRAINER_REMEDIES,
-        micro_prompts=device_work.micro_prompts(config),
+        config, own, own.batch, _TRAINER_REMEDIES
     )
   copied = own.state.params, memory_model.published(config, own.state.params)
   programs["publish"] = Program(
@@ -365,10 +360,14 @@ def searcher(
   }
   if objective_table.holds_reference(config, "searcher"):
     groups = config.copy_and_resolve_references()
-    groups.train.completions_per_prompt = config.search.samples_per_prompt
-    batch = packing.abstract_batch(
-        groups, mesh, group_reference.prompts_at_a_time(config), None
-    )
+    train, search = groups.train, config.search
+    train.completions_per_prompt = search.samples_per_prompt
+    num_prompts = group_reference.prompts_at_a_time(config)
+    train.prompts_per_batch = train.micro_batch_prompts = num_prompts
+    train.micro_batch_completions = 0
+    groups.mesh.update(memory_model.searcher_sizes(config))
+    size = packing.make(groups).sizes()[0]
+    batch = packing.abstract_batch(groups, mesh, size)
     out["reference"] = _reference(config, own, batch, _SEARCHER_REMEDIES)
   return RolePrograms(out | _frozen_programs(config, own), own.held)
 
@@ -409,16 +408,13 @@ def _reference(
     own: memory_model.TrainerMemory | memory_model.SearcherMemory,
     batch: types.Batch,
     remedy: str,
-    micro_prompts: int = 0,
 ) -> Program:
   """Returns the program of reference log-probs."""
   model, params = memory_model.reference(
       config, own.mesh, own.model, own.params
   )
   logprobs_fn = reference_policy.make_logprobs_fn(
-      model,
-      temperature=config.sampling.temperature,
-      micro_prompts=micro_prompts,
+      model, temperature=config.sampling.temperature
   )
   lower = functools.partial(
       jax.jit(
@@ -431,7 +427,8 @@ def _reference(
       batch.completion_mask,
       batch.rows,
   )
-  return Program(lower, memory_model.num_bytes(params), remedy)
+  parts = packing.size_of(batch.rows).parts
+  return Program(lower, memory_model.num_bytes(params), remedy, parts)
 
 
 def _lower_publish(
@@ -482,7 +479,7 @@ def compile_program(
     took = time.perf_counter() - start
     return _does_not_fit(program, others, str(error), took), ""
   memory, text = compiled.memory_analysis(), compiled.as_text()
-  costs = hlo.costs(text, host_size)
+  costs = hlo.costs(text, host_size, program.parts)
   chip = targets.CHIPS.get(device.device_kind)
   peak = memory.peak_memory_in_bytes
   if chip is None:
