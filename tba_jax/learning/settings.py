@@ -121,8 +121,8 @@ SETTINGS = {
         auto=True),
     "train.completions_per_prompt": _s(8, rules.COUNT, "K", fixed=_ROUNDS),
     "train.micro_batch_prompts": _s(32, rules.COUNT, "prompts of full length"
-        " for which one forward-backward has room (gradient accumulation);"
-        " shorter ones are packed, so that it has more", auto=True),
+        " in one forward-backward (gradient accumulation); shorter ones are"
+        " packed", auto=True),
     "train.micro_batch_completions": _s(0, rules.FROM_0,
         "completions of each of these prompts; 0 = all K. Fewer cut groups: one"
         " more forward pass, and less memory", auto=True),

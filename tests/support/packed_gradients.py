@@ -20,8 +20,7 @@ from tba_jax.models.net import heads
 from tests.support import tiny_model
 
 BETA = 0.25
-# Of `relative_gap`: in float32 a sequence alone is as far from rows with all of
-# their padding.
+# A sequence alone is as far from rows with all of their padding, in float32.
 TOLERANCE = 3e-6
 # A prompt is repeated where its group is split over rows of this length.
 ROW_LENGTH = 24
@@ -76,7 +75,7 @@ class _Alone:
   stream_and_routes = None
 
   def __init__(self, model: Any):
-    # Of a value model the outputs of each token are its values.
+    # Outputs of a value model are its values.
     self._outputs = getattr(model, "values", None) or model.logits
     self.config = python_types.SimpleNamespace(
         width=model.config.vocab_size, compute_dtype="float32"
