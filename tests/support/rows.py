@@ -50,7 +50,7 @@ def pack(
       shards,
       sequence,
   )
-  # Of two sizes that compute as much, the one with more parts costs less.
+  # More parts cost less, so that several are used.
   with mock.patch.multiple(
       packing,
       _LEAST_LENGTH=8,

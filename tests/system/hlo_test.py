@@ -54,7 +54,7 @@ class HloTest(parameterized.TestCase):
   def test_counts_trips_of_a_loop(self, old, new, trips):
     found = hlo.costs(_LOOP.replace(old, new))
     self.assertEqual(found.flops, trips * _PRODUCT_FLOPS)
-    # Of a loop that decides it the caller may know more.
+    # The caller may know the trips that a loop decides.
     found = hlo.costs(_LOOP.replace(old, new), trips=7)
     trips = 7 if trips == 1 else trips
     self.assertEqual(found.flops, trips * _PRODUCT_FLOPS)
