@@ -3,7 +3,14 @@
 """A sampler: its interface, settings and requests; bookkeeping on the host."""
 
 import collections
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 import dataclasses
 from typing import Any, Protocol
 
@@ -140,7 +147,8 @@ class Request:
   first_sample: sample index of the first completion; the others follow.
   position: place in the prompt order.
   seed: random seed below 2^32; None takes the sampler's.
-  max_tokens: most tokens of each completion; None takes the sampler's T.
+  max_tokens: most tokens of all completions, or of each; None takes the
+    sampler's T.
   """
 
   prompt_tokens: np.ndarray
@@ -150,7 +158,13 @@ class Request:
   first_sample: int = 0
   position: int = 0
   seed: int | None = None
-  max_tokens: int | None = None
+  max_tokens: int | Sequence[int] | None = None
+
+  def limits(self, max_completion_tokens: int) -> np.ndarray:
+    """Returns [S] int, the most tokens of each completion, given T."""
+    limits = self.max_tokens
+    limits = max_completion_tokens if limits is None else limits
+    return np.broadcast_to(limits, self.num_completions)
 
   def check(self, settings: SamplingSettings, vocab_size: int) -> None:
     """Raises ValueError, naming the prompt id, for a wrong field."""
@@ -175,7 +189,7 @@ class Request:
       problem = f"prompt_tokens: must be integers from 0 to {vocab_size - 1}"
     elif self.num_completions < 1:
       problem = f"num_completions={self.num_completions}: must be 1 or more"
-    elif self.max_tokens is not None and not 1 <= self.max_tokens <= T:
+    elif not 1 <= (limits_S := self.limits(T)).min() <= limits_S.max() <= T:
       problem = (
           f"max_tokens={self.max_tokens}: must be 1 to"
           f" sampling.max_completion_tokens={T}"
@@ -219,6 +233,8 @@ class Turns(Protocol):
 
 # Returns newer (version, params), or None if there are none.
 NewerFn = Callable[[], tuple[int, types.PyTree] | None]
+# Returns further requests, or None if there are none now.
+MoreFn = Callable[[], Sequence[Request] | None]
 
 
 class Sampler(Protocol):
@@ -228,13 +244,10 @@ class Sampler(Protocol):
 
   settings: settings that it samples with.
   platform: JAX's backend, or the name of the program that computes log-probs.
-  streams: whether it has `stream`, as `decode.JaxSampler`: batch after batch,
-    each begun before the one before it is over.
   """
 
   settings: SamplingSettings
   platform: str
-  streams: bool
 
   def put(self, params: types.PyTree, shardings: types.PyTree = None) -> Any:
     """Returns params in the form that sampling takes; these stay as they are.
@@ -274,6 +287,31 @@ class Sampler(Protocol):
         names its prompt id.
     """
 
+  def stream(
+      self,
+      params: Any,
+      more: MoreFn,
+      *,
+      version: int,
+      newer: NewerFn | None = None,
+      turns: Turns | None = None,
+  ) -> Iterator[list[tuple[int, types.Completions]]]:
+    """Samples requests while there are any; each is over in its own time.
+
+    Args:
+      params, version, newer: arguments of `sample`.
+      more: function that is polled while further completions could begin.
+      turns: environments, whose completions belong to requests that are
+        numbered in the order in which `more` returned them, from 0.
+
+    Yields:
+      Requests that are over: their numbers and completions. Ends once all are
+      and `more` returns None; a sampler may end sooner, once all are.
+
+    Raises:
+      ValueError: a request is wrong; the message names its prompt id.
+    """
+
   def token_logprobs(self, params: Any, tokens_BxL: np.ndarray) -> Any:
     """Returns [B, L - 1] float32, log π of each token after the first, nats.
 
@@ -283,6 +321,19 @@ class Sampler(Protocol):
       params: params from `put`.
       tokens_BxL: [B, L] int32 in [0, V), L up to P + T.
     """
+
+
+def in_one_batch(
+    sample: Callable[..., list[types.Completions]],
+    params: Any,
+    more: MoreFn,
+    **options: Any,
+) -> Iterator[list[tuple[int, types.Completions]]]:
+  """Returns `Sampler.stream` of what `more` returns first, given `sample`."""
+  if (batch := more()) is not None:
+    holder = [params]
+    del params  # No frame holds them: they are freed once there are newer ones.
+    yield list(enumerate(sample(holder.pop(), batch, **options)))
 
 
 class Slots:
@@ -354,6 +405,11 @@ class Slots:
     )
 
   @property
+  def num_left(self) -> int:
+    """Number of completions that have begun and are not over."""
+    return len(self.owners) + len(self.aside)
+
+  @property
   def num_decoding(self) -> int:
     """Number of rows in use that wait for no environment."""
     return sum(owner not in self.waiting for owner in self.owners.values())
@@ -378,8 +434,9 @@ class Slots:
 
   def limit(self, owner: Owner) -> int:
     """Returns the most tokens of a completion."""
-    limit = self._requests[owner[0]].max_tokens
-    return self._settings.max_completion_tokens if limit is None else limit
+    index, sample = owner
+    T = self._settings.max_completion_tokens
+    return int(self._requests[index].limits(T)[sample])
 
   def resume(self, owner: Owner, ids: np.ndarray | None) -> None:
     """Lets a completion go on once it has a row; None ends it.
@@ -501,8 +558,7 @@ class Slots:
           request.visit,
           request.first_sample + sample,
       )
-      if request.max_tokens is not None:
-        limit_R[row] = request.max_tokens
+      limit_R[row] = self.limit((index, sample))
       self._lengths_R[row] = 1
     return source_R, ids_Rx4, limit_R
 
@@ -517,6 +573,12 @@ class Slots:
     self.owners = dict(enumerate(self.owners.values()))
     self._lengths_R = self._lengths_R[rows]
     return rows
+
+  def grow(self) -> None:
+    """Adds as many rows as there are."""
+    self._lengths_R = np.pad(
+        self._lengths_R, (0, self.num_rows), constant_values=1
+    )
 
   def advance(self, num_steps: int) -> None:
     """Adds a chunk's steps to the length of every row."""

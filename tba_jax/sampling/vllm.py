@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 import contextlib
 import dataclasses
+import functools
 import http.client
 import itertools
 import json
@@ -112,11 +113,10 @@ class ParamsFolder:
 class VllmSampler:
   """Samples completions with a vLLM server, which no other client changes.
 
-  platform, streams: fields of `requests.Sampler`.
+  platform: field of `requests.Sampler`.
   """
 
   platform = "vllm"
-  streams = False
 
   def __init__(
       self,
@@ -159,6 +159,8 @@ class VllmSampler:
     self._is_checked = False
     # Whether completions are sampled now, which go on with newer params.
     self._is_sampling = False
+
+    self.stream = functools.partial(requests.in_one_batch, self.sample)
 
   @property
   def settings(self) -> requests.SamplingSettings:
@@ -274,12 +276,18 @@ class VllmSampler:
   def generate(self, request: requests.Request) -> list[dict[str, Any]]:
     """Returns the server's choices for one request, as it tells them."""
     settings = self._settings
-    limit = request.max_tokens or settings.max_completion_tokens
+    limits = {*request.limits(settings.max_completion_tokens).tolist()}
+    if len(limits) > 1:
+      raise ValueError(
+          f"prompt {request.prompt_id}: max_tokens={request.max_tokens}:"
+          " must be one number, because the server takes one for all"
+          " completions of a request"
+      )
     answer = self._generate(
         np.asarray(request.prompt_tokens).tolist(),
         {
             "n": request.num_completions,
-            "max_tokens": limit,
+            "max_tokens": limits.pop(),
             "temperature": settings.temperature,
             "stop_token_ids": sorted(settings.stop_ids),
             # Those of the model's files may be others.

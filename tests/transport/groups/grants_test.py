@@ -140,10 +140,24 @@ class GrantsTest(parameterized.TestCase):
     work = self.grants.assign(["a"])
     self.assertEqual(_positions(work["a"]), [[0, 1, 2, 3], [4, 5, 6, 7]])
     self.assertEmpty(self.grants.assign(["a"]))
-    self.grants.note_journaled("a", [0, 1, 2, 3])
+    self.grants.note_begun("a", work["a"][0]["number"])
     work = self.grants.assign(["a"])
-    self.assertEqual(_positions(work["a"]), [[4, 5, 6, 7], [8, 9, 10, 11]])
-    self.assertEqual([block["version"] for block in work["a"]], [0, 1])
+    self.assertEqual(
+        _positions(work["a"]), [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    )
+    self.assertEqual([block["version"] for block in work["a"]], [0, 0, 1])
+    self.assertEmpty(self.grants.assign(["a"]))
+
+  def test_delivered_blocks_have_begun(self):
+    self.grants.admit(100)
+    self.grants.assign(["a"])
+    # A group of the second: the searcher has begun both.
+    self.grants.note_journaled("a", [5])
+    work = self.grants.assign(["a"])
+    self.assertLen(work["a"], 4)
+    self.grants.note_journaled("a", [0, 1, 2, 3])
+    work = self.grants.assign(["a"], ["a"])
+    self.assertEqual(_positions(work["a"])[0], [4, 5, 6, 7])
 
   def test_admission_bounds_what_is_out(self):
     self.grants.admit(8)
@@ -162,14 +176,14 @@ class GrantsTest(parameterized.TestCase):
     work = self.grants.assign(["a", "b"])
     self.assertEqual(_positions(work["b"]), [[4, 5, 6, 7]])
 
-  def test_a_partial_block_waits_while_others_are_outstanding(self):
+  def test_a_partial_block_waits_while_others_are_to_begin(self):
     self.grants.admit(6)
     work = self.grants.assign(["a"])
     self.assertEqual(_positions(work["a"]), [[0, 1, 2, 3]])
-    self.grants.note_journaled("a", [0, 1, 2, 3])
-    # The rest is granted as a partial block while none is outstanding.
+    self.grants.note_begun("a", work["a"][0]["number"])
+    # The rest is granted as a partial block while none is to begin.
     work = self.grants.assign(["a"])
-    self.assertEqual(_positions(work["a"]), [[4, 5]])
+    self.assertEqual(_positions(work["a"]), [[0, 1, 2, 3], [4, 5]])
 
   def test_blocks_of_a_gone_searcher_go_to_another(self):
     self.grants.admit(4)
@@ -178,10 +192,12 @@ class GrantsTest(parameterized.TestCase):
     work = self.grants.assign(["b"])
     self.assertEqual(_positions(work["b"]), [[0, 1, 2, 3]])
 
-  def test_the_rest_of_a_partly_journaled_block_is_granted_again(self):
+  def test_the_rest_of_a_gone_searchers_block_is_granted_again(self):
     self.grants.admit(4)
     self.grants.assign(["a"])
     self.grants.note_journaled("a", [1, 2])
+    self.assertTrue(self.grants.holds("a"))
+    self.grants.forget("a")
     self.assertFalse(self.grants.holds("a"))
     work = self.grants.assign(["b"])
     self.assertEqual(_positions(work["b"]), [[0, 3]])

@@ -277,7 +277,7 @@ class GroupsContract:
     searcher = self.searcher("a", works=False, lease_s=0.2)
     wait_until(lambda: trainer.living().get("a"), "the searcher")
     searcher.client.set_stats({"busy_s": 2.0})
-    searcher.client.begun_s.append(0.0)
+    searcher.client.begun_s[0] = 0.0
     stats = lambda: trainer.living()["a"]["stats"]
     wait_until(lambda: "block_age_s" in stats(), "an age")
     self.assertEqual(stats()["busy_s"], 2.0)
