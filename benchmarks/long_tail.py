@@ -1,11 +1,8 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What completions of very different lengths cost.
+"""Lengths of completions with a long tail.
 
-    python -m benchmarks long_tail PART
-
-The lengths of completions are lognormal, cut off at the longest: a few are ten
-times as long as most.
+They are lognormal, cut off at the longest: a few are ten times as long as most.
 """
 
 import numpy as np

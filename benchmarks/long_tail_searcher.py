@@ -89,13 +89,13 @@ def run(
   """
   mean, longest = (int(operand) for operand in operands or (128, 1024))
   shape, params = _load_model(config, work, longest)
-  make = lambda cls: cls(
-      transformer.make_model(shape), _settings(work, longest)
-  )
-  sampler = make(decode.JaxSampler)
-  blocks, lengths = _blocks(work, mean, longest)
-  host, params = params, sampler.put(params)
-  sampler.warm_up(params)
+  model, settings = transformer.make_model(shape), _settings(work, longest)
+  blocks, lengths_PxS = _blocks(work, mean, longest)
+  plain = decode.JaxSampler(model, settings)
+  host, params = params, plain.put(params)
+  plain.warm_up(params)
+  sampler = CountedSampler(model, settings, lengths_PxS, plain.programs)
+  lengths = lengths_PxS.reshape(work.blocks, work.rows)
   out = {
       "mean": mean,
       "longest": longest,
@@ -107,9 +107,7 @@ def run(
   for block in blocks:
     sampler.sample(params, block, version=0)
   out["blocks_tokens_per_s"] = lengths.sum() / (time.perf_counter() - start)
-  counted = make(CountedSampler)
-  counted.programs_of = sampler.programs
-  counts = stream(counted, params, blocks)
+  counts = stream(sampler, params, blocks)
   out["tokens_per_s"] = counts.num_tokens / counts.seconds
   out["ratio_to_blocks"] = out["tokens_per_s"] / out["blocks_tokens_per_s"]
   out["idle"] = counts.idle
@@ -151,19 +149,29 @@ class Counts:
 
 
 class _Counting:
-  """Programs of a sampler that count what they decode."""
+  """Programs of a sampler that cut completions off, and count tokens."""
 
-  def __init__(self, programs: Any, num_rows: int, counts: Counts):
+  def __init__(
+      self,
+      programs: Any,
+      num_rows: int,
+      lengths_PxS: np.ndarray,
+      counts: Counts,
+  ):
     self._programs, self._counts = programs, counts
+    self._lengths_PxS = lengths_PxS
     self._lengths_R = np.zeros(num_rows, np.int64)
 
   def __getattr__(self, name: str) -> Any:
     return getattr(self._programs, name)
 
-  def refill(self, state: Any, prefilled: Any, source_R: Any, *rest: Any):
+  def refill(
+      self, state: Any, prefilled: Any, source_R: Any, ids_Rx4: Any, _: Any
+  ) -> Any:
     self._lengths_R[source_R >= 0] = 1
     self._counts.num_begun += int((source_R >= 0).sum())
-    return self._programs.refill(state, prefilled, source_R, *rest)
+    limit_R = self._lengths_PxS[ids_Rx4[:, 1], ids_Rx4[:, 3]].astype(np.int32)
+    return self._programs.refill(state, prefilled, source_R, ids_Rx4, limit_R)
 
   def decode_chunk(self, *args: Any) -> Any:
     state, (num_steps, ends) = self._programs.decode_chunk(*args)
@@ -181,21 +189,29 @@ class _Counting:
 
 
 class CountedSampler(decode.JaxSampler):
-  """A sampler that counts what it decodes.
+  """Sampler of completions of given lengths, which counts what it decodes.
 
   counts: counts of the last call.
-  programs_of: function from params to the programs.
   """
 
-  programs_of: Callable[[Any], Any]
-
-  def put(self, params: Any, shardings: Any = None) -> Any:
-    return params
+  def __init__(
+      self,
+      model: transformer.Model,
+      settings: decode.Settings,
+      lengths_PxS: np.ndarray,
+      programs_of: Callable[[Any], Any],
+  ):
+    """Takes the lengths by prompt id, and the programs that params run with."""
+    super().__init__(model, settings)
+    self._lengths_PxS, self._programs_of = lengths_PxS, programs_of
 
   def programs(self, params: Any) -> Any:
     self.counts = Counts()
     return _Counting(
-        self.programs_of(params), self.settings.num_rows, self.counts
+        self._programs_of(params),
+        self.settings.num_rows,
+        self._lengths_PxS,
+        self.counts,
     )
 
 
@@ -287,10 +303,15 @@ def simulate(mean: int, longest: int, work: Work) -> float:
       work.model, max_positions=work.prompt_tokens + longest
   )
   settings = _settings(work, longest)
-  sampler = CountedSampler(transformer.make_model(shape), settings)
-  sampler.programs_of = lambda params: _Simulated(settings)
-  blocks, _ = _blocks(work, mean, longest)
-  return stream(sampler, None, blocks).idle
+  blocks, lengths_PxS = _blocks(work, mean, longest)
+  sampler = CountedSampler(
+      transformer.make_model(shape),
+      settings,
+      lengths_PxS,
+      lambda params: _Simulated(settings),
+  )
+  params = transformer.DecodeParams([], {}, {})
+  return stream(sampler, params, blocks).idle
 
 
 def _settings(work: Work, longest: int) -> decode.Settings:
@@ -311,10 +332,10 @@ def _settings(work: Work, longest: int) -> decode.Settings:
 def _blocks(
     work: Work, mean: int, longest: int
 ) -> tuple[list[list[decode.Request]], np.ndarray]:
-  """Returns blocks of requests, and the lengths of each, [blocks, rows]."""
+  """Returns blocks of requests, and lengths by prompt id, [prompts, S]."""
   num_prompts = work.rows // work.completions
-  lengths = long_tail.lognormal_lengths(
-      mean, longest, (work.blocks, num_prompts, work.completions), seed=0
+  lengths_PxS = long_tail.lognormal_lengths(
+      mean, longest, (work.blocks * num_prompts, work.completions), seed=0
   )
   rng = np.random.default_rng(0)
   ids = _FIRST_ID, min(_LAST_ID, work.model.vocab_size)
@@ -325,13 +346,12 @@ def _blocks(
               prompt_id=block * num_prompts + index,
               visit=0,
               num_completions=work.completions,
-              max_tokens=lengths_S.tolist(),
           )
-          for index, lengths_S in enumerate(lengths[block])
+          for index in range(num_prompts)
       ]
       for block in range(work.blocks)
   ]
-  return blocks, lengths.reshape(work.blocks, work.rows)
+  return blocks, lengths_PxS
 
 
 def _load_model(

@@ -202,7 +202,7 @@ class Searcher:
     self._judging = futures.ThreadPoolExecutor(1, thread_name_prefix="judge")
     # Prompts that are over, for the judge's thread; and its tasks.
     self._over: list[_Over] = []
-    self._taken = threading.Condition()
+    self._over_lock = threading.Lock()
     self._tasks: collections.deque[futures.Future[None]] = collections.deque()
     self._judged = threading.Event()
     self._judged.set()
@@ -487,7 +487,7 @@ class Searcher:
       with self._spans.span("reference"):
         ref_logprobs = self._collector.start_reference(sampled)
     epoch = self._version.epoch  # A stream is sampled within one epoch.
-    with self._taken:
+    with self._over_lock:
       self._over.append(_Over(sampled, ref_logprobs, epoch))
       self._judged.clear()
     self._tasks.append(self._judging.submit(self._judge_and_submit))
@@ -503,7 +503,7 @@ class Searcher:
 
   def _num_over(self) -> int:
     """Returns the number of prompts that wait for the judge's thread."""
-    with self._taken:
+    with self._over_lock:
       return sum(len(one.sampled) for one in self._over)
 
   def _wait_for_judge(self, most_prompts: int = 0) -> None:
@@ -521,7 +521,7 @@ class Searcher:
 
   def _judge_and_submit(self) -> None:
     """Rewards and submits the prompts that are over by now."""
-    with self._taken:
+    with self._over_lock:
       over, self._over = self._over, []
     if not over:
       return  # An earlier task took them.

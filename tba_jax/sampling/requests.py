@@ -147,8 +147,7 @@ class Request:
   first_sample: sample index of the first completion; the others follow.
   position: place in the prompt order.
   seed: random seed below 2^32; None takes the sampler's.
-  max_tokens: most tokens of all completions, or of each; None takes the
-    sampler's T.
+  max_tokens: most tokens of each completion; None takes the sampler's T.
   """
 
   prompt_tokens: np.ndarray
@@ -158,13 +157,7 @@ class Request:
   first_sample: int = 0
   position: int = 0
   seed: int | None = None
-  max_tokens: int | Sequence[int] | None = None
-
-  def limits(self, max_completion_tokens: int) -> np.ndarray:
-    """Returns [S] int, the most tokens of each completion, given T."""
-    limits = self.max_tokens
-    limits = max_completion_tokens if limits is None else limits
-    return np.broadcast_to(limits, self.num_completions)
+  max_tokens: int | None = None
 
   def check(self, settings: SamplingSettings, vocab_size: int) -> None:
     """Raises ValueError, naming the prompt id, for a wrong field."""
@@ -189,7 +182,7 @@ class Request:
       problem = f"prompt_tokens: must be integers from 0 to {vocab_size - 1}"
     elif self.num_completions < 1:
       problem = f"num_completions={self.num_completions}: must be 1 or more"
-    elif not 1 <= (limits_S := self.limits(T)).min() <= limits_S.max() <= T:
+    elif self.max_tokens is not None and not 1 <= self.max_tokens <= T:
       problem = (
           f"max_tokens={self.max_tokens}: must be 1 to"
           f" sampling.max_completion_tokens={T}"
@@ -434,9 +427,8 @@ class Slots:
 
   def limit(self, owner: Owner) -> int:
     """Returns the most tokens of a completion."""
-    index, sample = owner
-    T = self._settings.max_completion_tokens
-    return int(self._requests[index].limits(T)[sample])
+    limit = self._requests[owner[0]].max_tokens
+    return self._settings.max_completion_tokens if limit is None else limit
 
   def resume(self, owner: Owner, ids: np.ndarray | None) -> None:
     """Lets a completion go on once it has a row; None ends it.
@@ -558,7 +550,8 @@ class Slots:
           request.visit,
           request.first_sample + sample,
       )
-      limit_R[row] = self.limit((index, sample))
+      if request.max_tokens is not None:
+        limit_R[row] = request.max_tokens
       self._lengths_R[row] = 1
     return source_R, ids_Rx4, limit_R
 

@@ -276,18 +276,12 @@ class VllmSampler:
   def generate(self, request: requests.Request) -> list[dict[str, Any]]:
     """Returns the server's choices for one request, as it tells them."""
     settings = self._settings
-    limits = {*request.limits(settings.max_completion_tokens).tolist()}
-    if len(limits) > 1:
-      raise ValueError(
-          f"prompt {request.prompt_id}: max_tokens={request.max_tokens}:"
-          " must be one number, because the server takes one for all"
-          " completions of a request"
-      )
+    limit = request.max_tokens or settings.max_completion_tokens
     answer = self._generate(
         np.asarray(request.prompt_tokens).tolist(),
         {
             "n": request.num_completions,
-            "max_tokens": limits.pop(),
+            "max_tokens": limit,
             "temperature": settings.temperature,
             "stop_token_ids": sorted(settings.stop_ids),
             # Those of the model's files may be others.

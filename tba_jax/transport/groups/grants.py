@@ -154,7 +154,7 @@ class Grants:
     # Searchers by blocks ahead, then held, then by name. The list is not built
     # when nothing is available: there may be thousands of them.
     held = []
-    if not self._is_paused and self._ungranted.available(self._limit):
+    if not self._is_paused and self._ungranted.available(self._open_limit):
       held = [
           (self._num_ahead(sid), len(self._blocks.get(sid, ())), sid)
           for sid in alive
@@ -184,20 +184,30 @@ class Grants:
         for sid in changed
     }
 
+  @property
+  def _open_limit(self) -> int:
+    """Limit of what may be granted now.
+
+    Where each position belongs to a step, a step's are granted once all of the
+    step before have arrived: the journal has the steps one after the other, and
+    is applied up to the data of a step.
+    """
+    schedule = self._schedule
+    if not schedule.is_pinned:
+      return self._limit
+    step = schedule.step_of(self._ungranted.first_missing)
+    return min(self._limit, schedule.needed(step))
+
   def _next_block(self) -> _Granted | None:
-    available = self._ungranted.available(self._limit)
-    size = self._prompts_per_round
+    limit, size = self._open_limit, self._prompts_per_round
+    available = self._ungranted.available(limit)
     # A partial block is granted only when no other block is still to begin.
     if not available:
       return None
     if available < size and any(map(self._num_ahead, self._blocks)):
       return None
-    positions = self._ungranted.grant(size, self._limit)
-    # A block has one version: its prompts are of one step.
-    step_of, version_of = self._schedule.step_of, self._schedule.version_of
-    step = step_of(positions[0])
-    own = [p for p in positions if step_of(p) == step]
-    self._ungranted.release(p for p in positions if step_of(p) != step)
+    positions = self._ungranted.grant(size, limit)
     self._num_blocks += 1
-    version = max(version_of(own[0]), self._least_version)
-    return _Granted(self._num_blocks, version, own)
+    version = self._schedule.version_of(positions[0])
+    version = max(version, self._least_version)
+    return _Granted(self._num_blocks, version, positions)
