@@ -129,7 +129,7 @@ class GrantsTest(parameterized.TestCase):
     self.grants = grants_lib.Grants(
         prompt_order.PromptOrder(100, seed=0),
         prompts_per_round=4,
-        schedule=make(lockstep=True, prompts_per_step=8, lead_steps=0),
+        schedule=make(lockstep=True, prompts_per_step=16, lead_steps=0),
     )
 
   def test_nothing_before_it_is_admitted(self):
@@ -145,8 +145,17 @@ class GrantsTest(parameterized.TestCase):
     self.assertEqual(
         _positions(work["a"]), [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     )
-    self.assertEqual([block["version"] for block in work["a"]], [0, 0, 1])
     self.assertEmpty(self.grants.assign(["a"]))
+
+  def test_lockstep_grants_a_step_once_the_one_before_has_arrived(self):
+    self.grants.admit(100)
+    self.assertLen(self.grants.assign(["a", "b"])["b"], 2)
+    self.grants.note_journaled("a", range(1, 16))
+    self.assertEmpty(self.grants.assign(["c"]))
+    self.grants.note_journaled("a", [0])
+    work = self.grants.assign(["c"])["c"]
+    self.assertEqual(_positions(work), [[16, 17, 18, 19], [20, 21, 22, 23]])
+    self.assertEqual([block["version"] for block in work], [1, 1])
 
   def test_delivered_blocks_have_begun(self):
     self.grants.admit(100)
