@@ -240,7 +240,7 @@ class SearcherTest(parameterized.TestCase):
     self.assertEmpty(self.queue.begun_s)
     self.assertEqual(self.log.count("decode"), 5)  # The last finds none.
 
-  def test_blocks_of_one_required_version_are_decoded_together(self):
+  def test_blocks_with_the_same_required_version_share_a_stream(self):
     self.joins = True
     self.published = [(1, 0), (1, 1)]
     self.lag_steps = 1
@@ -258,13 +258,13 @@ class SearcherTest(parameterized.TestCase):
     self.assertEqual(self.positions(), [2, 1, 4, 3, 5])
     self.assertEqual(self.in_flight, [])  # Nothing newer goes on with them.
 
-  def test_a_prompt_that_is_granted_again_is_sampled_once(self):
+  def test_regranted_prompt_is_sampled_once(self):
     self.joins = True
     again = self.block(prompts=((8, 3, 2), (9, 0, 1)))
     self.run_it(self.block(), again)
     self.assertEqual(self.positions(), [9, 8, 7])
 
-  def test_none_joins_while_the_judge_is_a_block_behind(self):
+  def test_no_block_joins_while_the_judge_is_behind(self):
     self.joins = True
     judge, go_on = self.judge.judge, threading.Event()
 
@@ -322,7 +322,7 @@ class SearcherTest(parameterized.TestCase):
     self.assertEqual(self.begun, [1])
     self.assertEqual(self.positions(), [8, 7])
 
-  def test_none_is_taken_from_a_new_trainer_while_others_are_decoded(self):
+  def test_new_trainers_blocks_wait_for_the_stream_to_end(self):
     self.joins = True
     begun = []
 

@@ -52,6 +52,9 @@ REFILL_SHARE = 8
 # Decoding rows per row whose turn has ended at which a chunk ends: rows then
 # also make room for others, which costs more.
 TURN_SHARE = 4
+# Chunks within which completions are short: their lengths differ by less than
+# shorter chunks cost.
+_FEW_CHUNKS = 4
 # Seconds between two looks for a further batch while all completions wait.
 _LOOK_EVERY_S = 0.05
 
@@ -572,8 +575,13 @@ class _DecodeLoop:
       num_idle = min(num_rows, free - (-num_rows // REFILL_SHARE))
     elif not polls:
       num_idle -= self._programs.fewer_rows(num_rows)
-    # A chunk fills its blocks if nothing is to be done between chunks.
+    # A chunk fills its blocks if nothing is to be done between chunks, or if it
+    # ends early with the rows that others could have.
     waits = slots.queue or polls
+    settings = self._settings
+    most = _FEW_CHUNKS * settings.chunk_steps
+    if settings.max_completion_tokens <= most:
+      waits = self._watch or self._newer or self._turns
     num_steps, num_blocks = slots_lib.plan_chunk(
         self._blocks,
         slots.longest,

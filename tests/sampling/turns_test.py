@@ -261,7 +261,7 @@ class TurnsTest(parameterized.TestCase):
       one = found[number]
       jax.tree.map(np.testing.assert_array_equal, one.__dict__, other.__dict__)
 
-  def test_requests_that_come_while_all_wait_begin_at_once(self):
+  def test_new_requests_begin_at_once_while_all_wait(self):
     turns = scripted_turns.Scripted()
     answers, waits = turns.answers, []
     coming = [self.requests[1:2], self.requests[:1]]
@@ -286,7 +286,7 @@ class TurnsTest(parameterized.TestCase):
       (other,) = self.sample(self.make(), [request])
       jax.tree.map(np.testing.assert_array_equal, one.__dict__, other.__dict__)
 
-  def test_request_of_a_stream_has_the_version_that_it_begins_with(self):
+  def test_streamed_request_has_version_at_its_start(self):
     batches = iter([[self.requests[0]], [self.requests[1]]])
     sampler = self.make()
     newer = iter([None, (6, sampler.put(self.params))])

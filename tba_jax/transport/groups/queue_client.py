@@ -307,7 +307,8 @@ class QueueClient:
     """
     deadline = time.monotonic() + timeout_s
     with self._lock:
-      if not self._granted.blocks:
+      # Who does not wait has other work, which polls would slow down.
+      if timeout_s > 0 and not self._granted.blocks:
         self._poll_now()
       while not self._granted.blocks:
         self._check()
@@ -315,10 +316,11 @@ class QueueClient:
           return None
         self._lock.wait(min(left_s, 0.1))
       self.interval.stop_waiting()
+      block = self._granted.begin()
       # The lease says so, and the trainer grants another one.
-      self.lease_interval.changed(at_once=True)
+      self.lease_interval.changed(at_once=not self._granted.blocks)
       self._lock.notify_all()
-      return self._granted.begin()
+      return block
 
   def submit(
       self,
