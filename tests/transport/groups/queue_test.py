@@ -344,9 +344,10 @@ class PollTest(queue_case.QueueTestCase):
 
   def test_a_searcher_without_work(self):
     client = self.searcher("a", works=False).client
+    self.assertIsNone(client.next_block(0.0))  # It has other work.
     self.assertFalse(client.interval.waiting)
     with self.reads("work/a", 8):
-      self.assertIsNone(client.next_block(0.0))
+      self.assertIsNone(client.next_block(0.01))
       self.assertTrue(client.interval.waiting)
 
   def test_a_searcher_without_credits(self):
