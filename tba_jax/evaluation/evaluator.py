@@ -437,12 +437,12 @@ class Evaluator:
     prompts = [(-1, index, visit) for index in indices]
     collector = self._collector(self._sampler, self._config.num_completions)
     sampled = collector.sample(prompts, params, version)
-    given, texts = zip(*map(self._prompt, sampled.requests))
+    given, texts = zip(*(self._prompt(one.request) for one in sampled))
     asked_BxS = collector.judge_requests(sampled)
     records = [
-        self._record(text, completions, asked_S, judged_S)
-        for text, completions, asked_S, judged_S in zip(
-            texts, sampled.completions, asked_BxS, collector.judge(asked_BxS)
+        self._record(text, one.completions, asked_S, judged_S)
+        for text, one, asked_S, judged_S in zip(
+            texts, sampled, asked_BxS, collector.judge(asked_BxS)
         )
     ]
     self._add_verdicts(records, "verdicts", given, asked_BxS)
@@ -569,11 +569,11 @@ class Evaluator:
       record[field] = [next(verdicts) for _ in some]
 
   def _add_kl(
-      self, records: Sequence[Record], sampled: collect.Sampled
+      self, records: Sequence[Record], sampled: Sequence[collect.Sampled]
   ) -> None:
     """Adds `kl`, log π - log π_ref of each completion, and the reference's."""
     ref_BxKxT, mask_BxKxT = _logprobs(self._reference, sampled)
-    own_BxKxT = np.stack([c.plain_logprobs for c in sampled.completions])
+    own_BxKxT = np.stack([one.completions.plain_logprobs for one in sampled])
     kl_BxK = np.where(mask_BxKxT, own_BxKxT - ref_BxKxT, 0.0).sum(-1)
     for record, kl_K, ref_KxT, mask_KxT in zip(
         records, kl_BxK, ref_BxKxT, mask_BxKxT
@@ -585,7 +585,7 @@ class Evaluator:
       }
 
   def _add_perplexity(
-      self, records: Sequence[Record], sampled: collect.Sampled
+      self, records: Sequence[Record], sampled: Sequence[collect.Sampled]
   ) -> None:
     """Adds `diluted_perplexity` of each completion.
 
@@ -597,10 +597,10 @@ class Evaluator:
     Source: the evaluation code of Noukhovitch et al. 2024 (arXiv:2410.18252).
     """
     ref_BxKxT, mask_BxKxT = _logprobs(self._plain_reference, sampled)
-    for record, request, ref_KxT, mask_KxT in zip(
-        records, sampled.requests, ref_BxKxT, mask_BxKxT
+    for record, one, ref_KxT, mask_KxT in zip(
+        records, sampled, ref_BxKxT, mask_BxKxT
     ):
-      prompt_length = len(request.prompt_tokens)
+      prompt_length = len(one.request.prompt_tokens)
       tokens_K = np.maximum(prompt_length + mask_KxT.sum(-1) - 1, 1)
       perplexity_K = np.exp(-ref_KxT.sum(-1) / tokens_K)
       record["diluted_perplexity"] = perplexity_K[mask_KxT.any(-1)]
@@ -615,14 +615,15 @@ def _turns(asked_S: Sequence[judges.JudgeRequest]) -> Record:
 
 
 def _logprobs(
-    reference: reference_lib.Reference, sampled: collect.Sampled
+    reference: reference_lib.Reference, sampled: Sequence[collect.Sampled]
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns [B, K, T] log-probs under the reference, and the sampled mask."""
+  completions = [one.completions for one in sampled]
   rows = [
-      (request.prompt_tokens, [y[:n] for y, n in zip(c.tokens, c.lengths)])
-      for request, c in zip(sampled.requests, sampled.completions)
+      (one.request.prompt_tokens, [y[:n] for y, n in zip(c.tokens, c.lengths)])
+      for one, c in zip(sampled, completions)
   ]
-  num_completions, num_tokens = sampled.completions[0].tokens.shape
+  num_completions, num_tokens = completions[0].tokens.shape
   batch = batches.pad_sequences(
       rows,
       (len(rows),),
@@ -631,7 +632,7 @@ def _logprobs(
       max_prompt_tokens=max(1, *(len(prompt) for prompt, _ in rows)),
       max_completion_tokens=num_tokens,
   )
-  sampled_BxKxT = np.stack([c.sampled_mask for c in sampled.completions])
+  sampled_BxKxT = np.stack([c.sampled_mask for c in completions])
   logprobs_BxKxT = reference.logprobs(
       batch.prompt_tokens,
       batch.prompt_mask,

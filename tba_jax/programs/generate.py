@@ -375,7 +375,8 @@ def _play(
     )
   finally:
     episodes.close()
-  results = dict(zip(live, zip(sampled, episodes.outcomes(), strict=True)))
+  outcomes = map(episodes.outcomes, range(len(live)))
+  results = dict(zip(live, zip(sampled, outcomes, strict=True)))
   out = []
   for i, (line, prompt) in enumerate(zip(lines, said, strict=True)):
     record = {

@@ -165,6 +165,11 @@ class Ungranted:
     # Positions of the journal at or above the cursor; mostly empty.
     self._journaled_ahead = journaled.after_gap()
 
+  @property
+  def first_missing(self) -> int:
+    """The first position that is not in the journal."""
+    return self._journaled.first_missing
+
   def available(self, limit: int) -> int:
     """Returns how many positions below `limit` wait for a searcher."""
     returned = sum(

@@ -266,16 +266,16 @@ def _round_steps(
           for kind, s in row["seconds"].items()
           if not metrics.is_wait(kind) and kind not in rare
       )
-  rounds = sum(
-      run.span_kinds[kind] == "decode"
-      for lane in run.lanes.values()
-      if lane.role == "searcher" and not lane.lane
-      for kind in lane.kinds
+  size = math.prod(
+      evidence.number(run.setting("search", key))
+      for key in ("prompts_per_round", "samples_per_prompt")
   )
-  if not (run.records and rounds and seconds["trainer"]):
+  last = run.records[-1] if run.records else {}
+  num_rounds = last.get("total/completions", 0) / size
+  if not (num_rounds > 0 and seconds["trainer"]):
     return math.nan
-  step_s = seconds["trainer"] / (run.records[-1]["step"] + 1)
-  return math.ceil(seconds["searcher"] / rounds / step_s)
+  step_s = seconds["trainer"] / (last["step"] + 1)
+  return math.ceil(seconds["searcher"] / num_rounds / step_s)
 
 
 def data(run: run_reader.RunData) -> evidence.Rows:

@@ -163,15 +163,19 @@ class EnvironmentsTest(parameterized.TestCase):
 
   @parameterized.parameters("off", "keep_cache")
   @pytest.mark.slow
-  def test_rounds_overlap_while_environments_work(self, in_flight):
+  def test_blocks_join_while_environments_work(self, in_flight):
     self.enter_context(mock.patch.object(searcher, "ASK_EVERY_S", 0.0))
     stream, counts = collect.Collector.stream, []
 
-    def counted(*args):
+    def counted(self, more, *args):
       counts.append(0)
-      for sampled in stream(*args):
-        counts[-1] += 1
-        yield sampled
+
+      def counted_more():
+        prompts = more()
+        counts[-1] += prompts is not None
+        return prompts
+
+      yield from stream(self, counted_more, *args)
 
     self.enter_context(mock.patch.object(collect.Collector, "stream", counted))
     self.train(

@@ -361,6 +361,8 @@ class ReplayService:
     if not self._schedule.is_pinned:
       return len(self.applied_positions) >= self._schedule.admitted(step)
     needed = self._schedule.needed(step)
+    if self.applied_positions.count(needed) < needed:
+      return False  # Rather early than that the step lacks what comes behind.
     return any(
         g.position >= needed and self.journaled.is_plausible(g.position)
         for g in record.groups

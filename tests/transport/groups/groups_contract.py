@@ -63,6 +63,18 @@ class GroupsContract:
     self.assertNotEmpty(fast.blocks)
     self.assertNotEmpty(slow.blocks)
 
+  def test_lockstep_with_a_lead_takes_each_steps_data_in_order(self):
+    trainer = self.trainer(lockstep=True, lead_steps=2)
+    fast = self.searcher("fast")
+    slow = self.searcher("slow", 1, delay_s=0.05)
+    trainer.service.open(0)
+    wait_until(lambda: trainer.num_journaled == 12, "three steps of prompts")
+    for step in range(5):
+      trainer.step(step)
+      self.assertEqual(trainer.inserted, list(range(4 * step + 4)))
+    self.assertNotEmpty(fast.blocks)
+    self.assertNotEmpty(slow.blocks)
+
   def test_barriers_bound_the_age_of_what_free_searchers_send(self):
     """It is at most 2k - 1 steps old while it is recent."""
     k, oldest = 3, 0
@@ -277,7 +289,7 @@ class GroupsContract:
     searcher = self.searcher("a", works=False, lease_s=0.2)
     wait_until(lambda: trainer.living().get("a"), "the searcher")
     searcher.client.set_stats({"busy_s": 2.0})
-    searcher.client.begun_s.append(0.0)
+    searcher.client.begun_s[0] = 0.0
     stats = lambda: trainer.living()["a"]["stats"]
     wait_until(lambda: "block_age_s" in stats(), "an age")
     self.assertEqual(stats()["busy_s"], 2.0)

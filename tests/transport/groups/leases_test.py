@@ -41,6 +41,7 @@ class ReadTest(absltest.TestCase):
         "first": 0,
         "acked": _AMOUNT,
         "seen": [0, 0],
+        "begun": [0, 0],
         "credits": 4,
         "final": False,
         "stats": {},
@@ -118,7 +119,12 @@ class FileTest(absltest.TestCase):
 
   def write(self, beat):
     fields = {**_lease(beat), "sid": "a", "index": 0, "unacked": 0, "first": 0}
-    fields |= {"totals": _AMOUNT, "acked": _AMOUNT, "seen": [0, 0]}
+    fields |= {
+        "totals": _AMOUNT,
+        "acked": _AMOUNT,
+        "seen": [0, 0],
+        "begun": [0, 0],
+    }
     data = messages.encode(_RUN, "live/a", {**fields, "credits": 4})
     self.file.write(data)
 

@@ -326,6 +326,7 @@ class QueueTestCase(absltest.TestCase):
         "first": 0,
         "acked": dict.fromkeys(messages.UNITS, 0),
         "seen": [-1, -1],
+        "begun": [-1, -1],
         "credits": 4,
         "final": False,
         "stats": {},

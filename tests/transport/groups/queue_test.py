@@ -34,7 +34,8 @@ class DeliveryTest(queue_case.QueueTestCase):
     client = self.searcher("a", works=False, lease_s=0.2).client
     stats = lambda: trainer.living().get("a", {}).get("stats")
     wait_until(lambda: stats() == {}, "a lease")
-    client.begun_s.extend([time.monotonic() - 100, time.monotonic()])
+    now_s = time.monotonic()
+    client.begun_s.update({7: now_s - 100, 8: now_s})
     wait_until(lambda: stats().get("block_age_s", 0) >= 100, "an age")
     client.begun_s.clear()
     wait_until(lambda: stats() == {}, "no age")
@@ -343,9 +344,10 @@ class PollTest(queue_case.QueueTestCase):
 
   def test_a_searcher_without_work(self):
     client = self.searcher("a", works=False).client
+    self.assertIsNone(client.next_block(0.0))  # It has other work.
     self.assertFalse(client.interval.waiting)
     with self.reads("work/a", 8):
-      self.assertIsNone(client.next_block(0.0))
+      self.assertIsNone(client.next_block(0.01))
       self.assertTrue(client.interval.waiting)
 
   def test_a_searcher_without_credits(self):
