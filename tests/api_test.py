@@ -89,7 +89,7 @@ class ArgumentsTest(parameterized.TestCase):
     self.rewards = self.folder / "rewards.py"
     self.rewards.write_text("def short(prompt, completion, row): return 1.0\n")
 
-  def test_arguments_and_flags_are_what_a_config_file_says(self):
+  def test_arguments_and_flags_match_config_file(self):
     reward = f"{self.rewards}:short"
     file = self.folder / "config.py"
     file.write_text(_CONFIG_FILE.format(data=self.data, reward=reward))
@@ -117,7 +117,7 @@ class ArgumentsTest(parameterized.TestCase):
     )  # fmt: skip
     self.assertEqual(json.loads(done.stdout or "0"), wanted, done.stderr)
 
-  def test_arguments_change_a_config(self):
+  def test_arguments_change_config(self):
     config = tba_jax.load_config("configs/countdown.py:smoke")
     with mock.patch.object(validate, "validate"):
       run = api.begin(config, None, {"seed": 3}, reward=short, data=_DATA)
@@ -197,7 +197,7 @@ class ArgumentsTest(parameterized.TestCase):
       ("raises", lambda p, c, r: r["gold"], "row train.jsonl:1: .*KeyError"),
   )
   @pytest.mark.slow
-  def test_wrong_reward_is_named_before_the_run(self, reward, why):
+  def test_wrong_reward_is_named_before_run(self, reward, why):
     folder = chat_model.make(self.folder / "model")
     with self.assertRaisesRegex(ValueError, f"^reward=lambda: (?s:.*){why}"):
       tba_jax.train(model=folder, data=_DATA, reward=reward, **SMALL)
@@ -255,7 +255,7 @@ class RunTest(absltest.TestCase):
       run.stop()
     self.assertEqual((stopped, run.status), ([True], 130))
 
-  def test_errors_of_a_live_run_are_raised_by_wait(self):
+  def test_errors_of_live_run_are_raised_by_wait(self):
     run = self.begin()
     lent = run.config.task.rewards
     failed = (1, f"died: config.task.rewards={lent!r}: no")
@@ -281,7 +281,7 @@ class RunTest(absltest.TestCase):
       run.evaluate(step=3)
     self.assertEqual({*temporary.glob("tba_jax_*")}, before)
 
-  def test_evaluate_lends_callables_and_returns_the_newest_result(self):
+  def test_evaluate_lends_callables_and_returns_newest_result(self):
     run, seen = self.begin(), []
     run._made.close()  # As at the end of a run.
 
@@ -332,14 +332,14 @@ class ModelTest(absltest.TestCase):
     self.assertEqual(run.config.init, str(self.folder / "tiny.gguf"))
 
   @pytest.mark.slow
-  def test_name_of_a_packaged_model(self):
+  def test_name_of_packaged_model(self):
     (name,) = packaged_models.WHEELS
     file = pathlib.PurePath(packaged_models.WHEELS[name].member).name
     gguf_case.write(processes.models_directory() / file)
     self.assertEqual(self.train(name).config.init, name)
 
   @pytest.mark.slow
-  def test_name_of_the_hub(self):
+  def test_name_of_hub(self):
     hub = fake_hub.FakeHub()
     self.addCleanup(hub.close)
     model = chat_model.make(self.folder / "model")

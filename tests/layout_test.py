@@ -164,7 +164,7 @@ class LayoutTest(absltest.TestCase):
         },
     )
 
-  def test_imports_follow_the_order_of_the_folders(self):
+  def test_imports_follow_order_of_folders(self):
     for name, path in self.files.items():
       place = _place(name)
       for imported in _imports(path):
@@ -193,7 +193,7 @@ class LayoutTest(absltest.TestCase):
     reached = structure.reach("loop", self.edges)
     self.assertLessEqual(len(reached), _MOST_OF_THE_LOOP, sorted(reached))
 
-  def test_verify_lists_audits_which_sum_by_themselves(self):
+  def test_verify_audits_use_only_readers(self):
     """Of the code that writes a format, its audit uses the readers alone."""
     audits = {
         "transport.groups.journal_audit": {"audit", "audit_acks"},
@@ -218,7 +218,7 @@ class LayoutTest(absltest.TestCase):
       for module, used in _uses(self.files[name]).items():
         self.assertLessEqual(used, readers[module], f"{name}: {module}")
 
-  def test_tests_reach_for_no_more_private_names(self):
+  def test_tests_use_few_private_names(self):
     tests = pathlib.Path(__file__).parent.rglob("*.py")
     found = [reach for path in sorted(tests) for reach in _reaches(path)]
     self.assertLessEqual(len(found), _MOST_REACHES, "\n".join(found))
@@ -255,7 +255,7 @@ class LayoutTest(absltest.TestCase):
     )
     self.assertEqual(done.returncode, 0, done.stderr)
 
-  def test_roles_of_a_task_with_words_of_its_own_load_no_transformers(self):
+  def test_roles_of_task_with_builtin_vocabulary_load_no_transformers(self):
     code = (
         "import sys\n"
         "from tba_jax.config import load\n"

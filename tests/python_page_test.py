@@ -86,14 +86,14 @@ class PythonPageTest(parameterized.TestCase):
     self.assertIn(metric, run.metrics.columns)
     self.assertIsNone(run.metrics.get("reward/failed_error"))
 
-  def test_all_programs_of_the_page_are_tested(self):
+  def test_all_programs_of_page_are_tested(self):
     self.assertEqual(
         {*_BLOCKS} - _TESTED_ELSEWHERE,
         {"six_lines.py", "signatures.py", "concise.py", "gsm8k_from_trl.py",
          "notebook.py", "reviews.py", "guess.py", "lora.py"},
     )  # fmt: skip
 
-  def test_both_signatures_give_the_same_number(self):
+  def test_both_signatures_give_same_number(self):
     (self.folder / "signatures.py").write_text(_BLOCKS["signatures.py"])
     parts = custom_task.parse_rewards(
         "reward", "signatures.py:ours, signatures.py:as_in_trl"

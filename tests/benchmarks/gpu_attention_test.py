@@ -18,7 +18,7 @@ class WaysTest(parameterized.TestCase):
 
   @parameterized.parameters((9, 16, 0), (9, 16, 6), (16, 16, 0))
   @pytest.mark.slow
-  def test_a_mask_equals_rotation(self, Q, S, window):
+  def test_mask_equals_rotation(self, Q, S, window):
     shapes = ((3, Q, 2, 3, 8), (3, S, 2, 8), (3, S, 2, 8))
     keys = jax.random.split(jax.random.key(0), len(shapes))
     inputs = [jax.random.normal(k, s) for k, s in zip(keys, shapes)]

@@ -12,7 +12,7 @@ from tests.support import tiny_model
 class IdealTest(parameterized.TestCase):
 
   @parameterized.parameters(("dots", 0), ("full", 1))
-  def test_ideal_of_a_small_step(self, remat, is_full):
+  def test_ideal_of_small_step(self, remat, is_full):
     config = settings.get_config()
     long_completions.set_row(config, 2048, remat, "fsdp=2,sequence=2")
     shape = tiny_model.make_model(

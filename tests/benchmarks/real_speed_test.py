@@ -53,7 +53,7 @@ class RealSpeedTest(parameterized.TestCase):
     return str(self.folder / "model")
 
   @pytest.mark.slow
-  def test_times_ours_and_limits_beside_other_programs(self):
+  def test_compares_seconds_with_other_programs_and_limits(self):
     self.save()
     asked = []
 
@@ -83,7 +83,7 @@ class RealSpeedTest(parameterized.TestCase):
     text = (self.folder / "results" / "real_speed.md").read_text()
     self.assertIn("| decode | vllm | bfloat16 | 32 |", text)
 
-  def test_tells_goals_by_the_faster_dtype(self):
+  def test_checks_goals_with_faster_dtype(self):
     head, *rows = real_speed.make_goals(_FOUND)
     self.assertEqual(head[-2:], ["asked", "measured"])
     self.assertEqual(rows[0], ["transformers", "decode", "3", "2.86"])
@@ -94,5 +94,5 @@ class RealSpeedTest(parameterized.TestCase):
 
   @absltest.skipUnless(torch, "torch is not installed")
   @parameterized.parameters("generate", "gradient")
-  def test_torch_runs_on_the_folder(self, program):
+  def test_torch_runs_on_folder(self, program):
     peer_speed.PROGRAMS[program](self.save(), "bfloat16", _SHAPE)(1)

@@ -114,7 +114,7 @@ class SkyrlGrpoTest(absltest.TestCase):
     self.assertEqual([p.parent.name for p in kept], ["step2", "step3"])
     self.assertEqual([p.read_text() for p in kept], ["kept0", "kept1"])
 
-  def test_judges_a_text_without_its_stop_token(self):
+  def test_judges_text_without_its_stop_token(self):
     self.run_it()
     self.assertEqual(
         self.judged[:3],

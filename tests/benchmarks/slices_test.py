@@ -23,7 +23,7 @@ class SlicesTest(absltest.TestCase):
     )
     self.assertContainsSubset(["victim", "encoder of replay_filter"], role.held)
 
-  def test_the_gold_model_of_tldr_is_a_scorer(self):
+  def test_gold_model_of_tldr_is_scorer(self):
     slices.make_hub(hub_cache.make(self))
     config = load.load_config("configs/tldr/tba.py")
     role = compile_lib.searcher(config, jax.devices()[:1])

@@ -103,7 +103,7 @@ class HardwareTest(parameterized.TestCase):
 
   @parameterized.parameters(*_FITS.items())
   @pytest.mark.slow
-  def test_a_config_fits_or_is_refused(self, spec, fits):
+  def test_config_fits_or_is_refused(self, spec, fits):
     program = {
         "tldr/sft": "sft",
         "tldr/reward_model": "reward_model",
@@ -136,7 +136,7 @@ class HardwareTest(parameterized.TestCase):
       ("tldr/tba:model=pythia-1b", "v5e-16"),
   )
   @pytest.mark.slow
-  def test_bytes_a_param_are_those_held(self, spec, name):
+  def test_bytes_per_param_match_memory_model(self, spec, name):
     config, here = self.load(spec, name), hardware.HARDWARE[name]
     config.trainer.num_processes = 1
     own = memory_model.trainer(config, _one_device(here))

@@ -125,12 +125,12 @@ class WrongValuesTest(absltest.TestCase):
       with self.subTest(program):
         self.assertEqual(accepted(program), [])
 
-  def test_a_wrong_value_alone_is_refused(self):
+  def test_refuses_only_wrong_value(self):
     one_of_each = {k.partition(".")[0]: k for k in settings.SETTINGS}
     for key in one_of_each.values():
       self.assertIn(key, _refused({key: _wrong_values()[key][-1]}, "plan"))
 
-  def test_every_range_has_values_beyond_it(self):
+  def test_every_range_excludes_some_value(self):
     for key, setting in settings.SETTINGS.items():
       has_range = setting.allowed not in _WITHOUT_RANGE
       self.assertEqual(

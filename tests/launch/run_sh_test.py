@@ -80,7 +80,7 @@ class RunShTest(parameterized.TestCase):
 
   @parameterized.parameters(*_WAYS)
   @pytest.mark.slow
-  def test_death_of_one_of_several_processes_ends_the_run(self, how):
+  def test_death_of_one_of_several_processes_ends_run(self, how):
     done = self.run_script(how)
     self.assertIn(
         "a test process died in tests/bad_test.py::test_dies", done.stdout
@@ -89,7 +89,7 @@ class RunShTest(parameterized.TestCase):
 
   @parameterized.parameters(*_WAYS)
   @pytest.mark.slow
-  def test_death_of_a_single_process_is_told(self, how):
+  def test_death_of_single_process_is_reported(self, how):
     done = self.run_script(how, "tests/bad_test.py")
     self.assertRegex(
         done.stderr, r"failed group: chosen \(.*, in tests/.*::test_dies\)"

@@ -116,7 +116,7 @@ class TpuVmTest(absltest.TestCase):
     parts.read_string((self.folder / f"tba-{role}.service").read_text())
     return parts
 
-  def test_a_preempted_searcher_is_made_again(self):
+  def test_preempted_searcher_is_made_again(self):
     out, called = self.run_script("up")
     made = [c.split()[4] for c in called if "queued-resources create" in c]
     self.assertEqual(
@@ -133,7 +133,7 @@ class TpuVmTest(absltest.TestCase):
     self.assertEqual(self.count("restart tba-searcher-1.service"), 2)
     self.assertIn("# the trainer has ended", out)
 
-  def test_looks_go_on_after_errors_of_the_cloud(self):
+  def test_looks_continue_after_errors_of_cloud(self):
     for name in ("outage", "quota-tba-searcher-0"):
       (self.folder / name).touch()
     out, called = self.run_script("up")
@@ -182,7 +182,7 @@ class TpuVmTest(absltest.TestCase):
     )
     self.assertEqual((done.returncode, done.stderr), (0, ""))
 
-  def test_a_run_that_was_left_goes_on(self):
+  def test_resumes_interrupted_run(self):
     self.run_script("up")
     _, called = self.run_script("up")
     self.assertFalse([c for c in called if "queued-resources create" in c])

@@ -21,7 +21,7 @@ def setUpModule():
 
 class EvaluateTest(absltest.TestCase):
 
-  def test_a_run_of_more_devices_is_evaluated_on_the_available_ones(self):
+  def test_run_of_more_devices_is_evaluated_on_available_ones(self):
     config = arithmetic.get_config("smoke")
     config.sft.num_steps = 30
     workdir = self.create_tempdir().full_path

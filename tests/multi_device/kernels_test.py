@@ -38,7 +38,7 @@ class SplashTest(parameterized.TestCase):
       (2, 2, (1, 12, 1, 2, 8), dict(data=2, sequence=2)),
       (2, 2, (2, 12, 1, 1, 8), dict(sequence=2, tensor=2)),
   )
-  def test_equals_plain_over_a_mesh(self, G, M, own_shape, mesh_sizes):
+  def test_equals_plain_over_mesh(self, G, M, own_shape, mesh_sizes):
     config = settings.get_config()
     config.mesh.update(mesh_sizes)
     mesh = sharding.make_mesh(config.mesh)
@@ -81,7 +81,7 @@ class RaggedTest(parameterized.TestCase):
       (2, (2, 16, 8)),
       (1, (2, 16, 16)),
   )
-  def test_equals_plain_over_a_mesh(self, num_parts, own_shape):
+  def test_equals_plain_over_mesh(self, num_parts, own_shape):
     R, G, M, Dh, C = 4, 2, 3, 8, 16
     devices = np.array(jax.devices()).reshape(2, 2)
     mesh = jax.sharding.Mesh(devices, ("data", "tensor"))

@@ -82,7 +82,7 @@ class LoadingTest(parameterized.TestCase):
       self.assertLess(max(x.size for x in read), max(sizes) // 2)
 
   @parameterized.parameters(0.0, 1.0)
-  def test_generate_gives_the_tokens_of_one_device(self, temperature):
+  def test_generate_gives_tokens_of_one_device(self, temperature):
     source = self.directory / "in.jsonl"
     prompts = [f"{n}+{n + 1}=" for n in range(6)] + ["1", "12-3"]
     source.write_text(
@@ -128,7 +128,7 @@ class LoadingTest(parameterized.TestCase):
         self.assertEqual(tokens, expected)
         np.testing.assert_allclose(logprobs, expected_logprobs, atol=1e-4)
 
-  def test_score_gives_the_logprobs_of_one_device(self):
+  def test_score_gives_logprobs_of_one_device(self):
     source = self.directory / "in.jsonl"
     source.write_text(
         "".join(
@@ -161,7 +161,7 @@ class LoadingTest(parameterized.TestCase):
       np.testing.assert_allclose(one["logprobs"], rows["logprobs"], atol=1e-4)
 
   @parameterized.parameters((16, 2, 2, 4), (6, 4, 2, 6))
-  def test_rows_are_split_over_the_batch_axes(self, rows, data, fsdp, each):
+  def test_rows_are_split_over_batch_axes(self, rows, data, fsdp, each):
     mesh = sharding.make_mesh(
         dict(data=data, fsdp=fsdp, sequence=1, tensor=8 // data // fsdp)
     )
@@ -196,7 +196,7 @@ class LoadingTest(parameterized.TestCase):
     for leaf in jax.tree.leaves(programs.empty_state()):
       self.assertEqual(leaf.sharding.shard_shape(leaf.shape)[0], each)
 
-  def test_an_indivisible_axis_is_named(self):
+  def test_indivisible_axis_is_named(self):
     mesh = sharding.make_mesh(dict(data=1, fsdp=1, sequence=1, tensor=8))
     with self.assertRaisesRegex(ValueError, "kernel: .*mesh axis tensor of"):
       model_source.load(

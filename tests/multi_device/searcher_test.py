@@ -89,13 +89,13 @@ def _check_same_shardings(test, params, cut):
 
 class MeshTest(parameterized.TestCase):
 
-  def test_too_few_devices_are_one_error(self):
+  def test_too_few_devices_give_one_error(self):
     with self.assertRaisesRegex(
         ValueError, "config.search.mesh=.* needs 8 devices, 4 of cpu are here;"
     ):
       make_place(make_policy(), data=4, tensor=2)
 
-  def test_an_indivisible_axis_is_named(self):
+  def test_indivisible_axis_is_named(self):
     with self.assertRaisesRegex(
         ValueError, "do not fit config.search.mesh: .*/k/kernel: axis 1 of"
     ):
@@ -173,7 +173,7 @@ class SamplingTest(parameterized.TestCase):
       dict(data=2, tensor=2),
       dict(fsdp=2, tensor=2),
   )
-  def test_a_mesh_changes_only_rounding(self, **sizes):
+  def test_mesh_changes_only_rounding(self, **sizes):
     tensor = sizes.get("tensor", 1)
 
     def check(programs):
@@ -194,7 +194,7 @@ class SamplingTest(parameterized.TestCase):
     self.assertEqual(newest, 2)
 
   @mock.patch.object(sharing, "OWN_PROMPTS", ())
-  def test_prompts_are_split_with_the_rows_that_share_them(self):
+  def test_prompts_are_sharded_with_their_rows(self):
 
     def check(programs):
       state = programs.abstract_state
@@ -231,7 +231,7 @@ class SamplingTest(parameterized.TestCase):
       np.testing.assert_array_equal(one.sampled_mask, other.sampled_mask)
       np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
 
-  def test_a_prefill_is_shared_out(self):
+  def test_prefill_is_shared_out(self):
     flops = []
     for sizes in ({}, dict(data=4)):
       sampler = decode.JaxSampler(self.policy.model, SETTINGS)
@@ -258,7 +258,7 @@ class SplitVocabularyTest(parameterized.TestCase):
       dict(top_p=0.8, min_p=0.01),
       dict(top_k=50, top_p=0.9, explore=requests.Explore(0.5, 0.5, 2.0, 4)),
   )
-  def test_the_tokens_are_those_of_one_device(self, **changes):
+  def test_tokens_match_one_device(self, **changes):
     settings = dataclasses.replace(SETTINGS, **changes)
     rng = np.random.default_rng(0)
     logits_RxV = rng.normal(size=(64, 1000)).astype(np.float32) * 3
@@ -277,7 +277,7 @@ class SplitVocabularyTest(parameterized.TestCase):
       np.testing.assert_array_equal(other[0], found[0][0])
       chex.assert_trees_all_close(other[1:], found[0][1:], rtol=1e-5, atol=1e-5)
 
-  def test_no_device_has_all_logits_or_the_cache_of_others(self):
+  def test_logits_and_cache_are_sharded(self):
     model = tiny_model.make_model(num_kv_heads=2, vocab_size=4096)
     mesh = make_mesh(data=2, tensor=2)
     shardings = sharding.param_shardings(mesh, model)
@@ -349,7 +349,7 @@ class CarriersTest(parameterized.TestCase):
       name=("store", "files", "orbax"),
       sizes=(dict(data=2, tensor=2), dict(fsdp=4)),
   )
-  def test_params_are_put_on_the_mesh(self, name, sizes):
+  def test_params_are_put_on_mesh(self, name, sizes):
     place = make_place(self.policy, **sizes)
     leaves = published.by_path(self.params)
     writer, reader = self.make(name), self.make(name)
@@ -368,7 +368,7 @@ class CarriersTest(parameterized.TestCase):
     cut = sampler.put(jax.device_put(self.params, place.model))
     _check_same_shardings(self, params, cut)
 
-  def test_matrices_of_int8_are_put_on_the_mesh(self):
+  def test_matrices_of_int8_are_put_on_mesh(self):
     place = make_place(self.policy, data=2, tensor=2)
     settings = dataclasses.replace(SETTINGS, weights="int8")
     sampler = decode.JaxSampler(self.policy.model, settings)
@@ -382,7 +382,7 @@ class CarriersTest(parameterized.TestCase):
     for x in (q.values, q.scale):
       self.assertEqual(x.sharding.shard_shape(x.shape)[0], len(x) // 2)
 
-  def test_adapters_are_merged_on_the_mesh(self):
+  def test_adapters_are_merged_on_mesh(self):
     policy = make_policy(rank=2)
     config = settings_lib.get_config()
     place = make_place(policy, data=2, tensor=2)
@@ -403,7 +403,7 @@ class CarriersTest(parameterized.TestCase):
     shardings = jax.tree.map(lambda leaf: leaf.sharding, found)
     chex.assert_trees_all_equal(shardings, place.model)
 
-  def test_the_reference_of_a_searcher_equals_that_of_one_device(self):
+  def test_sharded_reference_matches_one_device(self):
     policy, config = make_policy(), settings_lib.get_config()
     policy.tokenizer = types.SimpleNamespace(stop_ids=(1,))
     config.reference.role = "searcher"

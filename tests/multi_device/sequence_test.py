@@ -103,7 +103,7 @@ class TrainStepTest(parameterized.TestCase):
     chex.assert_trees_all_close(metrics, expected, rtol=1e-3, atol=1e-5)
     chex.assert_trees_all_close(params, expected_params, **TOLERANCE)
 
-  def test_reference_equals_that_of_one_device(self):
+  def test_reference_matches_one_device(self):
     config = make_config("sequence")
     model, mesh = tiny_model.make_model(), sharding.make_mesh(config.mesh)
     params = tiny_model.init_params(model)
@@ -152,7 +152,7 @@ class FunctionsTest(parameterized.TestCase):
       (_LOCAL, 2**25, "splash"),
       (_LOCAL, 2**25, "cudnn", "fsdp"),
   )
-  def test_logprobs_have_the_gradients_of_one_device(
+  def test_logprobs_have_gradients_of_one_device(
       self, changes, max_logits, kernel="plain", mesh_name="mixed"
   ):
     model = tiny_model.make_model(**changes)
@@ -182,7 +182,7 @@ class FunctionsTest(parameterized.TestCase):
       found = _gradients(mean, params, batch, make_config(mesh_name))
     chex.assert_trees_all_close(found, expected, **TOLERANCE)
 
-  def test_adapters_of_experts_have_the_gradients_of_one_device(self):
+  def test_adapters_of_experts_have_gradients_of_one_device(self):
     model = tiny_model.make_model(
         family="qwen3_moe", num_experts=4, experts_per_token=2
     )
@@ -208,7 +208,7 @@ class FunctionsTest(parameterized.TestCase):
         _gradients(mean, factors, batch, make_config("mixed")), one, **TOLERANCE
     )
 
-  def test_rewards_have_the_gradients_of_one_device(self):
+  def test_rewards_have_gradients_of_one_device(self):
     shape = heads.config_of(tiny_model.make_model().config)
     model = heads.ScalarModel(shape)
 

@@ -64,7 +64,7 @@ class ShardsTest(absltest.TestCase):
     counts = {name: len(found) for name, found in self.found.items()}
     self.assertEqual(counts, {"w": 4, "v": 2, "b": 1, "log_z": 1})
 
-  def test_a_leaf_is_put_together_on_the_host(self):
+  def test_leaf_is_put_together_on_host(self):
     found = self.make().read(
         self.transport, VERSION.tag, self.packed.carried, self.specs
     )

@@ -77,7 +77,7 @@ print(prefill.as_text().count("tpu_custom_call"))
 )
 class TpuDecodeTest(absltest.TestCase):
 
-  def test_a_step_reads_weights_and_cache_once_and_copies_neither(self):
+  def test_step_reads_weights_and_cache_once_and_copies_neither(self):
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
         cwd=_ROOT,

@@ -133,7 +133,7 @@ class MultiDeviceTest(parameterized.TestCase):
       found[name] = jax.device_get((metrics, state.params, whole))
     chex.assert_trees_all_close(*found.values(), rtol=1e-3, atol=5e-5)
 
-  def test_distributions_of_a_teacher_over_devices(self):
+  def test_distributions_of_teacher_over_devices(self):
     teacher = tiny_model.make_model(width=32, num_heads=8, num_kv_heads=4)
     found = {}
     # Chunks of one token.
@@ -202,7 +202,7 @@ class MultiDeviceTest(parameterized.TestCase):
       results.append(jax.device_get((state.params, metrics)))
     chex.assert_trees_all_close(*results, rtol=1e-3, atol=5e-5)
 
-  def test_padding_is_left_out_over_devices(self):
+  def test_padding_is_ignored_across_devices(self):
     batch = tiny_model.make_batch(num_prompts=NUM_PROMPTS, num_completions=8)
     short = (batch.completion_mask.cumsum(-1) <= 2) * batch.completion_mask
     batch = dataclasses.replace(batch, completion_mask=short)
@@ -233,7 +233,7 @@ class MultiDeviceTest(parameterized.TestCase):
       results.append(jax.device_get((state.params, metrics)))
     chex.assert_trees_all_close(*results, rtol=1e-3, atol=5e-5)
 
-  def test_a_checkpoint_restores_onto_another_mesh(self):
+  def test_checkpoint_restores_onto_another_mesh(self):
     directory = self.create_tempdir().full_path
     state, _ = run_steps("mixed", num_steps=1, micro_batch_prompts=4)
     saver = checkpoint.Checkpointer(directory, keep=1)

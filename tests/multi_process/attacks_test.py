@@ -109,7 +109,7 @@ class AttacksTest(confinement_test.Confined):
   @parameterized.product(
       user=("ordinary", "root"), bubblewrap=("system", ""), hides=(True, False)
   )
-  def test_a_verifiers_output_and_memory(self, user, bubblewrap, hides):
+  def test_verifiers_output_and_memory(self, user, bubblewrap, hides):
     self.install(bubblewrap)
     verifier = _VERIFIER.format(hides=hides)
     (self.project / "check.py").write_text(verifier)

@@ -108,7 +108,7 @@ class BucketRunTest(absltest.TestCase):
     self.assertIn("gs://other/run cannot be", self.text("a"))
 
   @pytest.mark.timeout(1200)
-  def test_continues_after_a_kill_and_on_another_host(self):
+  def test_continues_after_kill_and_on_another_host(self):
     process = self.train("a")
     self.wait_until(
         lambda: "runs/one/.lease.json" in self.fake.store.by_name, process, "a"

@@ -85,7 +85,7 @@ class CommandComparerTest(parameterized.TestCase):
       ("deep", "verdict"),
       ("name", "verdict"),
   )
-  def test_fails_only_the_comparison_without_a_verdict(self, prompt, cause):
+  def test_fails_only_comparison_without_verdict(self, prompt, cause):
     found = self.make().compare(
         [
             _comparison("xx", "y"),
@@ -99,7 +99,7 @@ class CommandComparerTest(parameterized.TestCase):
     self.assertEqual(kind, "judge_failed")
     self.assertIn(f"{cause}, 1 so far", message)
 
-  def test_takes_no_second_line_for_the_next_verdict(self):
+  def test_takes_no_second_line_for_next_verdict(self):
     comparer = self.make()
     self.assertEqual(
         comparer.compare([_comparison("xx", "y", prompt="twice")])[0].win, 1.0
@@ -109,14 +109,14 @@ class CommandComparerTest(parameterized.TestCase):
     self.assertEqual([v.failure for v in found], ["verdict", ""])
     self.assertEqual(found[1].win, 0.0)
 
-  def test_kills_a_hanging_judge(self):
+  def test_kills_hanging_judge(self):
     comparer = self.make(deadline_s=3.0)
     found = comparer.compare([_comparison("xx", "y", prompt="hang")])
     self.assertEqual(found[0].failure, "deadline")
     pid = int(self.pid_file.read_text())
     waiting.wait_until(lambda: not waiting.is_running(pid), "its end")
 
-  def test_passes_the_users_environment_without_the_secret(self):
+  def test_passes_users_environment_without_secret(self):
     self.enter_context(
         mock.patch.dict(os.environ, TBA_JAX_SECRET="5e", API_KEY="mine")
     )
@@ -126,13 +126,13 @@ class CommandComparerTest(parameterized.TestCase):
     # It names the longer text only if it has the key alone.
     self.assertEqual(found.win, 0.0)
 
-  def test_names_a_missing_command(self):
+  def test_names_missing_command(self):
     comparer = comparers.CommandComparer("/nowhere/judge", deadline_s=30.0)
     found = comparer.compare([_comparison("xx", "y")])
     self.assertIsNone(found[0].win)
     self.assertEqual(found[0].failure, "exit")
 
   @parameterized.parameters("", "judge 'open")
-  def test_refuses_what_is_no_command(self, command):
+  def test_refuses_non_command(self, command):
     with self.assertRaisesRegex(ValueError, "evaluate.judge_command="):
       comparers.CommandComparer(command, deadline_s=1.0)

@@ -207,7 +207,7 @@ class LockstepObjectivesTest(parameterized.TestCase):
   params: dict[str, dict[str, np.ndarray]] = {}
 
   @parameterized.parameters(*_NAMES)
-  def test_equals_a_single_process_bit_for_bit(self, name):
+  def test_equals_single_process_bit_for_bit(self, name):
     workdir = self.make_run(name)
     self.start_store(workdir)
     self.train(workdir, interrupted=name in _OWN)
@@ -225,7 +225,7 @@ class LockstepObjectivesTest(parameterized.TestCase):
       same = [np.array_equal(one[leaf], other[leaf]) for leaf in one]
       self.assertFalse(all(same))
 
-  def test_equals_a_single_process_bit_for_bit_with_adapters(self):
+  def test_equals_single_process_bit_for_bit_with_adapters(self):
     workdir = self.make_run("tb", **{"lora.rank": 2}, **_INTERRUPTED)
     self.start_store(workdir)
     self.train(workdir, interrupted=True)

@@ -21,7 +21,7 @@ _ENDLESS = r"\boxed{9^{9^{9^{9}}}}"
 
 class MathPoolTest(absltest.TestCase):
 
-  def test_ends_an_answer_without_end(self):
+  def test_ends_answer_without_end(self):
     config = math.get_config()
     config.task.train = f"{_DATA}/train.jsonl"
     config.task.test = f"{_DATA}/test.jsonl"

@@ -154,7 +154,7 @@ class OneOfEachTest(absltest.TestCase):
     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
   @pytest.mark.timeout(500)
-  def test_each_is_one_file_and_an_entry_and_runs(self):
+  def test_each_is_one_file_and_entry_and_runs(self):
     changed = {}
     for path in self.package.rglob("*.py"):
       name = str(path.relative_to(self.package))

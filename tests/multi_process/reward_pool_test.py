@@ -68,7 +68,7 @@ class PoolTest(parameterized.TestCase):
   def judge(self, *texts: str, pool=None) -> list:
     return (pool or self.pool).judge([_request(text) for text in texts])
 
-  def test_answers_in_the_order_of_the_requests(self):
+  def test_answers_in_order_of_requests(self):
     pool = self.make(num_workers=3)
     found = self.judge(*(f"ok {i}" for i in range(40)), pool=pool)
     self.assertEqual([j.reward for j in found], list(range(40)))
@@ -84,7 +84,7 @@ class PoolTest(parameterized.TestCase):
         },
     )
 
-  def test_a_completion_that_was_cut_off_is_judged_as_such(self):
+  def test_judges_truncated_completion_as_truncated(self):
     asked = [
         judges.JudgeRequest("train", 5, "ok 1", stopped) for stopped in (1, 0)
     ]
@@ -97,7 +97,7 @@ class PoolTest(parameterized.TestCase):
     self.assertRegex(found[1], r"no reason: error, .*py:\d+: ZeroDivisionError")
     self.assertEqual(self.pool.totals()["failures"], {})
 
-  def test_a_reason_that_hangs_costs_the_deadline_once(self):
+  def test_hanging_explanation_costs_one_deadline(self):
     pool = self.make(deadline_s=3.0)
     found = pool.explain([_request(t) for t in ("a", "hang", "b", "c")])
     self.assertEqual(found[0], "5: a is wrong")
@@ -135,7 +135,7 @@ class PoolTest(parameterized.TestCase):
     self.assertEqual({kind for kind, _ in self.events}, {"reward_failed"})
     self.assertIn("prompt 5 of 'train'", said)
 
-  def test_ends_a_completion_that_hangs_with_its_children(self):
+  def test_ends_hanging_reward_with_its_children(self):
     os.mkfifo(self.folder / "child")
     (self.folder / "child").chmod(0o666)
     pipe = os.open(self.folder / "child", os.O_RDWR)
@@ -158,7 +158,7 @@ class PoolTest(parameterized.TestCase):
     self.assertIn("sleep", names)
     self.assert_ended([p for p, n in zip(started, names) if n == "sleep"])
 
-  def test_a_healthy_worker_is_kept(self):
+  def test_healthy_worker_is_kept(self):
     texts = ("start", "raise", "ok nan", "start", "die", "start")
     first, _, _, second, _, third = self.judge(*texts)
     self.assertEqual(first.reward, second.reward)
@@ -172,13 +172,13 @@ class PoolTest(parameterized.TestCase):
         [j.key for j in self.judge(remembers, remembers)], ["1\n"] * 2
     )
 
-  def test_names_threads_that_a_fork_has_not(self):
+  def test_reports_threads_before_fork(self):
     pool = self.make(deadline_s=3.0, folder="threads")
     (found,) = self.judge("hang", pool=pool)
     self.assertEqual(found.failure, "deadline")
     self.assertIn("it had 2 threads before it forked", self.events[0][1])
 
-  def test_takes_no_printed_text_for_an_answer(self):
+  def test_takes_no_printed_text_for_answer(self):
     found = self.judge("print 4", "ok 5")
     self.assertEqual([j.reward for j in found], [4.0, 5.0])
 
@@ -193,17 +193,17 @@ class PoolTest(parameterized.TestCase):
     self.assertEqual([j.failure for j in found], ["error", ""])
     self.assertIn("MemoryError", self.events[0][1])
 
-  def test_loads_the_task_before_judging(self):
+  def test_loads_task_before_judging(self):
     (found,) = self.judge("prepared")
     self.assertEqual(found.reward, 1.0)
 
-  def test_reports_a_worker_that_cannot_start(self):
+  def test_reports_failed_worker_start(self):
     pool = self.make(folder="none")
     found = self.judge("ok 1", "ok 2", pool=pool)
     self.assertEqual([j.failure for j in found], ["start", "start"])
     self.assertIn("the task cannot be made", self.events[0][1])
 
-  def test_the_secret_is_out_of_reach(self):
+  def test_secret_is_out_of_reach(self):
     secret = "5e" * 32
     self.enter_context(
         mock.patch.dict(os.environ, TBA_JAX_SECRET=secret, MINE="1", OTHER="2")
@@ -236,12 +236,12 @@ class PoolTest(parameterized.TestCase):
     self.assertLess(found.reward, 1000)
     self.assertEqual(self.judge("ok 1")[0].reward, 1.0)
 
-  def test_ends_a_process_that_leaves_its_group(self):
+  def test_ends_process_outside_its_group(self):
     self.assertEqual([j.failure for j in self.judge("leave")], [""])
     left = psutil.Process().children(recursive=True)
     self.assertNotIn("sleep", [p.name() for p in left])
 
-  def test_ends_a_file_without_end(self):
+  def test_ends_file_without_end(self):
     (found,) = self.judge("fill")
     self.assertEqual(found.reward, sandbox.MAX_FILE_BYTES)
 
@@ -254,7 +254,7 @@ class PoolTest(parameterized.TestCase):
     self.assertEqual(outside.failure, "error")
     self.assertFalse(path.exists())
 
-  def test_gives_a_worker_a_directory_and_removes_it(self):
+  def test_gives_worker_directory_and_removes_it(self):
     (found,) = self.judge("directory")
     home = pathlib.Path(found.key)
     self.assertTrue(home.is_dir())
@@ -299,7 +299,7 @@ class PoolTest(parameterized.TestCase):
     self.assertEqual(answer["failure"], "start")
     self.assertEmpty(psutil.Process().children())
 
-  def test_the_default_worker_judges_a_task_of_ours(self):
+  def test_default_worker_judges_task_of_ours(self):
     pool = pool_lib.Pool({"name": "arithmetic", "max_number": 3}, _settings())
     self.addCleanup(pool.close)
     found = self.judge("no number", pool=pool)

@@ -41,7 +41,7 @@ class RoundsTest(absltest.TestCase):
           list(record["replay/staleness_histogram"]), [str(step - version)]
       )
 
-  def test_keeps_order_and_bits_over_an_interruption(self):
+  def test_keeps_order_and_bits_over_interruption(self):
     with tempfile.TemporaryDirectory() as folder:
       whole = harness.Run(f"{folder}/whole", _OVERRIDES)
       self.addCleanup(whole.close)

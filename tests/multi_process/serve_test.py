@@ -73,7 +73,7 @@ class ServeTest(absltest.TestCase):
     near.endheaders(body)
     return near
 
-  def test_says_what_is_wrong_with_a_request(self):
+  def test_reports_invalid_request(self):
     server = self._start()
     key = self.workdir / "serve" / "key"
     self.assertEqual(stat.S_IMODE(os.stat(key).st_mode), 0o600)
@@ -130,7 +130,7 @@ class ServeTest(absltest.TestCase):
     self.assertIn("without a gradient", said["error"])
     self.assertEqual(said["category"], "user")
 
-  def test_ends_in_order_at_a_signal(self):
+  def test_ends_in_order_at_signal(self):
     server = self._start()
     _, session = server.post("create_session", {})
     model = {**session, "model_seq_id": 0, "base_model": "scratch"}

@@ -32,7 +32,7 @@ class StrangersTest(absltest.TestCase):
     run.wait_for_step(3)
     return run
 
-  def test_opens_ports_of_one_machine_to_it_alone(self):
+  def test_local_run_opens_only_loopback_ports(self):
     for changes, ports in (({}, 0), ({"store.address": "127.0.0.1:0"}, 1)):
       run = self.start(**changes)
       hosts = [

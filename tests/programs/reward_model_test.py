@@ -70,7 +70,7 @@ class TrainRewardModelTest(absltest.TestCase):
     )
 
   @pytest.mark.slow
-  def test_learns_and_scores_as_it_was_trained(self):
+  def test_learns_and_scores_consistently(self):
     config = make_config(
         num_steps=60, learning_rate=1e-2, evaluate_every_steps=60,
         evaluate_pairs=20,
@@ -260,7 +260,7 @@ class ReadTest(absltest.TestCase):
     lines = "\n".join(self.report.lines())
     self.assertRegex(lines, "reward_model.max_completion_tokens: pairs.jsonl:7")
 
-  def test_refuses_a_source_without_pairs(self):
+  def test_refuses_source_without_pairs(self):
     with self.assertRaisesRegex(
         ValueError, r"reward_model.train=.*no pair.*these have \['better'\]"
     ):
@@ -286,7 +286,7 @@ class RelabelTest(absltest.TestCase):
         pairs, self.score, self.path, stop or threading.Event()
     )
 
-  def test_the_higher_score_is_chosen_and_a_tie_stays(self):
+  def test_relabels_by_higher_score_and_keeps_ties(self):
     pairs = _pairs(3)
     found = self.relabel(pairs)
     self.assertEqual([p.chosen for p in found], ["def", "def", "abc"])
@@ -297,13 +297,13 @@ class RelabelTest(absltest.TestCase):
         [line["scores"] for line in lines], [[1, 3], [2, 3], [3, 3]]
     )
 
-  def test_a_score_that_is_not_finite_is_no_label(self):
+  def test_refuses_nonfinite_score_as_label(self):
     self.score = lambda texts: np.full(len(texts), np.nan)
     with self.assertRaisesRegex(ValueError, "relabel: .* nan and nan"):
       self.relabel(_pairs(1))
     self.assertEqual(self.path.read_text(), "")
 
-  def test_it_goes_on_where_it_was(self):
+  def test_relabeling_resumes(self):
     pairs = _pairs(600)
     stop = mock.create_autospec(threading.Event, instance=True)
     stop.is_set.side_effect = [False, True]
@@ -320,7 +320,7 @@ class RelabelTest(absltest.TestCase):
     self.assertEqual(found, self.relabel(pairs))
     self.assertLen(found, 600)
 
-  def test_a_file_of_other_pairs_is_refused(self):
+  def test_file_of_other_pairs_is_refused(self):
     self.relabel(_pairs(3))
     with self.assertRaisesRegex(ValueError, "has other pairs.*p:1"):
       self.relabel(_pairs(3)[1:])
@@ -328,7 +328,7 @@ class RelabelTest(absltest.TestCase):
 
 class ExamplesTest(absltest.TestCase):
 
-  def test_an_epoch_has_every_pair_once(self):
+  def test_epoch_has_every_pair_once(self):
     config = make_config(batch_size=2)
     examples = programs_reward_model.make_examples(config, _pairs(5), TOKENIZER)
     chunk = examples.chunk(0, 5)
@@ -352,7 +352,7 @@ class ExamplesTest(absltest.TestCase):
     self.assertEqual(sorted(seen[:5]), expected)
     self.assertEqual(sorted(seen[5:]), expected)
 
-  def test_completions_have_the_tokens_that_they_have_behind_the_prompt(self):
+  def test_encodes_completions_as_continuations_of_prompt(self):
     words = sentencepiece_case.make()
     pair = Pair("", "a:", "42", " hello")
     prompt, completions = programs_reward_model.encode_pair(pair, words)
@@ -400,7 +400,7 @@ class CalibrationTest(absltest.TestCase):
     self.assertLess(left, found["accuracy"])
     self.assertGreater(right, found["accuracy"])
 
-  def test_a_calibrated_model_has_no_error_to_speak_of(self):
+  def test_calibrated_model_has_small_error(self):
     rng = np.random.default_rng(0)
     margins = rng.uniform(0, 3, 20_000)
     right = rng.random(20_000) < 1 / (1 + np.exp(-margins))
@@ -410,12 +410,12 @@ class CalibrationTest(absltest.TestCase):
     boasting = _summarize(3 * signed, num_bins=10)["calibration_error"]
     self.assertGreater(boasting, 0.1)
 
-  def test_a_huge_margin_is_sure_and_finite(self):
+  def test_huge_margin_is_sure_and_finite(self):
     found = _summarize([1e6, 800.0])
     self.assertEqual(found["accuracy"], 1.0)
     self.assertEqual(found["loss"], 0.0)
 
-  def test_a_reward_that_is_not_finite_is_refused(self):
+  def test_refuses_nonfinite_reward(self):
     for margins in ([1.0, np.nan], [np.inf]):
       with self.assertRaises(ValueError):
         _summarize(margins)

@@ -43,7 +43,7 @@ class EditDistanceTest(parameterized.TestCase):
     self.assertEqual(found.tolist(), [3, 0, 6, 1, 1])
 
   @parameterized.parameters(0.1, 0.25, 0.5)
-  def test_is_similar_below_a_share_of_both_lengths(self, limit):
+  def test_is_similar_below_share_of_both_lengths(self, limit):
     rng = np.random.default_rng(0)
     others = _random(rng, 200, 9, 5)
     for one in _random(rng, 20, 9, 5):

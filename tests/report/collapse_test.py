@@ -219,7 +219,7 @@ COLLAPSED = {
 class CollapseTest(parameterized.TestCase):
 
   @parameterized.parameters(*COLLAPSED)
-  def test_names_the_cause(self, cause):
+  def test_names_cause(self, cause):
     records = train(**COLLAPSED[cause])
     found = find(records)
     self.assertEqual(found.cause, cause, found.sentence)
@@ -248,7 +248,7 @@ class CollapseTest(parameterized.TestCase):
 
 class FindTest(absltest.TestCase):
 
-  def test_reads_what_is_kept(self):
+  def test_findings_need_only_kept_metrics(self):
     records = train(**COLLAPSED["KL"])
     more = [
         r | {"time/step_s": 1.0, "eval/kind/pass_at_1": 0.5} for r in records

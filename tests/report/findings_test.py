@@ -44,7 +44,7 @@ class FindingsTest(parameterized.TestCase):
 
 class TrendTest(absltest.TestCase):
 
-  def test_noise_of_steps_with_shared_data_is_no_rise(self):
+  def test_noise_of_steps_with_shared_data_is_not_rise(self):
     """Rewards wander, so neighbours are alike: the fifths differ by chance."""
     wandering = [
         {"train/reward_mean": 0.4 + (0.05 if i // 40 % 2 else 0.0)}

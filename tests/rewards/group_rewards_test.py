@@ -55,7 +55,7 @@ class GroupRewardsTest(parameterized.TestCase):
     self.config.reward.deadline_s = 2.0
 
   @parameterized.parameters("process", "pool")
-  def test_completions_of_a_prompt_are_compared(self, backend):
+  def test_completions_of_prompt_are_compared(self, backend):
     self.config.reward.backend = backend
     task = task_table.make_task(self.config.task)
     self.assertTrue(task.judges_groups)

@@ -93,7 +93,7 @@ class JudgesTest(parameterized.TestCase):
       found = base.number(value, "f")
       self.assertEqual((found, type(found)), (1.0, float))
 
-  def test_serves_a_task_without_a_judge_of_its_own(self):
+  def test_serves_task_without_judge_of_its_own(self):
     judge = judges.InProcess(fakes.FakeTask({0: {"23"}}))
     found = judge.judge(
         [judges.JudgeRequest("train", 0, text) for text in ("23", "4")]
@@ -114,7 +114,7 @@ class JudgesTest(parameterized.TestCase):
     self.assertEqual(self.judge.totals()["completions"], 0)
     self.assertEqual(self.judge.totals()["failures"], {})
 
-  def test_the_setting_says_where(self):
+  def test_backend_setting_selects_judge(self):
     config = base_config.make()
     task = fakes.FakeTask({})
     workdir = self.create_tempdir().full_path
@@ -136,7 +136,7 @@ def _judged(*values, **more):
 
 class RewardsByTurnTest(absltest.TestCase):
 
-  def test_each_is_at_the_last_token_of_its_turn(self):
+  def test_each_is_at_last_token_of_its_turn(self):
     sampled = np.array([[1, 1, 0, 1, 1, 0], [1, 1, 1, 0, 0, 0]], bool)
     outcomes = [
         judges.EpisodeOutcome(1.25, True, 0.0, (0.5, 0.75), (2, 5)),
@@ -150,7 +150,7 @@ class RewardsByTurnTest(absltest.TestCase):
         strict=True,
     )
 
-  def test_turns_before_a_failure_have_none(self):
+  def test_turns_before_failure_have_none(self):
     sampled = np.array([[1, 1, 0, 1, 1, 0]], bool)
     for outcome in (
         judges.EpisodeOutcome(0.5, False, 0.0, (0.5,), (2, 5), failure="crash"),
@@ -160,7 +160,7 @@ class RewardsByTurnTest(absltest.TestCase):
         found = judges.rewards_by_turn([outcome], np.float32([reward]), sampled)
         np.testing.assert_array_equal(found, [[0, 0, 0, 0, reward, 0]])
 
-  def test_reward_without_turns_is_at_the_end(self):
+  def test_reward_without_turns_is_at_end(self):
     sampled = np.array([[1, 1, 0], [1, 1, 1]], bool)
     rewards = np.array([3.0, -1.0], np.float32)
     np.testing.assert_array_equal(
@@ -187,7 +187,7 @@ class FinalRewardsTest(absltest.TestCase):
     # As they are, b hides a.
     np.testing.assert_array_equal(self.final(judged), [12, 76, 72, 16])
 
-  def test_scale_and_shift_of_a_part_change_nothing(self):
+  def test_scale_and_shift_of_part_change_nothing(self):
     values = np.random.default_rng(0).normal(size=(6, 2))
     weights = {"a": 0.5, "b": 3.0}
     found = self.final(_judged(*values), weights)
@@ -195,7 +195,7 @@ class FinalRewardsTest(absltest.TestCase):
     np.testing.assert_allclose(found, moved, rtol=1e-4)
     np.testing.assert_allclose(found.sum(), 0, atol=1e-5)
 
-  def test_an_equal_part_adds_nothing(self):
+  def test_equal_part_adds_nothing(self):
     third = 1 / 3  # The mean of three of them is another float.
     found = self.final(
         _judged((0.0, third), (1.0, third), (1.0, third)), {"a": 1.0, "b": 1e9}
@@ -209,13 +209,13 @@ class FinalRewardsTest(absltest.TestCase):
     found = self.final(judged, {"a": 1.0, "b": 1.0})
     np.testing.assert_allclose(found - only_a, [-1, 1, 0], atol=1e-6)
 
-  def test_parts_that_cancel_leave_equal_rewards(self):
+  def test_cancelling_parts_give_equal_rewards(self):
     for n in range(1, 8):
       parts = np.eye(2)[[0] * n + [1] * (8 - n)]
       found = self.final(_judged(*parts), {"a": 1.0, "b": 1.0})
       np.testing.assert_array_equal(found, np.zeros(8))
 
-  def test_what_could_not_be_judged_has_no_reward_and_is_in_no_mean(self):
+  def test_unjudged_completion_has_no_reward_and_is_in_no_mean(self):
     nan = np.nan
     failed = base.Judgement(nan, None, failure="crash")
     judged = [*_judged((1.0, 0.0), (3.0, 0.0)), failed]
@@ -226,7 +226,7 @@ class FinalRewardsTest(absltest.TestCase):
         self.final([failed, failed], {"a": 1.0}), [nan, nan]
     )
 
-  def test_the_weight_is_of_a_missing_stop_too(self):
+  def test_weight_applies_to_missing_stop(self):
     judged = _judged((1.0, 0.0))
     self.assertEqual(self.final(judged, reward_weight=0.25).tolist(), [0.5])
     for weight, reward in ((0.25, 0.25), (0.0, 0.0)):

@@ -36,7 +36,7 @@ _TASK = dict(
 class MadeUpVictimTest(absltest.TestCase):
 
   @pytest.mark.slow
-  def test_it_repeats_what_it_was_told(self):
+  def test_victim_repeats_attack(self):
     config = base_config.make()
     task = task_table.make_task(_TASK)
     judge = reward_judge.make_task_judge(config, "", task)
@@ -106,7 +106,7 @@ class ClassifiersTest(absltest.TestCase):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     self.assertEqual(traces, [(2, 5)])
 
-  def test_reads_the_first_token_of_a_guard(self):
+  def test_reads_first_token_of_guard(self):
     template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
     _write_tokenizer(self.folder, template)
     seen = []
@@ -154,7 +154,7 @@ class ClassifiersTest(absltest.TestCase):
     )
     self.assertEqual(found.shape, (0,))
 
-  def test_a_label_that_the_classifier_lacks(self):
+  def test_refuses_missing_classifier_label(self):
     task = task_table.make_task(
         {
             **_TASK,

@@ -23,7 +23,7 @@ class FailureShareTest(parameterized.TestCase):
   @parameterized.product(
       rate=(0.0, 0.003, 0.05, 0.3, 0.9, 1.0), clustered=(False, True)
   )
-  def test_a_constant_share_is_not_taken_for_a_rise(self, rate, clustered):
+  def test_constant_share_is_not_taken_for_rise(self, rate, clustered):
     rng, alarms = np.random.default_rng(0), 0
     for _ in range(40):
       found, fired = failures.FailureShare(), False
@@ -38,7 +38,7 @@ class FailureShareTest(parameterized.TestCase):
   @parameterized.parameters(
       (0.0, 0.1, False), (0.12, 0.45, False), (0.12, 0.7, True)
   )
-  def test_a_rise_is_seen(self, first, last, clustered):
+  def test_rise_is_seen(self, first, last, clustered):
     rng = np.random.default_rng(0)
     for _ in range(20):
       found = failures.FailureShare()
@@ -46,7 +46,7 @@ class FailureShareTest(parameterized.TestCase):
       self.assertTrue(found.is_rising)
       self.assertGreater(found.newest, found.first)
 
-  def test_a_share_that_falls_again_is_no_rise(self):
+  def test_temporary_rise_is_not_rising(self):
     found = failures.FailureShare()
     low, high = [0.0, 0.25], [0.75, 1.0]
     found.add(low * 32 + high * 3 * 128)
@@ -58,7 +58,7 @@ class FailureShareTest(parameterized.TestCase):
     found.add(low * 128)
     self.assertFalse(found.is_rising)
 
-  def test_goes_on_from_its_state(self):
+  def test_continues_from_its_state(self):
     shares = np.append(np.zeros(64), np.random.default_rng(0).random(1400))
     whole, parts = failures.FailureShare(), failures.FailureShare()
     whole.add(shares)

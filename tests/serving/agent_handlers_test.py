@@ -42,7 +42,7 @@ class AgentsTest(absltest.TestCase):
     self.assertEqual(status, 200, said)
     return said
 
-  def test_an_episode_outlives_a_restart_and_ends_with_a_reward(self):
+  def test_episode_outlives_restart_and_ends_with_reward(self):
     id, path = self._episode()
     status, first = self.server.ask(f"{path}/chat/completions", _body())
     self.assertEqual(status, 200, first)
@@ -95,7 +95,7 @@ class AgentsTest(absltest.TestCase):
       status, said = self.server.ask(end[0], {"reward": 1.0})
       self.assertEqual(status, 422)
 
-  def test_a_key_names_an_episode(self):
+  def test_key_names_episode(self):
     """So that a client whose answer was lost may ask again."""
     key, body = {"Idempotency-Key": "a"}, {"base_model": "scratch"}
     ask = lambda body: self.server.ask("api/v1/create_episode", body, **key)
@@ -106,7 +106,7 @@ class AgentsTest(absltest.TestCase):
     self.assertEqual(status, 422)
     self.assertIn("another episode came with this key", said["error"])
 
-  def test_a_call_that_failed_here_is_done_again_when_it_comes_again(self):
+  def test_retried_call_runs_again_after_server_error(self):
     id, path = self._episode()
     call, again = f"{path}/chat/completions", {"x-stainless-retry-count": "1"}
     with mock.patch.object(
@@ -122,7 +122,7 @@ class AgentsTest(absltest.TestCase):
     self.assertEqual(self.server.ask(call, _body(), **again), (200, said))
     self.assertEqual(self._read(id)["calls"], 1)
 
-  def test_says_what_is_wrong_in_the_form_of_the_api(self):
+  def test_reports_errors_in_api_format(self):
     _, path = self._episode()
     long = [{"role": "user", "content": "1" * 30}]
     for where, body, status, message in (
@@ -165,7 +165,7 @@ class AgentsTest(absltest.TestCase):
   @unittest.skipIf(
       importlib.util.find_spec("openai") is None, "needs the package openai"
   )
-  def test_the_official_client_plays_an_episode(self):
+  def test_official_client_plays_episode(self):
     import openai
 
     id, path = self._episode()
@@ -207,7 +207,7 @@ class AgentsTest(absltest.TestCase):
   @unittest.skipIf(
       importlib.util.find_spec("openai") is None, "needs the package openai"
   )
-  def test_the_official_client_samples_without_an_episode(self):
+  def test_official_client_samples_without_episode(self):
     import openai
 
     client = openai.OpenAI(

@@ -58,7 +58,7 @@ class AnswerTest(absltest.TestCase):
       self.assertEqual(choice["message"]["content"], other)
       self.assertEqual(choice["finish_reason"], "stop")
 
-  def test_has_what_was_sampled(self):
+  def test_contains_sampled_tokens(self):
     whole = _answered(schemas.read_completions(_body(logprobs=True)), "ab")
     (choice,) = whole["choices"]
     self.assertEqual(choice["token_ids"], [0, 1])
@@ -86,7 +86,7 @@ class AnswerTest(absltest.TestCase):
     )
     self.assertIsNone(_answered(text, "ab")["choices"][0]["logprobs"])
 
-  def test_streams_the_same_answer(self):
+  def test_streams_same_answer(self):
     call = schemas.read_completions(_body(tools=[_TOOL]))
     text = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
     for said in ("ab", text):

@@ -99,7 +99,7 @@ class EngineTest(absltest.TestCase):
     return server
 
   @pytest.mark.slow
-  def test_goes_on_after_a_kill_with_the_same_bits(self):
+  def test_continues_after_kill_with_same_bits(self):
     """Two starts do what one does, whatever lies between two calls."""
     server = self._start()
     server.create()
@@ -136,7 +136,7 @@ class EngineTest(absltest.TestCase):
       self.assertEqual(one.logprobs(7), logprobs)
 
   @pytest.mark.slow
-  def test_does_requests_in_the_order_of_their_numbers(self):
+  def test_does_requests_in_order_of_their_numbers(self):
     server = self._start(gap_deadline_s=1.5)
     server.create()
     step = server.engine.queue.submit(
@@ -159,7 +159,7 @@ class EngineTest(absltest.TestCase):
       )
 
   @pytest.mark.slow
-  def test_passes_and_steps_are_those_of_optax(self):
+  def test_passes_and_steps_match_optax(self):
     """Padding, adapters and the cut of a batch change nothing."""
     server = self._start()
     server.create(rank=0)
@@ -205,7 +205,7 @@ class EngineTest(absltest.TestCase):
     self.assertGreater(min(jax.tree.leaves(close)), 0.97)
 
   @pytest.mark.slow
-  def test_objectives_of_groups_are_those_of_the_trainer(self):
+  def test_objectives_of_groups_match_trainer(self):
     """Trajectory balance by its formula, with VarGrad's log Z."""
     server = self._start()
     server.create()
@@ -272,7 +272,7 @@ class EngineTest(absltest.TestCase):
         body = serving_case.pass_body(**asked)
         self.assertIn(message, server.ask("forward_backward", seq, body))
 
-  def test_does_no_failed_pass_again(self):
+  def test_does_not_repeat_failed_pass(self):
     """Neither a pass that failed, nor a forward one, has an effect."""
     server = self._start(checkpoint_every_steps=100)
     server.create()
@@ -294,7 +294,7 @@ class EngineTest(absltest.TestCase):
     run_pass.assert_not_called()
     self.assertIn("without a gradient", step)
 
-  def test_a_step_that_dropped_its_gradient_drops_it_again(self):
+  def test_replayed_step_drops_gradient_again(self):
     server = self._start(checkpoint_every_steps=100)
     server.create()
     huge = [serving_case.datum([1, 2, 3], weights=[3e38, 3e38])]
@@ -310,7 +310,7 @@ class EngineTest(absltest.TestCase):
         again.ask("optim_step", 3, serving_case.adam_body()),
     )
 
-  def test_says_what_it_cannot_do_again(self):
+  def test_reports_unrepeatable_request(self):
     """A model whose requests end otherwise than before is not served."""
     server = self._start(checkpoint_every_steps=100)
     server.create()
@@ -332,7 +332,7 @@ class EngineTest(absltest.TestCase):
     self.assertIn(b"step:max", again.train(4)[1])
 
   @pytest.mark.slow
-  def test_damaged_checkpoints_are_no_error_of_a_request(self):
+  def test_damaged_checkpoint_leaves_request_unfinished(self):
     server = self._start(checkpoint_every_steps=1)
     server.create()
     server.train(1)
@@ -353,7 +353,7 @@ class EngineTest(absltest.TestCase):
     self.assertIn(b"step:max", again.train(4)[1])
 
   @pytest.mark.slow
-  def test_samples_from_what_a_path_has_now(self):
+  def test_samples_from_current_checkpoint_of_path(self):
     server = self._start()
     server.create()
     save = b'{"path": "a", "overwrite": true}'
@@ -365,7 +365,7 @@ class EngineTest(absltest.TestCase):
     after = server.sample("s", 2, seed=5)
     self.assertNotEqual(after["prompt_logprobs"], before["prompt_logprobs"])
 
-  def test_a_save_killed_before_its_outcome_is_done_again(self):
+  def test_save_killed_before_its_outcome_is_done_again(self):
     server = self._start()
     server.create()
     engine, path, written = server.engine, f"tinker://{_MODEL}/weights/a", []
@@ -385,7 +385,7 @@ class EngineTest(absltest.TestCase):
         "give overwrite", again.ask("save_weights", 2, b'{"path": "a"}')
     )
 
-  def test_names_of_checkpoints_are_checked_and_have_a_default(self):
+  def test_names_of_checkpoints_are_checked_and_have_default(self):
     server = self._start()
     server.create()
     for seq, (kind, body, message) in enumerate(
@@ -399,7 +399,7 @@ class EngineTest(absltest.TestCase):
     ):
       self.assertIn(message, server.ask(kind, seq, body))
 
-  def test_a_checkpoint_that_cannot_be_finished_stops_nothing(self):
+  def test_failed_checkpoint_does_not_stop_engine(self):
     server = self._start()
     server.create()
     with mock.patch.object(
@@ -440,7 +440,7 @@ class EngineTest(absltest.TestCase):
       body = json.dumps({"path": saved + "x", "optimizer": True}).encode()
       self.assertIn("no such checkpoint", server.ask("load_weights", 12, body))
 
-  def test_samples_have_the_log_probs_of_the_model(self):
+  def test_samples_have_log_probs_of_model(self):
     server = self._start()
     server.engine.registry.add_sampler("s", "", "")
     found = server.sample("s", 1)
@@ -510,7 +510,7 @@ class EngineTest(absltest.TestCase):
                 np.testing.assert_allclose(losses, -1, atol=1e-4)
 
   @pytest.mark.slow
-  def test_completions_have_the_age_that_a_pass_gives_them(self):
+  def test_completions_take_age_from_pass(self):
     """`ema` divides by it; one that is not given counts as 1."""
     server = self._start()
     server.create()
@@ -537,7 +537,7 @@ class EngineTest(absltest.TestCase):
     self.assertLess(losses[2], losses[1])
 
   @pytest.mark.slow
-  def test_goes_on_from_the_older_checkpoint_if_the_newest_is_damaged(self):
+  def test_continues_from_older_checkpoint_if_newest_is_damaged(self):
     """The requests between the two still have their bodies."""
     save = checkpoint.Checkpointer.save
     complete = lambda *args, wait: save(*args, wait=True)

@@ -70,7 +70,7 @@ class _Player:
 
 class EpisodeTest(absltest.TestCase):
 
-  def test_keeps_ids_as_sampled_and_appends_what_follows(self):
+  def test_keeps_sampled_ids_and_appends_continuation(self):
     player = _Player()
     # The text "12" would be encoded as one token.
     one, two = player.ids("1"), player.ids("2")
@@ -100,7 +100,7 @@ class EpisodeTest(absltest.TestCase):
     )
     self.assertEqual(player.episode.counts["calls"], 2)
 
-  def test_ends_a_turn_that_was_cut_off_with_tokens_not_sampled(self):
+  def test_truncated_turn_ends_with_unsampled_tokens(self):
     player = _Player()
     said = player.play(_call(_user("3")), player.ids("1"))
     player.play(_call(_user("3"), said, _user("2")), player.ids("2"))
@@ -111,7 +111,7 @@ class EpisodeTest(absltest.TestCase):
     self.assertEqual(row["sampled_mask"], [1, 0, 0, 0, 0, 0, 1])
     self.assertFalse(row["stopped"])
 
-  def test_begins_a_row_where_the_template_writes_the_past_otherwise(self):
+  def test_rerendered_history_begins_new_row(self):
     player = _Player(_FORGETS)
     said = player.play(_call(_user("3")), [*player.ids("2t1"), _EOS])
     said = player.play(_call(_user("3"), said, _user("2")), player.ids("1"))
@@ -126,7 +126,7 @@ class EpisodeTest(absltest.TestCase):
         player.episode.counts, {"calls": 2, "rewritten": 1, "branched": 0}
     )
 
-  def test_begins_a_row_for_another_past(self):
+  def test_begins_row_for_another_past(self):
     player = _Player()
     said = player.play(_call(_user("3")), [*player.ids("1"), _EOS])
     other = {**said, "content": "2"}
@@ -139,7 +139,7 @@ class EpisodeTest(absltest.TestCase):
     self.assertLen(player.episode.rows, 3)
     self.assertEqual(sum(player.episode.rows[0].sampled), 3)
 
-  def test_calls_at_the_same_time_share_no_row(self):
+  def test_calls_at_same_time_share_no_row(self):
     player = _Player()
     said = player.play(_call(_user("3")), [*player.ids("1"), _EOS])
     call = _call(_user("3"), said, _user("2"))
@@ -154,7 +154,7 @@ class EpisodeTest(absltest.TestCase):
     self.assertEqual(sum(first["sampled_mask"]), 3)
     self.assertEqual(second["sampled_mask"], [1])
 
-  def test_calls_of_tools_come_back_as_they_were_sampled(self):
+  def test_tool_calls_round_trip_as_sampled(self):
     """The agent sends them in a form of its own."""
     player = _Player(_TEMPLATE)
     call = _call(
@@ -182,7 +182,7 @@ class EpisodeTest(absltest.TestCase):
     (row,) = player.episode.to_json()["rows"]
     self.assertEqual(row["completion_ids"][: len(tokens)], tokens)
 
-  def test_texts_go_on_by_text_and_by_ids(self):
+  def test_texts_continue_by_text_and_by_ids(self):
     player = _Player()
     one, two = player.ids("1"), player.ids("2")
     player.play(_call(prompt="3"), [*one, *two])
@@ -197,7 +197,7 @@ class EpisodeTest(absltest.TestCase):
     player.play(_call(prompt="2"), two)
     self.assertEqual(player.episode.counts["branched"], 1)
 
-  def test_refuses_a_call_that_is_too_long_before_it_is_encoded(self):
+  def test_refuses_overlong_call_before_encoding(self):
     player = _Player()
     long = "1" * (episodes._SHORT_TEXT + 1)
     with mock.patch.object(
@@ -216,7 +216,7 @@ class EpisodeTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, "^context_length_exceeded"):
       player.episode.begin(_call(_user("3"), said, _user(long)))
 
-  def test_is_the_same_when_it_is_read_again(self):
+  def test_reread_episode_is_identical(self):
     player = _Player(_FORGETS)
     said = player.play(_call(_user("3")), [*player.ids("2t1"), _EOS])
     player.play(_call(_user("3"), said, _user("2")), player.ids("1"))

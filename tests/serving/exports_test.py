@@ -96,7 +96,7 @@ class ExportsTest(absltest.TestCase):
     return params
 
   @pytest.mark.slow
-  def test_adapters_that_a_file_of_peft_cannot_hold_are_merged(self):
+  def test_merges_adapters_without_peft_format(self):
     # GPT-2's matrices are joint and transposed.
     self.start(family="gpt2", num_kv_heads=4)
     model = self.create(0)
@@ -104,7 +104,7 @@ class ExportsTest(absltest.TestCase):
     self.check(self.export(model), told)
 
   @pytest.mark.slow
-  def test_adapters_beside_those_of_the_base_are_merged(self):
+  def test_adapters_on_adapted_base_are_merged(self):
     self.start()
     folder = self.export(self.create(0))
     self.assertTrue(adapter_folder.is_adapter(folder))

@@ -23,7 +23,7 @@ def _changed(**changes):
 
 class ProtobufsTest(parameterized.TestCase):
 
-  def test_reads_a_pass_as_it_was_sent(self):
+  def test_unpacks_pass(self):
     body = serving_case.pass_body(
         _DATA,
         "ppo",
@@ -45,7 +45,7 @@ class ProtobufsTest(parameterized.TestCase):
     np.testing.assert_array_equal(first.inputs["weights"], [0, 1])
     np.testing.assert_array_equal(second.tokens, [4])
 
-  def test_result_keeps_the_bits_of_each_sequence(self):
+  def test_result_keeps_bits_of_each_sequence(self):
     outputs = [
         {"logprobs": np.array([-0.1, -0.2], np.float32)},
         {"logprobs": np.array([-0.3], np.float32)},
@@ -114,18 +114,18 @@ class ProtobufsTest(parameterized.TestCase):
           )
       ),
   )  # fmt: skip
-  def test_refuses_a_malformed_sequence_and_names_it(self, changes, message):
+  def test_refuses_malformed_sequence_and_names_it(self, changes, message):
     with self.assertRaisesRegex(ValueError, rf"data\[0\].*{message}"):
       protobufs.unpack_pass(_changed(**changes))
 
-  def test_refuses_what_is_not_a_message(self):
+  def test_refuses_non_message(self):
     for read in (protobufs.unpack_pass, protobufs.address_of_pass):
       with self.assertRaisesRegex(ValueError, "not a ForwardBackwardRequest"):
         read(b"\xff\xff")
     with self.assertRaisesRegex(ValueError, "data is empty"):
       protobufs.unpack_pass(serving_case.pass_body([]))
 
-  def test_json_pass_that_comes_again_has_the_same_bytes(self):
+  def test_repeated_json_pass_has_same_bytes(self):
     """In whatever order maps have their keys."""
     names = [f"name_{n}" for n in range(20)]
     bodies = []
@@ -135,7 +135,7 @@ class ProtobufsTest(parameterized.TestCase):
       bodies.append(serving_case.pass_body(data, "ppo", config))
     self.assertEqual(*bodies)
 
-  def test_results_that_are_not_finite_are_json(self):
+  def test_nonfinite_results_are_json(self):
     values = np.array([np.nan, -np.inf, np.inf, 1.0], np.float32)
     found = protobufs.pass_result_to_json(
         protobufs.pack_pass_result(

@@ -56,7 +56,7 @@ def _replay(config=None, **changes):
 
 class ReplayTest(absltest.TestCase):
 
-  def test_draws_batches_of_what_has_entered(self):
+  def test_draws_batches_of_inserted_groups(self):
     replay = _replay(prompts_per_batch=1)
     row = _row(
         [5, 6, 7],
@@ -80,7 +80,7 @@ class ReplayTest(absltest.TestCase):
     self.assertEqual(metrics["reward_mean"], 0.75)
     self.assertEqual(metrics["fresh_share"], 1.0)
 
-  def test_leaves_out_stop_tokens_if_the_config_does(self):
+  def test_leaves_out_stop_tokens_if_config_does(self):
     config = serving_case.make_config()
     config.loss.include_stop_token = False
     stop = tokenizer_lib.word_level(["a"], r"\w+").eos_id
@@ -92,7 +92,7 @@ class ReplayTest(absltest.TestCase):
     masks = batch.completion_mask[0, order, :2]
     self.assertEqual(masks.tolist(), [[1, 0], [0, 0]])
 
-  def test_accounts_for_what_entered(self):
+  def test_accounts_for_inserted_groups(self):
     replay = _replay(
         prompts_per_batch=1, replay={"capacity": 5, "recent_fraction": 0.5}
     )
@@ -109,7 +109,7 @@ class ReplayTest(absltest.TestCase):
     self.assertEqual(state["stored"], 5)
     self.assertGreater(state["evicted"], 0)
 
-  def test_a_step_waits_for_its_groups(self):
+  def test_step_waits_for_its_groups(self):
     replay = _replay()
     self.assertEqual(replay.missing(0), 2)
     replay.insert(_group(1), 0)
@@ -120,7 +120,7 @@ class ReplayTest(absltest.TestCase):
     replay.insert(_group(1), 0)
     self.assertEqual(replay.missing(3), 0)
 
-  def test_goes_on_as_before_from_its_state(self):
+  def test_continues_as_before_from_its_state(self):
     a, b = (_replay(replay={"selection": "reward"}) for _ in range(2))
     for step in range(3):
       a.insert(_group(step % 2 + 1, size=3, version=step), step)
@@ -254,7 +254,7 @@ class ServedReplayTest(absltest.TestCase):
     )
     return state()
 
-  def test_a_version_that_cannot_be_saved_ends_it_with_the_reason(self):
+  def test_failed_version_save_ends_replay_with_reason(self):
     save = mock.patch.object(
         saved_weights.SavedWeights,
         "save_version",
@@ -268,7 +268,7 @@ class ServedReplayTest(absltest.TestCase):
     self.assertEqual((state["running"], state["version"]), (False, 0))
 
   @pytest.mark.slow
-  def test_trains_and_goes_on_after_restarts_with_the_same_bits(self):
+  def test_trains_and_continues_after_restarts_with_same_bits(self):
     wanted = self._play(stops=())
     self.assertEqual([s["step"] for s in wanted["steps"]], [1, 2, 3])
     self.assertEqual((wanted["running"], wanted["reason"]), (False, "done"))
@@ -308,7 +308,7 @@ class ServedReplayTest(absltest.TestCase):
         status, said = self._ask(path, body)
         self.assertIn(message, said["error"])
 
-  def test_episodes_enter_as_a_group_once_all_have_finished(self):
+  def test_episodes_enter_as_group_once_all_have_finished(self):
     self.stops, self.calls = (), 0
     self.workdir = self.create_tempdir().full_path
     self.server = self._start()
@@ -349,7 +349,7 @@ class ServedReplayTest(absltest.TestCase):
     self.assertIn("group a has its 3 episodes", said["error"])
 
   @pytest.mark.slow
-  def test_begins_with_a_checkpoint(self):
+  def test_begins_with_checkpoint(self):
     self.stops, self.calls = (), 0
     self.workdir = self.create_tempdir().full_path
     self.server = self._start()

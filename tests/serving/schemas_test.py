@@ -32,7 +32,7 @@ def _drawn(**params):
 
 class JsonTest(absltest.TestCase):
 
-  def test_body_must_be_a_json_object(self):
+  def test_body_must_be_json_object(self):
     for body in (
         b"", b"[", b"\xff", b"NaN", b'{"a": NaN}', b'{"a": -Infinity}',
         b'{"a": "\\uD83D."}', b'{"a": ' + b"[" * 10**5, b'{"a": 1}x',
@@ -117,7 +117,7 @@ class RefusalsTest(parameterized.TestCase):
         for value in ([], None, 10**400, True)),
       (api.LoadWeights, [1], "must be an object"),
   )  # fmt: skip
-  def test_names_field_and_what_must_hold(self, kind, body, message):
+  def test_error_names_field_and_constraint(self, kind, body, message):
     with self.assertRaisesRegex(ValueError, message) as raised:
       api.read(kind, body)
     self.assertNotIn("\n", str(raised.exception))
@@ -195,7 +195,7 @@ class RefusalsTest(parameterized.TestCase):
 
 class ReadingTest(absltest.TestCase):
 
-  def test_fields_that_ask_for_nothing_are_taken(self):
+  def test_accepts_neutral_fields(self):
     nothing = dict(topk_prompt_logprobs=0, base_model=None, seq_id=None, x=[])
     plain = api.read(api.Sample, _SAMPLE)
     body = {**_SAMPLE, **nothing, "type": "sample"}
@@ -239,7 +239,7 @@ class ReadingTest(absltest.TestCase):
       found = api.read(api.ChatRequest, body).chat
       self.assertEqual(found, [_USER, plain])
 
-  def test_tools_stay_as_they_are_unless_none_may_be_called(self):
+  def test_tools_are_kept_unless_choice_is_none(self):
     tool = {"function": {"x": 1, "parameters": {}, "name": "f"}, "type": "t"}
     body = {**_CHAT, "tools": [tool]}
     found = api.read(api.ChatRequest, body).offered_tools
@@ -247,7 +247,7 @@ class ReadingTest(absltest.TestCase):
     found = api.read(api.ChatRequest, {**body, "tool_choice": "none"})
     self.assertEqual(found.offered_tools, [])
 
-  def test_newer_name_of_a_limit_counts(self):
+  def test_newer_name_of_limit_counts(self):
     body = {**_CHAT, "max_tokens": 5, "max_completion_tokens": 3}
     self.assertEqual(api.read(api.ChatRequest, body).most_tokens, 3)
     self.assertIsNone(api.read(api.ChatRequest, _CHAT).most_tokens)

@@ -22,7 +22,7 @@ class TrainingRunsTest(absltest.TestCase):
     _, said = self.server.ask("api/v1/create_session", {})
     self.session = said["session_id"]
 
-  def test_tells_the_metadata_that_a_model_was_made_with(self):
+  def test_returns_user_metadata_of_model(self):
     ask, began = self.server.ask, time.time()
     body = {"session_id": self.session, "model_seq_id": 0}
     made = {"base_model": "scratch", "lora_config": {"rank": 2}}
@@ -71,7 +71,7 @@ class TrainingRunsTest(absltest.TestCase):
     status, said = ask("api/v1/create_model", {**body, **made, **lora})
     self.assertEqual((status, "alpha: not" in said["error"]), (422, True))
 
-  def test_a_loss_of_tinker_alone_is_refused_with_what_to_take(self):
+  def test_refuses_tinker_only_loss_with_alternative(self):
     ask = self.server.ask
     body = {"session_id": self.session, "sampling_session_seq_id": 0}
     _, made = ask(
@@ -90,7 +90,7 @@ class TrainingRunsTest(absltest.TestCase):
     self.assertEqual(status, 422)
     self.assertIn("loss_fn=importance_sampling", said["error"])
 
-  def test_a_prompt_that_is_not_taken_is_told_why(self):
+  def test_refused_prompt_has_reason(self):
     ask = self.server.ask
     body = {"session_id": self.session, "sampling_session_seq_id": 0}
     _, made = ask(
@@ -120,7 +120,7 @@ class TrainingRunsTest(absltest.TestCase):
       # No number of the server's own.
       self.assertNotRegex(said["error"], r"prompt \d")
 
-  def test_a_body_may_be_too_large_or_too_slow(self):
+  def test_body_may_be_too_large_or_too_slow(self):
     most = handlers.MOST_OF_JSON + handlers.BYTES_OF_TOKEN * 24
     passes, proto = handlers.MOST_OF_JSON_PASS, "application/x-protobuf"
     for path, kind, most, allowed in (
@@ -167,7 +167,7 @@ class TrainingRunsTest(absltest.TestCase):
     answer = connection.getresponse()
     return answer.status, answer.read().decode()
 
-  def test_refuses_what_is_nested_too_deeply_or_no_text(self):
+  def test_refuses_deeply_nested_or_binary_body(self):
     for body, message in (
         (b'{"tags": ' + b"[" * 10**5 + b"]" * 10**5 + b"}", "recursion"),
         (b'{"tags": "\\ud800"}', "hex escape"),
@@ -181,7 +181,7 @@ class TrainingRunsTest(absltest.TestCase):
       self.assertEqual(answer.status, 422)
       self.assertIn(message, answer.read().decode())
 
-  def test_says_that_the_journal_cannot_be_written(self):
+  def test_reports_unwritable_journal(self):
     with mock.patch.object(
         self.server.engine.registry, "add_session", side_effect=OSError("full")
     ):

@@ -32,7 +32,7 @@ class StalenessTest(parameterized.TestCase):
         found["preference", "tb", 4, rate, seed] = result
     return staleness.chosen_rates(found, "preference").get("tb")
 
-  def test_the_rule_takes_the_best_reward_less_its_kl(self):
+  def test_rule_takes_best_reward_less_its_kl(self):
     low, middle, high = staleness.RATES["preference"]
     a, b = _result(0.3), _result(0.4)
     # 10 nats cost .2.
@@ -44,12 +44,12 @@ class StalenessTest(parameterized.TestCase):
     broken = _result(9.0, diverged_step=7)
     self.assertEqual(self.chosen([b, b], [a, a], [broken, b]), low)
 
-  def test_the_rule_waits_for_all_its_runs(self):
+  def test_rule_waits_for_all_its_runs(self):
     a = _result(0.3)
     self.assertIsNone(self.chosen([a, a], [a, a], [a]))
     self.assertIsNone(self.chosen([a, a], [a, a]))
 
-  def test_rates_at_a_lag_are_chosen_there(self):
+  def test_rates_at_lag_are_chosen_there(self):
     found = {}
     for i, rate in enumerate(staleness.LAG_RATES):
       for seed in staleness.SELECTION_SEEDS:
@@ -78,7 +78,7 @@ class StalenessTest(parameterized.TestCase):
         own = staleness.own_config(config, objective, rates[0])
         self.assertEqual(own.optimizer.learning_rate, rates[0])
 
-  def test_makes_the_runs_that_have_no_row(self):
+  def test_makes_only_missing_runs(self):
     made = []
 
     def run(own):

@@ -23,7 +23,7 @@ _WITHOUT_RUNS = ("enumerable", "free_search")
 class TablesTest(parameterized.TestCase):
 
   @parameterized.parameters(*sorted({*studies.STUDIES} - {*_WITHOUT_RUNS}))
-  def test_a_study_draws_the_tables_that_are_there(self, name):
+  def test_study_reproduces_committed_tables(self, name):
     module = importlib.import_module(studies.MODULES[name])
     own = _ROOT / "studies" / name
     folder = pathlib.Path(self.create_tempdir().full_path)

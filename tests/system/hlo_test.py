@@ -22,7 +22,7 @@ def _entry(*lines: str) -> str:
 
 class HloTest(parameterized.TestCase):
 
-  def test_a_loop_counts_as_often_as_it_runs(self):
+  def test_loop_body_counts_once_per_iteration(self):
     found = hlo.costs(_LOOP)
     self.assertEqual(found.flops, 16 * _PRODUCT_FLOPS)
     self.assertEqual(
@@ -51,11 +51,11 @@ class HloTest(parameterized.TestCase):
           8,
       ),
   )  # fmt: skip
-  def test_counts_trips_of_a_loop(self, old, new, trips):
+  def test_counts_trips_of_loop(self, old, new, trips):
     found = hlo.costs(_LOOP.replace(old, new))
     self.assertEqual(found.flops, trips * _PRODUCT_FLOPS)
 
-  def test_attributes_of_a_kernel_may_go_on_over_lines(self):
+  def test_attributes_of_kernel_may_continue_over_lines(self):
     kernel = (
         "  %kernel.1 = f32[8]{0} custom-call(%q.1),"
         ' frontend_attributes={kernel_metadata={\n"block": 128\n}}, x={}\n'
@@ -126,7 +126,7 @@ class HloTest(parameterized.TestCase):
        "while/body/ragged_decode_attention/jit(mqa)", 1),
       ("pallas_call.2", "__gpu$xla.gpu.triton", "while/body/jit(mqa)", 0),
   )  # fmt: skip
-  def test_tells_caches_of_ragged_attention_apart(
+  def test_distinguishes_ragged_attention_caches(
       self, name, target, scope, is_ragged
   ):
     text = _entry(
@@ -166,7 +166,7 @@ class HloTest(parameterized.TestCase):
     )
     self.assertEqual(hlo.kernels(text), {"cudnn$norm": 1, "splash_mha_fwd": 2})
 
-  def test_a_loop_that_goes_on_with_a_gather_does_not_repeat_it(self):
+  def test_gather_after_loop_is_counted_once(self):
     begun = (
         "  %fusion.9 = (bf16[64,8]{1,0}, bf16[64,128]{1,0}, u32[]{:S(2)})"
         " fusion(%p.2), kind=kCustom, calls=%fused_computation.1\n"
@@ -223,7 +223,7 @@ class HloTest(parameterized.TestCase):
     self.assertAlmostEqual(hlo.costs(text, 4).network_bytes, expected)
     self.assertEqual(hlo.costs(text).network_bytes, 0)
 
-  def test_a_reduce_scatter_of_tpus(self):
+  def test_reduce_scatter_of_tpus(self):
     fused = (
         "%all-reduce-scatter.7 (p: bf16[64,8]) -> bf16[64,1] {\n"
         "  %p = bf16[64,8]{0,1:T(8,128)(2,1)S(1)} parameter(0)\n"
@@ -318,7 +318,7 @@ class HloTest(parameterized.TestCase):
     )
     self.assertEqual(hlo.costs(text).memory_bytes, expected)
 
-  def test_memory_is_counted_as_often_as_a_loop_runs(self):
+  def test_memory_is_counted_as_often_as_loop_runs(self):
     once, twice = (
         hlo.costs(_LOOP.replace("constant(16)", f"constant({n})")).memory_bytes
         for n in (16, 32)
@@ -326,7 +326,7 @@ class HloTest(parameterized.TestCase):
     self.assertGreater(once, 0)
     self.assertAlmostEqual(twice, 2 * once, delta=0.1 * once)
 
-  def test_a_conditional_counts_as_its_most_expensive_branch(self):
+  def test_conditional_counts_as_its_most_expensive_branch(self):
     branch = (
         "%{name} (p: f32[10,10]) -> f32[10,10] {{\n"
         "  %p = f32[10,10]{{1,0}} parameter(0)\n"

@@ -29,7 +29,7 @@ print(json.dumps([cell.close(), os.path.exists(file)]))
 
 class SandboxTest(absltest.TestCase):
 
-  def test_shared_memory_stays_where_a_readable_path_lies_in_it(self):
+  def test_readable_path_keeps_shared_memory(self):
     if os.geteuid() or not os.path.isdir("/dev/shm"):
       self.skipTest("only root confines disks, on Linux")
     folder = self.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
@@ -76,7 +76,7 @@ class SandboxTest(absltest.TestCase):
     run("home.close()")
     self.assertEqual(os.listdir(folder), [os.path.basename(kept.path)])
 
-  def test_packages_of_a_venv_below_are_seen_however_many(self):
+  def test_packages_of_venv_below_are_seen_however_many(self):
     root = pathlib.Path(self.create_tempdir().full_path)
     packages, other = root / "below/site-packages", root / "other"
     for folder in (packages, other):

@@ -131,14 +131,14 @@ class ArithmeticTest(parameterized.TestCase):
       ("held_out_fraction", 1.0),
       ("held_out_fraction", "0.5"),
   )
-  def test_refuses_a_bad_field(self, field, value):
+  def test_refuses_bad_field(self, field, value):
     with self.assertRaisesRegex(ValueError, rf"config\.task\.{field}="):
       make_task(**{field: value})
 
-  def test_refuses_an_empty_split(self):
+  def test_refuses_empty_split(self):
     with self.assertRaisesRegex(ValueError, "'held_out' without prompts"):
       make_task(max_number=1, held_out_fraction=0.01)
 
-  def test_refuses_an_unknown_split(self):
+  def test_refuses_unknown_split(self):
     with self.assertRaisesRegex(ValueError, "split 'test'"):
       make_task().prompt("test", 0)

@@ -44,7 +44,7 @@ class Gsm8kBuilderTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, r"one of \['test', 'train'\]"):
       list(rows.read_rows("k", f"{prepared}[dev]"))
 
-  def test_prepares_from_a_folder_without_tensorflow(self):
+  def test_prepares_from_folder_without_tensorflow(self):
     code = (
         "import sys; from tba_jax.tasks import gsm8k_data;"
         f"gsm8k_data.main([{str(self.out)!r}, '--manual_dir',"

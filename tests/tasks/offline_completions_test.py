@@ -99,7 +99,7 @@ class ReadTest(parameterized.TestCase):
     )
 
   @parameterized.parameters("prompt", "messages")
-  def test_messages_are_found_by_those_of_the_task(self, name):
+  def test_messages_match_those_of_task(self, name):
     chat = [{"role": "user", "content": "two"}]
     completions = offline_completions.read(
         self.write({name: chat, "completion": "a", "reward": 1})
@@ -112,7 +112,7 @@ class ReadTest(parameterized.TestCase):
     found = offline_completions.by_prompt_id(completions, task, tokenizer)
     self.assertEqual({i: c[0].text for i, c in found.items()}, {1: "a"})
 
-  def test_refuses_rewards_of_a_prompt_that_two_problems_share(self):
+  def test_refuses_rewards_of_ambiguous_prompt(self):
     task = types.SimpleNamespace(
         num_prompts=lambda split: 2, prompt=lambda split, i: "guess"
     )
@@ -128,7 +128,7 @@ class ReadTest(parameterized.TestCase):
     )
     self.assertEqual([*both], [0, 1])
 
-  def test_lines_of_a_prompt_come_together(self):
+  def test_lines_of_prompt_come_together(self):
     found = offline_completions.read(
         self.write(
             {"prompt": "p", "completion": "a", "score": 1},
@@ -194,12 +194,12 @@ class ReadTest(parameterized.TestCase):
           "version: must be",
       ),
   )
-  def test_errors_name_the_line(self, line, message):
+  def test_errors_name_line(self, line, message):
     path = self.write({"prompt": "p", "completion": "a", "reward": 1}, line)
     with self.assertRaisesRegex(ValueError, f"{path} line 2: {message}"):
       offline_completions.read(path)
 
-  def test_missing_logprobs_are_an_error_where_they_are_needed(self):
+  def test_refuses_missing_logprobs_if_required(self):
     line = {"prompt": "p", "completion": "a", "reward": 1}
     for more in ({}, {"logprobs": [-math.inf]}, {"logprobs": [math.nan]}):
       path = self.write({**line, **more})
@@ -210,13 +210,13 @@ class ReadTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "line 1: token_ids are missing"):
       offline_completions.read(path, needs_logprobs=True)
 
-  def test_a_byte_order_mark_is_none_of_the_text(self):
+  def test_byte_order_mark_is_none_of_text(self):
     path = self.write(
         "\ufeff" + '{"prompt": "p", "completion": "a", "reward": 1}'
     )
     self.assertEqual(list(offline_completions.read(path)), ["p"])
 
-  def test_an_empty_file_is_an_error(self):
+  def test_empty_file_is_error(self):
     with self.assertRaisesRegex(ValueError, "one completion or more"):
       offline_completions.read(self.write(""))
 
@@ -237,7 +237,7 @@ class ValuesTest(absltest.TestCase):
         path, TASK, TOKENIZER, reward_field="reward", temperature=temperature
     )
 
-  def test_a_value_is_the_log_mean_exp(self):
+  def test_value_is_log_mean_exp(self):
     # A prompt may be written as its tokens decode.
     path = self.write(("^two", np.log(3.0)), ("one", 0.0))
     np.testing.assert_allclose(self.values(path), [0.0, np.log(2.0)], atol=1e-6)
@@ -245,7 +245,7 @@ class ValuesTest(absltest.TestCase):
         self.values(path, 0.5), [0.0, np.log(5.0) / 2], atol=1e-6
     )
 
-  def test_all_prompts_must_be_there(self):
+  def test_refuses_missing_prompts(self):
     path = self.write(("one", 0.0), ("three", 1.0))
     with self.assertRaisesRegex(
         ValueError, "loss.baseline_file.*1 are missing, the first is 'two'"

@@ -34,7 +34,7 @@ class RedTeamTest(parameterized.TestCase):
         {task.prompt(base.TRAIN, 0)},
     )
 
-  def test_synthetic_instructions_are_words_of_the_tokenizer(self):
+  def test_synthetic_instructions_are_words_of_tokenizer(self):
     task = _make()
     made = tokenizer.word_level(task.tokenizer_words(), task.tokenizer_pattern)
     rng = np.random.default_rng(0)
@@ -49,7 +49,7 @@ class RedTeamTest(parameterized.TestCase):
     prompt = made.encode_prompt(task.prompt(base.TRAIN, 0))
     self.assertLen(prompt, task.max_prompt_tokens)
 
-  def test_reads_instructions_of_a_file(self):
+  def test_reads_instructions_of_file(self):
     path = self.folder / "instructions.jsonl"
     rows = [{"instruction": t} for t in ("Name a tree. ", "Sing.", "Sing.")]
     path.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
@@ -94,7 +94,7 @@ class RedTeamTest(parameterized.TestCase):
       ("[", "not a JSON object.*instructions.jsonl:1"),
       ("", "train: 0 prompts of 0 rows"),
   )
-  def test_a_file_that_is_wrong(self, text, message):
+  def test_refuses_invalid_file(self, text, message):
     path = self.folder / "instructions.jsonl"
     path.write_text(text)
     with self.assertRaisesRegex(ValueError, message):
@@ -118,6 +118,6 @@ class RedTeamTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       _make(**changes)
 
-  def test_nothing_is_judged_without_a_victim(self):
+  def test_nothing_is_judged_without_victim(self):
     with self.assertRaises(base.RewardError):
       _make().judge(base.TRAIN, 0, " red")

@@ -73,14 +73,14 @@ class HeldTest(parameterized.TestCase):
     (folder / "config.json").write_text(json.dumps(hf_config.to_hf(shape)))
     return str(folder), _bytes(shape)
 
-  def test_a_mesh_splits_params(self):
+  def test_mesh_splits_params(self):
     before = self.trainer().held
     self.assertEqual(before["params"], self.params)
     self.assertBetween(before["optimizer"] / self.params, 2.0, 2.001)
     self.config.mesh.fsdp = 2
     self.assertBetween(self.trainer().held["params"] / self.params, 0.5, 0.6)
 
-  def test_an_evaluation_runs_on_the_devices_of_one_process(self):
+  def test_evaluation_runs_on_devices_of_one_process(self):
     self.config.evaluate.update(batch_prompts=4096, num_completions=64)
     self.config.mesh.fsdp = 8
     alone = self.trainer().evaluation
@@ -103,7 +103,7 @@ class HeldTest(parameterized.TestCase):
     self.config.evaluate.batch_prompts = 1
     self.assertIn("gradients", self.trainer().peak)
 
-  def test_a_step_keeps_activations(self):
+  def test_step_keeps_activations(self):
     name = "activations kept for them, at least"
     dots = self.trainer().step[name]
     self.config.train.remat = "none"
@@ -115,7 +115,7 @@ class HeldTest(parameterized.TestCase):
     self.config.train.micro_batch_prompts //= 4
     self.assertBetween(full / self.trainer().step[name], 3.0, 4.1)
 
-  def test_a_step_keeps_the_stream_of_a_teacher(self):
+  def test_step_keeps_stream_of_teacher(self):
     name = "activations kept for them, at least"
     alone = self.trainer().step[name]
     self.config.reference.init, _ = self.make_folder(num_labels=0)
@@ -129,7 +129,7 @@ class HeldTest(parameterized.TestCase):
     stream = num_tokens * self.shape.width * 4
     self.assertGreaterEqual(self.trainer().step[name], alone + stream)
 
-  def test_a_role_holds_the_reference(self):
+  def test_role_holds_reference(self):
     self.assertEqual(self.trainer().held["reference"], self.params)
     self.assertNotIn("reference", self.searcher().held)
     self.config.reference.role = "searcher"
@@ -139,7 +139,7 @@ class HeldTest(parameterized.TestCase):
     self.config.lora.rank = 2
     self.assertNotIn("reference", self.searcher().held)
 
-  def test_the_state_holds_copies_of_params(self):
+  def test_state_holds_copies_of_params(self):
     self.config.reference.mode = "ema"
     parts = self.trainer().held
     self.assertEqual(parts["reference that moves"], self.params)
@@ -150,7 +150,7 @@ class HeldTest(parameterized.TestCase):
     self.assertEqual(parts["params of a round ago"], self.params)
     self.assertEqual(parts["params of the proximal policy"], self.params)
 
-  def test_adapters_have_the_moments(self):
+  def test_adapters_have_moments(self):
     self.config.lora.rank = 2
     self.config.lora.targets = "q,down"
     parts = self.trainer().held
@@ -161,7 +161,7 @@ class HeldTest(parameterized.TestCase):
     self.assertEqual(parts["base of the adapters"], self.params)
     self.assertBetween(parts["optimizer"], 8 * count, 8 * count + 100)
 
-  def test_devices_of_a_searcher_share_cache_and_params(self):
+  def test_devices_of_searcher_share_cache_and_params(self):
     name = "rows and KV cache"
     # Keys and values of 3 layers of 64, float32; tokens, masks and the rest.
     token, others = 2 * 3 * 64 * 4, 256 * 16 * 30
@@ -176,7 +176,7 @@ class HeldTest(parameterized.TestCase):
     self.assertBetween(parts[name] - 64 * 40 * token, 0, others)
     self.assertBetween(parts["params"] / self.params, 0.5, 0.6)
 
-  def test_a_searcher_holds_matrices_of_int8(self):
+  def test_searcher_holds_matrices_of_int8(self):
     self.config.search.quantization = "int8"
     for mesh, least in ((dict(), 1 / 4), (dict(data=2, tensor=2), 1 / 8)):
       self.config.search.mesh.update(mesh)
@@ -187,7 +187,7 @@ class HeldTest(parameterized.TestCase):
     self.assertEqual(self.trainer().held["params"], self.params)
 
   @pytest.mark.slow
-  def test_a_reward_model_is_on_the_mesh_of_its_role(self):
+  def test_reward_model_is_on_mesh_of_its_role(self):
     before = self.totals()
     self.config.reward.backend = "model"
     # One that is trained later has the policy's shape.
@@ -199,12 +199,12 @@ class HeldTest(parameterized.TestCase):
     split = self.trainer().held["reward_model"]
     self.assertBetween(split / size, 0.5, 0.55)
 
-  def test_a_trainer_holds_the_gold_model(self):
+  def test_trainer_holds_gold_model(self):
     before = self.totals()
     self.config.evaluate.judge, size = self.make_folder()
     self.assertEqual(self.added(before), (size, 0))
 
-  def test_both_roles_hold_the_models_of_red_teaming(self):
+  def test_both_roles_hold_models_of_red_teaming(self):
     with self.config.unlocked():
       self.config.task = {"name": "red_team", **red_team.RedTeam.FIELDS}
     before = self.totals()
@@ -227,7 +227,7 @@ class HeldTest(parameterized.TestCase):
     more = (victim + 2 * encoder, victim + encoder)
     self.assertEqual(self.added(before), more)
 
-  def test_a_value_model_is_trained(self):
+  def test_value_model_is_trained(self):
     before = self.trainer()
     self.config.loss.name = "ppo"
     own = self.trainer()
@@ -238,7 +238,7 @@ class HeldTest(parameterized.TestCase):
     self.config.loss.value_init, size = self.make_folder()
     self.assertBetween(self.trainer().held[name] / size, 3.0, 3.001)
 
-  def test_refuses_a_folder_without_a_model(self):
+  def test_refuses_folder_without_model(self):
     self.config.evaluate.judge = self.create_tempdir().full_path
     with self.assertRaisesRegex(ValueError, "config.evaluate.judge="):
       self.totals()

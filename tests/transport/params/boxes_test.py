@@ -21,7 +21,7 @@ class BoxTest(parameterized.TestCase):
       ((slice(None), slice(0, 2)), (2, 3), [[0, 2], [0, 2]]),
       ((), (), []),
   )
-  def test_cuts_the_box_of_an_index(self, index, shape, wanted):
+  def test_cuts_box_of_index(self, index, shape, wanted):
     self.assertEqual(boxes.box_of(index, shape), wanted)
 
   @parameterized.parameters(
@@ -36,7 +36,7 @@ class BoxTest(parameterized.TestCase):
     found = boxes.cut_box(box, WHOLE.dtype, pieces)
     np.testing.assert_array_equal(found, WHOLE[boxes.box_slices(box)])
 
-  def test_box_of_one_piece_is_a_view(self):
+  def test_box_of_one_piece_is_view(self):
     pieces = [([[0, 4], [0, 6]], WHOLE)]
     found = boxes.cut_box([[1, 2], [0, 6]], WHOLE.dtype, pieces)
     self.assertTrue(np.shares_memory(found, WHOLE))
@@ -57,7 +57,7 @@ class BoxTest(parameterized.TestCase):
   @parameterized.parameters(
       ((4, 6), PARTS[1:]), ((3, 6), PARTS), ((4, 6), [[[0, 4]]])
   )
-  def test_shards_must_cover_a_leaf(self, shape, parts):
+  def test_shards_must_cover_leaf(self, shape, parts):
     boxes.check_cover("a", (4, 6), PARTS)
     boxes.check_cover("a", (), [[]])
     with self.assertRaises(wire.WireError):

@@ -32,7 +32,7 @@ class CarriersTest(parameterized.TestCase):
       ("files", 1, False, "", 1, "files"),
       ("orbax", 1, True, "", 1, "orbax"),
   )
-  def test_chooses_a_carrier_by_size_and_place(
+  def test_chooses_carrier_by_size_and_place(
       self, setting, num_bytes, one_host, directory, num_processes, wanted
   ):
     config = base_config.make(
@@ -54,7 +54,7 @@ class CarriersTest(parameterized.TestCase):
       ("", "", "127.0.0.1:7001-7009", "127.0.0.1:0"),
       ("", "", "[::1]:0", "[::1]:0"),
   )
-  def test_serves_at_the_interface_of_the_store(
+  def test_serves_at_interface_of_store(
       self, address, store_locator, store, wanted
   ):
     config = base_config.make(
@@ -64,12 +64,12 @@ class CarriersTest(parameterized.TestCase):
     )
     self.assertEqual(carrier.serve_address(config), wanted)
 
-  def test_unknown_store_host_names_the_setting(self):
+  def test_unknown_store_host_names_setting(self):
     config = base_config.make(store__address="nowhere.invalid:0")
     with self.assertRaisesRegex(OSError, "publish.address.*nowhere.invalid"):
       carrier.serve_address(config)
 
-  def test_makes_the_carriers_of_a_config(self):
+  def test_makes_carriers_of_config(self):
     run = run_directory.RunInfo(
         workdir=pathlib.Path("/nowhere"),
         run_id="r",

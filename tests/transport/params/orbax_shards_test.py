@@ -79,7 +79,7 @@ class OrbaxTest(carrier_test.CarrierCase):
     self.carrier.serve(self.transport, None)
     self.assertEmpty(self.files())
 
-  def test_dead_reader_is_named_at_the_deadline(self):
+  def test_dead_reader_is_named_at_deadline(self):
     writer = self.make("orbax", deadline_s=30.0)
     packed = self.publish(writer)
     key = self.add_reader(packed)
@@ -122,7 +122,7 @@ class OrbaxTest(carrier_test.CarrierCase):
     with self.assertRaisesRegex(wire.WireError, r"leaf \['e'\] is bool"):
       self.read(self.carrier, packed)
 
-  def test_read_from_hanging_storage_ends_at_the_deadline(self):
+  def test_read_from_hanging_storage_ends_at_deadline(self):
     packed = self.publish(self.carrier)
     release = threading.Event()
     self.addCleanup(release.set)
@@ -135,7 +135,7 @@ class OrbaxTest(carrier_test.CarrierCase):
       self.read(self.make("orbax", deadline_s=0.2), packed)
     self.assertEmpty(self.transport.list("x"))
 
-  def test_version_without_a_peers_shards_fails(self):
+  def test_version_without_peers_shards_fails(self):
     peers = mock.create_autospec(peers_lib.Leader, instance=True)
     peers.collect.side_effect = OSError("process 1 of the trainer")
     writer = self.make("orbax", peers=peers)
