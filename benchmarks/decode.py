@@ -184,17 +184,18 @@ def run_script(
     python: str = sys.executable,
 ) -> str:
   """Runs a peer's script to its end; returns its last line of output."""
-  done = subprocess.run(
+  process = subprocess.run(
       [python, str(folder / name), *arguments],
       capture_output=True,
       text=True,
       timeout=_PEER_TIMEOUT_S,
   )
-  if done.returncode:
+  if process.returncode:
     raise RuntimeError(
-        f"{name} ended with status {done.returncode}: {done.stderr[-2000:]}"
+        f"{name} ended with status {process.returncode}:"
+        f" {process.stderr[-2000:]}"
     )
-  return done.stdout.strip().rpartition("\n")[2]
+  return process.stdout.strip().rpartition("\n")[2]
 
 
 def _best_of_ours(ours: Callable[[int], float], work: Work) -> dict[str, float]:

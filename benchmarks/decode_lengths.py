@@ -150,7 +150,7 @@ def _measure(
   seconds = []
   for _ in range(2):
     start = time.perf_counter()
-    found = sampler.sample(params, requests, version=0)
+    completions = sampler.sample(params, requests, version=0)
     jax.block_until_ready(params)
     seconds.append(time.perf_counter() - start)
-  return min(seconds), np.concatenate([f.lengths for f in found])
+  return min(seconds), np.concatenate([f.lengths for f in completions])

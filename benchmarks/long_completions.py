@@ -76,10 +76,10 @@ def run(
     shape = json.loads(slices.SHAPES.read_text())[_MODEL]
     pathlib.Path(folder, "config.json").write_text(json.dumps(shape))
     for devices, tokens, remat, mesh in rows:
-      own = settings.get_config()
-      own.init = folder
-      set_row(own, int(tokens), remat, mesh)
-      figures = _compile(own, devices)
+      run_config = settings.get_config()
+      run_config.init = folder
+      set_row(run_config, int(tokens), remat, mesh)
+      figures = _compile(run_config, devices)
       out.append({"row": [devices, tokens, remat, mesh], **figures})
       slices.print_row([devices, tokens, mesh, remat, *_cells(figures)])
   return {"rows": out}
@@ -120,9 +120,9 @@ def ideal(shape: config_lib.ModelConfig, c: ml_collections.ConfigDict) -> Ideal:
   layers, heads = 2 * L * layer * num_tokens / S, 2 * head * K * T / S
   attention = 4 * L * H * Dh * pairs / S
   count = S * c.mesh.fsdp
-  others = lambda n: (n - 1) / n
+  remote_share = lambda n: (n - 1) / n
   # Forward, recomputed and backward: queries, keys, values and results.
-  swapped = 3 * L * 2 * (2 * H + 2 * G) * Dh * num_tokens / S * others(S)
+  swapped = 3 * L * 2 * (2 * H + 2 * G) * Dh * num_tokens / S * remote_share(S)
   recomputed = heads + attention / 2
   if c.train.remat == "full":
     # A layer's last product is not needed again.
@@ -132,7 +132,7 @@ def ideal(shape: config_lib.ModelConfig, c: ml_collections.ConfigDict) -> Ideal:
   return Ideal(
       least,
       least + recomputed,
-      6 * others(count) * (L * layer + head) + swapped,
+      6 * remote_share(count) * (L * layer + head) + swapped,
   )
 
 
@@ -140,17 +140,17 @@ def _compile(config: ml_collections.ConfigDict, devices: str) -> dict[str, Any]:
   """Returns the compiler's figures of a train step, and the ideal ones."""
   (_, chips), _ = compile_lib.devices_of(config, [devices])
   role = compile_lib.trainer(config, chips)
-  own = compile_lib.memory_model.trainer(
+  memory = compile_lib.memory_model.trainer(
       config, compile_lib.sharding.make_mesh(config.mesh, chips)
   )
   program = role.programs["train_step"]
-  others = sum(role.held.values()) - program.own_bytes
-  found, _ = compile_lib.compile_program(program, others, chips[0])
+  other_bytes = sum(role.resident.values()) - program.argument_bytes
+  compiled, _ = compile_lib.compile_program(program, other_bytes, chips[0])
   return {
-      **dataclasses.asdict(found),
-      "held": role.held,
-      "step": own.step,
-      "ideal": dataclasses.asdict(ideal(own.model.config, config)),
+      **dataclasses.asdict(compiled),
+      "held": role.resident,
+      "step": memory.step,
+      "ideal": dataclasses.asdict(ideal(memory.model.config, config)),
   }
 
 

@@ -181,11 +181,11 @@ def make_task_rewards(
       **_: Any,
   ) -> list[float]:
     out = []
-    for (said,), ids, index in zip(
+    for (message,), ids, index in zip(
         completions, completion_ids, prompt_id, strict=True
     ):
       judge = task.judge if ids[-1] in stop_ids else task.judge_cut_off
-      out.append(judge(base.TRAIN, index, said["content"]).reward)
+      out.append(judge(base.TRAIN, index, message["content"]).reward)
     return out
 
   return task_rewards

@@ -86,7 +86,7 @@ def train(
     sampler = training.save_weights_and_get_sampling_client().result(
         served.DEADLINE_S
     )
-    asked = [
+    task_prompts = [
         sampler.sample(
             types.ModelInput.from_ints(prompts[row]),
             settings["completions_per_prompt"],
@@ -95,7 +95,7 @@ def train(
         for row in rows
     ]
     data = []
-    for row, future in zip(rows, asked):
+    for row, future in zip(rows, task_prompts):
       group = future.result(served.DEADLINE_S).sequences
       ids = [list(s.tokens) for s in group]
       rewards = reward_fn(

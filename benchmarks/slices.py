@@ -78,7 +78,9 @@ def run(
 def make_hub(cache: pathlib.Path) -> None:
   """Makes a cache of the hub that has the published shapes alone."""
   shapes = json.loads(SHAPES.read_text())
-  shapes |= {name: shapes[other] | own for name, (other, own) in _SAME.items()}
+  shapes |= {
+      name: shapes[other] | changes for name, (other, changes) in _SAME.items()
+  }
   for name, shape in shapes.items():
     folder = cache / f"models--{name.replace('/', '--')}"
     for path, content in (

@@ -64,14 +64,14 @@ def run(
   if len(settings) != len(_SETTINGS) or min(settings) < 1:
     raise ValueError(f"operands {list(operands)}: must be 4 of 1 or more")
   num_blocks, num_rounds, num_pairs, num_steps = settings
-  own = processes.available_cores()
+  cores = processes.available_cores()
   try:
     with store_queue.Queue(config) as queue:
       speed = _measure_speed(queue, num_blocks, num_rounds)
       fed = _FED_SHARE * speed["completions_per_s"]
       cost = _measure_cost(config, queue, fed, num_pairs, num_steps)
   finally:
-    processes.pin(own)
+    processes.pin(cores)
   return {**speed, **cost}
 
 

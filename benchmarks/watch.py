@@ -66,8 +66,8 @@ def run(
 
 def summarize(spans: Sequence[dict[str, Any]]) -> dict[str, Any]:
   """Returns the figures of a run's spans; see the module."""
-  mine = [s for s in spans if s["role"] == "trainer"]
-  main = [s for s in mine if not s.get("lane")]
+  spans_of_trainer = [s for s in spans if s["role"] == "trainer"]
+  main = [s for s in spans_of_trainer if not s.get("lane")]
   records = {s["step"]: s for s in main if s["kind"] == "record"}
   waits = [s for s in main if metrics.is_wait(s["kind"])]
   busy = {
@@ -83,7 +83,7 @@ def summarize(spans: Sequence[dict[str, Any]]) -> dict[str, Any]:
       1e3 * (records[n]["t1"] - records[n]["t0"]) for n in starts
   )
   write_cpu_ms = 1e3 * _write_cpu_s(
-      [s for s in mine if s.get("lane") == "write"],
+      [s for s in spans_of_trainer if s.get("lane") == "write"],
       records[starts[0]]["t0"],
       records[max(records)]["t0"],
       step_s,

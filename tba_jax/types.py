@@ -48,10 +48,10 @@ class Column:
     return "B" + self.axes.replace("S", "K")
 
 
-def column(dtype_and_axes: str, meaning: str, **others: str) -> Any:
+def column(dtype_and_axes: str, meaning: str, **options: str) -> Any:
   """Returns a column's field, as "float32[ST]"; None by default with `when`."""
   dtype, _, axes = dtype_and_axes.removesuffix("]").partition("[")
-  definition = Column(np.dtype(dtype), axes, meaning, **others)
+  definition = Column(np.dtype(dtype), axes, meaning, **options)
   return dataclasses.field(
       default=None if definition.when else dataclasses.MISSING,
       metadata={"column": definition},

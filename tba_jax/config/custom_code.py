@@ -123,16 +123,16 @@ def _problems(text: str) -> tuple[str, ...]:
     finally:
       process.kill()
   try:
-    found, notes = json.loads(output)
+    problems, notes = json.loads(output)
   except ValueError:  # User code ended or crashed the process.
-    said = " ".join(errors.split())[-_MAX_ERROR:]
+    stderr = " ".join(errors.split())[-_MAX_ERROR:]
     return (
         f"{_what(text)}: ended its process with status {process.returncode}:"
-        f" {said}",
+        f" {stderr}",
     )
   for note in notes:
     print(note, flush=True)
-  return tuple(found)
+  return tuple(problems)
 
 
 def _what(text: str) -> str:

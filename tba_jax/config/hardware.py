@@ -223,10 +223,10 @@ def _set_mesh(
   several = hardware.devices > 1
   share = usable_gb(hardware.gib) / (1 if several else 2)
   frozen = _frozen_gb(c, billions)
-  needed = bytes_a_param(c, hardware)
-  state = billions * needed["trainer"]
+  bytes_per_param = bytes_a_param(c, hardware)
+  state = billions * bytes_per_param["trainer"]
   least = _power(math.ceil(state / share))
-  state += billions * needed["value_model"]
+  state += billions * bytes_per_param["value_model"]
   shards = _power(math.ceil((state + frozen) / share))
 
   size, count = hardware.devices, c.search.num_searchers

@@ -283,8 +283,8 @@ def unknown_key(key: str, value: Any, known: Sequence[str]) -> str:
   message = f"config.{key} = {value!r}: there is no such key"
   if (new := renamed.new_key(key)) is not None:
     return f"{message}; it is now config.{new}"
-  if theirs := other_names.answer(key):
-    return f"{message}; {theirs}"
+  if answer := other_names.answer(key):
+    return f"{message}; {answer}"
   whole = re.sub(r"_(final|decay_steps|stop_steps)$", "", key)
   if whole != key and settings.is_over_steps(whole):
     return f"{message}; it is part of config.{whole} = {ramps.FORM}"
@@ -299,8 +299,8 @@ def unknown_key(key: str, value: Any, known: Sequence[str]) -> str:
     close = [f"config.{name}" for name in dict.fromkeys(close)]
     return f"{message}; did you mean {' or '.join(close[:3])}?"
   section = key.rpartition(".")[0]
-  beside = [k for k in known if section and k.startswith(f"{section}.")]
-  names = beside or dict.fromkeys(k.partition(".")[0] for k in known)
+  siblings = [k for k in known if section and k.startswith(f"{section}.")]
+  names = siblings or dict.fromkeys(k.partition(".")[0] for k in known)
   return f"{message}; must be one of {', '.join(names)}"
 
 

@@ -123,7 +123,7 @@ def validate(
   if program in LINE_PROGRAMS:
     problems += _lines(c, programs.OF_LINES)
   else:
-    missing = _found(c, _FILES)
+    missing = _failed_checks(c, _FILES)
     lines = [_line(c, *problem) for problem in missing]
     (not_here if elsewhere else problems).extend(lines)
     for key, _ in missing:
@@ -234,7 +234,7 @@ def _sections_read(c: Mapping[str, Any], program: str) -> set[str]:
   return out
 
 
-def _found(
+def _failed_checks(
     c: rules.Values, checks: Iterable[rules.Check]
 ) -> list[tuple[str, str]]:
   """Returns what checks find.
@@ -242,14 +242,14 @@ def _found(
   A check that needs an invalid value raises KeyError; that value's own problem
   is reported already.
   """
-  found = []
+  problems = []
   for check in checks:
     try:
       for problem in check(c):
-        found.append(problem)
+        problems.append(problem)
     except KeyError:
       continue
-  return found
+  return problems
 
 
 def _lines(
@@ -260,7 +260,7 @@ def _lines(
   """Returns lines of what checks find in `sections` (None: in all)."""
   return [
       _line(c, key, allowed)
-      for key, allowed in _found(c, checks)
+      for key, allowed in _failed_checks(c, checks)
       if sections is None or rules.section(key) in sections
   ]
 

@@ -111,23 +111,23 @@ class TextArena:
           " two"
       ) from error
     self._play_opponent(done=False)
-    return self._said()
+    return self._observation()
 
   def step(self, text: str) -> tuple[str, float, bool, dict[str, Any]]:
     done, _ = self._game.step(action=text)
     if not self._play_opponent(done):
-      return self._said(), 0.0, False, {}
+      return self._observation(), 0.0, False, {}
     rewards, _ = self._game.close()
     return "", rewards[_POLICY], True, {}
 
   def _play_opponent(self, done: bool) -> bool:
     """Plays until it is the policy's turn; returns whether the game is over."""
     while not done and self._inner.state.current_player_id != _POLICY:
-      _, seen = self._game.get_observation()
-      done, _ = self._game.step(action=self._opponent(seen))
+      _, observation = self._game.get_observation()
+      done, _ = self._game.step(action=self._opponent(observation))
     return done
 
-  def _said(self) -> str:
+  def _observation(self) -> str:
     state = self._inner.state
     _, messages = self._inner.get_observation()
     return "".join(
@@ -161,15 +161,15 @@ class Gem:
     return _with_info(*self._env.reset(seed=seed))
 
   def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-    said, *others, info = self._env.step(text)
-    return _with_info(said, info), *others, {}
+    observation, *ends, info = self._env.step(text)
+    return _with_info(observation, info), *ends, {}
 
 
-def _with_info(said: str, info: Mapping[str, Any]) -> str:
+def _with_info(observation: str, info: Mapping[str, Any]) -> str:
   """Returns an observation as GEM's `ObservationWrapper` writes it."""
-  if said and not said.endswith("\n"):
-    said += "\n"
-  return f"{info.get('prefix', '')}{said}{info.get('suffix', '')}"
+  if observation and not observation.endswith("\n"):
+    observation += "\n"
+  return f"{info.get('prefix', '')}{observation}{info.get('suffix', '')}"
 
 
 def _registry(package: str, name: str) -> types.ModuleType:

@@ -108,13 +108,13 @@ def find(text: str, parameters: Parameters) -> tuple[list[ParsedCall], bool]:
   match = _LINE.search(said.rstrip().rpartition("\n")[2])
   if match is None or match[1] not in parameters:
     return [], False
-  given = match[2].strip()
-  if given.startswith("{"):
+  arguments = match[2].strip()
+  if arguments.startswith("{"):
     try:
-      return [ParsedCall(match[1], _JSON.decode(given))], False
+      return [ParsedCall(match[1], _JSON.decode(arguments))], False
     except (ValueError, RecursionError):
       pass  # It is the text.
-  return [ParsedCall(match[1], given)], False
+  return [ParsedCall(match[1], arguments)], False
 
 
 def parameters_of(schemas: Sequence[Mapping[str, Any]]) -> Parameters:

@@ -73,10 +73,10 @@ class ToolEnvironment:
     reward = self._added_reward(text, is_last=not calls)
     if not is_chat:
       return "".join(f"{out}\n" for _, out in results), reward, not calls, {}
-    said = [
+    messages = [
         {"role": "tool", "name": name, "content": out} for name, out in results
     ]
-    return said or "", reward, not calls, {}
+    return messages or "", reward, not calls, {}
 
   def _call(self, call: tool_calls.ParsedCall) -> str:
     """Returns the text of a tool's result; an error is a result, too."""
@@ -125,9 +125,13 @@ class ToolEnvironment:
     return added
 
 
-def wrap(made: Any) -> Any:
+def wrap(environment: Any) -> Any:
   """Returns an environment: as it is, or with `step` if it has tools."""
-  return made if hasattr(made, "step") else ToolEnvironment(made)
+  return (
+      environment
+      if hasattr(environment, "step")
+      else ToolEnvironment(environment)
+  )
 
 
 def schema(tool: Callable[..., Any]) -> dict[str, Any]:

@@ -51,11 +51,11 @@ class BestModel:
     self._old = workdir / "best.old"
     if self._old.exists() and not self._folder.exists():
       self._old.rename(self._folder)
-    kept = jsonl.read_object(
+    saved = jsonl.read_object(
         self._folder / "best.json", {"metric": str, "value": float}
     )
-    self._metric = kept["metric"] if kept else ""
-    self._best = kept["value"] if kept else float("-inf")
+    self._metric = saved["metric"] if saved else ""
+    self._best = saved["value"] if saved else float("-inf")
 
   def offer(
       self, step: int, params: types.PyTree, result: Mapping[str, Any]
@@ -78,10 +78,10 @@ class BestModel:
     hf.save(
         self._partial / "model", policy.model.config, params, policy.tokenizer
     )
-    kept = {"step": step, "metric": metric, "value": result[metric]}
+    summary = {"step": step, "metric": metric, "value": result[metric]}
     names = ("split", f"{metric}_interval", "num_prompts")
-    kept |= {name: result[name] for name in names if name in result}
-    jsonl.atomic_write_json(self._partial / "best.json", kept)
+    summary |= {name: result[name] for name in names if name in result}
+    jsonl.atomic_write_json(self._partial / "best.json", summary)
     # Model and best.json are replaced together.
     shutil.rmtree(self._old, ignore_errors=True)
     if self._folder.exists():

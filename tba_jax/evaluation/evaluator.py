@@ -90,15 +90,15 @@ def mean_interval(
   rng = np.random.default_rng(seed)
   size = len(values_B)
   means = []
-  left = num_resamples
-  while left:
-    some = min(left, max(RESAMPLED_VALUES // size, 1))
-    drawn = rng.integers(size, size=(some, size))
-    resampled = values_B[drawn].mean(axis=1)
+  remaining = num_resamples
+  while remaining:
+    count = min(remaining, max(RESAMPLED_VALUES // size, 1))
+    indices = rng.integers(size, size=(count, size))
+    resampled = values_B[indices].mean(axis=1)
     if counts_B is not None:
-      resampled /= counts_B[drawn].mean(axis=1)
+      resampled /= counts_B[indices].mean(axis=1)
     means.append(resampled)
-    left -= some
+    remaining -= count
   tail = (1 - confidence) / 2
   low, high = np.quantile(np.concatenate(means), [tail, 1 - tail])
   return float(low), float(high)
@@ -223,10 +223,11 @@ def _mean_and_error(
 def _parts(prompts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   """Returns the values of each part of the reward, by prompt."""
   parts_B = [prompt.get("parts", ()) for prompt in prompts]
-  names = {name for parts in parts_B for some in parts for name in some}
+  names = {name for parts in parts_B for judged in parts for name in judged}
   return {
       f"reward/{name}": [
-          [some[name] for some in parts if name in some] for parts in parts_B
+          [judged[name] for judged in parts if name in judged]
+          for parts in parts_B
       ]
       for name in sorted(names)
   }
@@ -437,7 +438,7 @@ class Evaluator:
     prompts = [(-1, index, visit) for index in indices]
     collector = self._collector(self._sampler, self._config.num_completions)
     sampled = collector.sample(prompts, params, version)
-    given, texts = zip(*map(self._prompt, sampled.requests))
+    task_prompts, texts = zip(*map(self._prompt, sampled.requests))
     asked_BxS = collector.judge_requests(sampled)
     records = [
         self._record(text, completions, asked_S, judged_S)
@@ -445,7 +446,7 @@ class Evaluator:
             texts, sampled.completions, asked_BxS, collector.judge(asked_BxS)
         )
     ]
-    self._add_verdicts(records, "verdicts", given, asked_BxS)
+    self._add_verdicts(records, "verdicts", task_prompts, asked_BxS)
     plain = sampled
     if self._greedy_sampler is not None:
       collector = self._collector(self._greedy_sampler, 1)
@@ -457,7 +458,7 @@ class Evaluator:
             if self._reward(judgement) is None
             else judgement.key is not None
         )
-      self._add_verdicts(records, "greedy_verdicts", given, asked_Bx1)
+      self._add_verdicts(records, "greedy_verdicts", task_prompts, asked_Bx1)
     if self._reference is not None:
       self._add_kl(records, sampled)
     if self._plain_reference is not None:
@@ -493,7 +494,7 @@ class Evaluator:
       judged_S: Sequence[base.Judgement],
   ) -> Record:
     samples = []
-    for sample, (asked, judgement) in enumerate(zip(asked_S, judged_S)):
+    for sample, (request, judgement) in enumerate(zip(asked_S, judged_S)):
       length = int(completions.lengths[sample])
       tokens = completions.tokens[sample, :length].tolist()
       sampled = completions.sampled_mask[sample, :length].tolist()
@@ -502,8 +503,8 @@ class Evaluator:
       samples.append(
           {
               "prompt": prompt,
-              "prompt_id": asked.index,
-              "completion": asked.completion,
+              "prompt_id": request.index,
+              "completion": request.completion,
               "reward": self._reward(judgement),
               "reason": failure and f"could not be judged: {failure}",
               "version": int(completions.versions[sample]),
@@ -608,7 +609,9 @@ class Evaluator:
 
 def _turns(asked_S: Sequence[judges.JudgeRequest]) -> Record:
   """Returns `turns` of each completion, {} of a task without environments."""
-  outcomes = [asked.outcome for asked in asked_S if asked.outcome is not None]
+  outcomes = [
+      request.outcome for request in asked_S if request.outcome is not None
+  ]
   if not outcomes:
     return {}
   return {"turns": [o.num_turns for o in outcomes if not o.failure]}

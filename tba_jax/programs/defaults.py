@@ -137,8 +137,8 @@ def of_hardware(name: str) -> Machine:
 def of_cluster() -> Machine:
   """Returns what hosts that each read the settings for themselves assume."""
   least = hardware.HARDWARE["v5e-16"]
-  one = dataclasses.replace(least, devices=1, hosts=0)
-  return Machine(one, f"any host, with {least.gib} GiB a device")
+  smallest = dataclasses.replace(least, devices=1, hosts=0)
+  return Machine(smallest, f"any host, with {least.gib} GiB a device")
 
 
 def here() -> Machine:
@@ -273,8 +273,8 @@ def rows_that_fit(
 ) -> tuple[int, str]:
   """Returns the completions of a forward-backward on a device, and why."""
   mesh = config.mesh
-  needed = hardware.bytes_a_param(config, machine.hardware)
-  params = sum(needed[role] for role in ("trainer", "value_model"))
+  bytes_per_param = hardware.bytes_a_param(config, machine.hardware)
+  params = sum(bytes_per_param[role] for role in ("trainer", "value_model"))
   state = model.billions * 1e9 * params / (mesh.fsdp * mesh.tensor)
   free = max(machine.role_bytes - state, 0)
   token = activation_bytes(model.shape, remat, _dtype_bytes(config, machine))
@@ -309,14 +309,16 @@ def num_slots(
   """Returns the completions that a searcher decodes at once."""
   mesh, shape = config.search.mesh, model.shape
   size = math.prod(mesh.values())
-  wanted = config.search.prompts_per_round * config.search.samples_per_prompt
-  needed = hardware.bytes_a_param(config, machine.hardware)["searcher"]
-  free = machine.role_bytes * size - model.billions * 1e9 * needed
+  wanted_slots = (
+      config.search.prompts_per_round * config.search.samples_per_prompt
+  )
+  bytes_per_param = hardware.bytes_a_param(config, machine.hardware)["searcher"]
+  free = machine.role_bytes * size - model.billions * 1e9 * bytes_per_param
   cache = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
   cache *= _length(config) * _dtype_bytes(config, machine)
   fits = max(int(free * _CACHE_SHARE / cache), size)
-  if wanted <= fits:
-    return _multiple(wanted, size), "all completions of a round"
+  if wanted_slots <= fits:
+    return _multiple(wanted_slots, size), "all completions of a round"
   why = f"a completion's KV cache takes {cache / 2**20:.0f} MiB"
   unit = math.lcm(size, min(config.search.samples_per_prompt, fits))
   return max(fits // unit, 1) * unit, why
@@ -528,17 +530,17 @@ def lines(
   by_why: dict[str, list[str]] = {}
   for choice in choices:
     by_why.setdefault(choice.why, []).append(f"{choice.key} = {choice.value!r}")
-  out += [f"  {', '.join(some)}: {why}" for why, some in by_why.items()]
+  out += [f"  {', '.join(chosen)}: {why}" for why, chosen in by_why.items()]
   values = load.flatten(config)
-  kept = [
+  unchosen = [
       f"{key} = {values[key]!r}"
       for key in _SHOWN
       if values[key] == settings.SETTINGS[key].default
   ]
-  if kept:
+  if unchosen:
     out.append(
-        f"  {', '.join(kept)}: the package's defaults, found with small models;"
-        " no rule fits them to this one"
+        f"  {', '.join(unchosen)}: the package's defaults, found with small"
+        " models; no rule fits them to this one"
     )
   return out
 

@@ -112,7 +112,7 @@ def run(
     ValueError: a source does not exist, cannot be read or does not fit the
       config; or another process runs in the workdir.
   """
-  held = bucket.hold(run_directory.lock(workdir), workdir)
+  lock = bucket.hold(run_directory.lock(workdir), workdir)
   try:
     path = pathlib.Path(workdir) / "eval.json"
     # Read first: a damaged file must not cost an evaluation.
@@ -135,7 +135,7 @@ def run(
         saved[_KEY] = {**(saved.get(_KEY) or {}), **results}
         jsonl.atomic_write_json(path, saved)
   finally:
-    held.close()
+    lock.close()
   console = rich.console.Console()
   console.print(make_table(results))
   console.print(make_samples(results))

@@ -277,7 +277,7 @@ def _parse_prompt(
   text = record.get("prompt")
   if text is None:
     text = source.tokenizer.decode(ids)
-  return _Prompt(text, request, _others(record, _GENERATE_FIELDS))
+  return _Prompt(text, request, _other_fields(record, _GENERATE_FIELDS))
 
 
 def _parse_seed(
@@ -290,7 +290,7 @@ def _parse_seed(
         "must be seed, that of the environment, which says the prompt itself"
     )
   _check_whole("seed", record["seed"], 0, requests.UINT32 - 1)
-  other = _others(record, ("seed", "max_tokens"))
+  other = _other_fields(record, ("seed", "max_tokens"))
   return _Episode(record["seed"], _max_tokens(config, record), other)
 
 
@@ -353,16 +353,16 @@ def _play(
     lines: list[_Episode],
 ) -> list[Record]:
   """Returns the output records of episodes, in their order."""
-  said = environments.begin([line.seed for line in lines])
-  live = [i for i, prompt in enumerate(said) if prompt.failure is None]
+  prompts = environments.begin([line.seed for line in lines])
+  live = [i for i, prompt in enumerate(prompts) if prompt.failure is None]
   num_completions = config.generate.num_completions
-  episodes = environments.episodes([said[i] for i in live], num_completions)
+  episodes = environments.episodes([prompts[i] for i in live], num_completions)
   try:
     sampled = sampler.sample(
         source.params,
         [
             requests.Request(
-                said[i].tokens,
+                prompts[i].tokens,
                 prompt_id=lines[i].seed,
                 visit=0,
                 num_completions=num_completions,
@@ -377,7 +377,7 @@ def _play(
     episodes.close()
   results = dict(zip(live, zip(sampled, episodes.outcomes(), strict=True)))
   out = []
-  for i, (line, prompt) in enumerate(zip(lines, said, strict=True)):
+  for i, (line, prompt) in enumerate(zip(lines, prompts, strict=True)):
     record = {
         **line.other,
         "seed": line.seed,
@@ -387,11 +387,15 @@ def _play(
     if prompt.failure is None:
       completions, outcomes = results[i]
       records = _completion_records(config, source, completions)
-      for s, (one, outcome) in enumerate(zip(records, outcomes, strict=True)):
+      for s, (completion, outcome) in enumerate(
+          zip(records, outcomes, strict=True)
+      ):
         sampled_T = completions.sampled_mask[s]
-        for name in _LOGPROBS.intersection(one):
-          one[name] = [x if m else None for x, m in zip(one[name], sampled_T)]
-        one["turns"] = turns_of(
+        for name in _LOGPROBS.intersection(completion):
+          completion[name] = [
+              x if m else None for x, m in zip(completion[name], sampled_T)
+          ]
+        completion["turns"] = turns_of(
             source.tokenizer,
             completions.tokens[s, : completions.lengths[s]],
             sampled_T,
@@ -399,10 +403,10 @@ def _play(
             prompt.tools,
         )
         failed = bool(outcome.failure)
-        one["reward"] = None if failed else float(outcome.reward)
-        one["success"] = None if failed else outcome.is_right
+        completion["reward"] = None if failed else float(outcome.reward)
+        completion["success"] = None if failed else outcome.is_right
         if failed:
-          one["failure"] = f"{outcome.failure}: {outcome.message}"
+          completion["failure"] = f"{outcome.failure}: {outcome.message}"
       record["completions"] = records
     else:
       record["failure"] = ": ".join(prompt.failure)
@@ -564,13 +568,13 @@ def _parse_pair(
   texts = {"prompt": record.get("prompt", source.tokenizer.decode(ids))}
   if "completion" in record:
     texts["completion"] = record["completion"]
-  return _Pair(ids, completion, texts | _others(record, _SCORE_FIELDS))
+  return _Pair(ids, completion, texts | _other_fields(record, _SCORE_FIELDS))
 
 
 # Fields of an input line.
 
 
-def _others(record: Record, fields: Sequence[str]) -> Record:
+def _other_fields(record: Record, fields: Sequence[str]) -> Record:
   return {name: v for name, v in record.items() if name not in fields}
 
 
@@ -665,10 +669,12 @@ def _stop_id(
 
 
 def _only_field(record: Record, fields: Sequence[str]) -> str:
-  given = [name for name in fields if name in record]
-  if len(given) != 1:
-    raise ValueError(f"must be exactly one of {', '.join(fields)}, not {given}")
-  return given[0]
+  present = [name for name in fields if name in record]
+  if len(present) != 1:
+    raise ValueError(
+        f"must be exactly one of {', '.join(fields)}, not {present}"
+    )
+  return present[0]
 
 
 def _check_size(
@@ -784,7 +790,7 @@ def run_lines(
     records = answer([prepared for _, prepared in waiting])
     output.write(
         [
-            {"line": number, **_others(record, ("line",))}
+            {"line": number, **_other_fields(record, ("line",))}
             for (number, _), record in zip(waiting, records, strict=True)
         ]
     )
@@ -897,11 +903,11 @@ class Output:
   def _check_settings(
       self, path: pathlib.Path, settings: dict[str, Any]
   ) -> None:
-    beside = path.with_name(f".{path.name}.settings.json")
+    settings_path = path.with_name(f".{path.name}.settings.json")
     if os.fstat(self._file.fileno()).st_size == 0:
-      jsonl.atomic_write_json(beside, settings)
+      jsonl.atomic_write_json(settings_path, settings)
       return
-    saved = jsonl.read_json(beside)
+    saved = jsonl.read_json(settings_path)
     remedy = "; remove the file or name another one"
     if not isinstance(saved, dict):
       raise ValueError(f"{path}: it is there already{remedy}")

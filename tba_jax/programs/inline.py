@@ -154,18 +154,18 @@ class LoopMaker:
     log = offline_sampler.make(config, policy.task, policy.tokenizer)
     if log is not None:
       sampler = offline_sampler.OfflineSampler(log, sampler)
-    held = train_step.held_steps(config)
-    key = name, held if train_step.proximal_names(config) else 1
+    snapshot_steps = train_step.held_steps(config)
+    key = name, snapshot_steps if train_step.proximal_names(config) else 1
     if key not in self._steps:
-      own = dataclasses.replace(
+      step_policy = dataclasses.replace(
           policy,
           value_folder=policy_lib.find_value_folder(config, self._workdir),
       )
       self._steps[key] = (
           work_parts.make_train_step(
-              config, own, self._mesh, self._params, reference
+              config, step_policy, self._mesh, self._params, reference
           ),
-          work_parts.init_state(config, own, self._params, self._mesh),
+          work_parts.init_state(config, step_policy, self._params, self._mesh),
       )
     step, state = self._steps[key]
     work = device_work.DeviceWork(

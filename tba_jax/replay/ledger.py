@@ -107,9 +107,9 @@ class Ledger:
     """Counts applied groups that were lost before their insert."""
     self._lost[cause] += lost
 
-  def evict(self, left: Amount) -> None:
+  def evict(self, amount: Amount) -> None:
     """Counts what left the buffer unused, from `ReplayBuffer.insert`."""
-    self._evicted += left
+    self._evicted += amount
 
   def train_first(self, trained: Amount) -> None:
     """Counts first uses, from `ReplayBuffer.mark_trained`."""

@@ -171,14 +171,14 @@ def charts(
 
   A chart of several metrics is split into one chart per metric.
   """
-  known: dict[str, dict[str, Any]] = {}
-  others: dict[str, dict[str, Any]] = {}
+  standard: dict[str, dict[str, Any]] = {}
+  custom: dict[str, dict[str, Any]] = {}
   for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
     records = curves.with_evaluations(run.records, run.eval)
     start = timeline.origin(run)
     for into, some in (
-        (known, curves.known_charts(records)),
-        (others, curves.other_charts(records)),
+        (standard, curves.known_charts(records)),
+        (custom, curves.other_charts(records)),
     ):
       for chart in some:
         for series in chart["series"]:
@@ -188,14 +188,14 @@ def charts(
           shared = {**chart, "title": title, "series": []}
           series |= {"label": label, "run": number, "origin": start}
           into.setdefault(title, shared)["series"].append(series)
-  return list(known.values()), list(others.values())
+  return list(standard.values()), list(custom.values())
 
 
 def page_data(
     runs: Sequence[run_reader.RunData], labels: Sequence[str]
 ) -> dict[str, Any]:
   """Returns the data for the page's scripts."""
-  known, others = charts(runs, labels)
+  standard, custom = charts(runs, labels)
   time = []
   kinds: dict[str, bool] = {}
   for run, label in zip(runs, labels, strict=True):
@@ -207,8 +207,8 @@ def page_data(
       "origin": 0.0,
       "runs": list(labels),
       "axes": [curves.axes(run.records) for run in runs],
-      "charts": known,
-      "other_charts": others,
+      "charts": standard,
+      "other_charts": custom,
       "timeline": {"kinds": list(kinds), "waits": list(kinds.values())},
       "time": time,
       "events": [],

@@ -104,11 +104,11 @@ def collapse(run: run_reader.RunData) -> Collapse | None:
       causes.append((start, end, Finding(name, *tables[span[1] - 1][name][1:])))
   if not causes:
     return None
-  (step, until, first), *others = sorted(causes, key=lambda cause: cause[0])
+  (step, until, first), *later = sorted(causes, key=lambda cause: cause[0])
   since = f"since step {step}"
   since += "" if until is None else f" until step {until}"
   line = f"{first.name} {since}: {first.sentence}"
-  followers = tuple((other.name, start) for start, _, other in others)
+  followers = tuple((other.name, start) for start, _, other in later)
   after = ", ".join(f"{name} (step {start})" for name, start in followers)
   after = f"; after it {after}" if after else ""
   sentence = (

@@ -212,7 +212,7 @@ class Moment(NamedTuple):
     return f"the {name} from {text.number(old)} to {new}"
 
 
-def kept(record: Mapping[str, Any]) -> dict[str, Any]:
+def relevant_fields(record: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the part of a record of `metrics.jsonl` that moments are of."""
   names = {"step", "epoch", _REWARD, _ON_POLICY, _HISTOGRAM, *_READ}
   return {
@@ -259,12 +259,12 @@ def _evaluations(
 
   An outside judge's score, where there is one, rather than the reward.
   """
-  found = {
+  best = {
       r["step"]: {k.removeprefix("eval/"): v for k, v in r.items()}
       for r in records
       if any(key.startswith("eval/") for key in r)
   }
-  key = metrics.deciding_metric(*found.values()) if found else None
-  if all(text.is_number(e.get("gold_reward")) for e in found.values()):
+  key = metrics.deciding_metric(*best.values()) if best else None
+  if all(text.is_number(e.get("gold_reward")) for e in best.values()):
     key = "gold_reward"
-  return [(step, _evaluation(e, key)) for step, e in found.items() if key]
+  return [(step, _evaluation(e, key)) for step, e in best.items() if key]

@@ -218,7 +218,7 @@ def waits(run: run_reader.RunData) -> evidence.Rows:
   publish = _share(rows, "trainer", "publish", "publish")
   lead = evidence.number(run.setting("search", "lead_steps"))
   steps = _round_steps(run, rows)
-  lost = sum(event.get("kind") == "store_lost" for event in run.events)
+  num_losses = sum(event.get("kind") == "store_lost" for event in run.events)
   return {
       "lead too small": (
           min(evidence.idle(run)) >= _LITTLE and steps > lead,
@@ -237,8 +237,8 @@ def waits(run: run_reader.RunData) -> evidence.Rows:
           "a larger publish.every_steps would cost nothing.",
       ),
       "store lost": (
-          lost > 0,
-          f"The store was lost {text.times(lost)}; the run continued.",
+          num_losses > 0,
+          f"The store was lost {text.times(num_losses)}; the run continued.",
       ),
   }
 
@@ -307,7 +307,7 @@ def data(run: run_reader.RunData) -> evidence.Rows:
   compares = counts_rewards and losses.min_completions(whole_loss) > 1
   copies = 1 - evidence.mean(run, "replay/unique_share")
   terms = "generated", "evicted_untrained", "in_buffer_untrained"
-  made, evicted, left = (
+  generated, evicted, untrained = (
       evidence.number(tables.mapping(run.ledger.get(term)).get("completions"))
       for term in terms
   )
@@ -366,11 +366,11 @@ def data(run: run_reader.RunData) -> evidence.Rows:
           " train.completions_per_prompt).",
       ),
       "never trained on": (
-          made > 0 and evicted + left >= 0,
-          f"Of {made:,} completions, {evicted + left:,}"
-          f" ({(evicted + left) / (made or 1):.0%}) were never trained on:"
-          f" {evicted:,} were evicted or replaced by an equal one, {left:,} are"
-          " still in the buffer.",
+          generated > 0 and evicted + untrained >= 0,
+          f"{evicted + untrained:,} of {generated:,} completions"
+          f" ({(evicted + untrained) / (generated or 1):.0%}) were never"
+          f" trained on: {evicted:,} were evicted or replaced by an equal one,"
+          f" {untrained:,} are still in the buffer.",
       ),
   }
 

@@ -137,11 +137,13 @@ def pauses(run: run_reader.RunData) -> evidence.Rows:
       for r in lines
       if "train/loss" not in r and any(key.startswith("eval/") for key in r)
   ]
-  within = lambda found, a, b: [
-      r for r in found if a["time"] <= r["time"] <= b["time"]
+  within = lambda long_pauses, a, b: [
+      r for r in long_pauses if a["time"] <= r["time"] <= b["time"]
   ]
-  found = [p for p in pairs if p[0] > limit and not within(planned, *p[1:])]
-  longest = sorted(found, key=lambda pair: pair[0])[-_MAX_PAUSES:]
+  long_pauses = [
+      p for p in pairs if p[0] > limit and not within(planned, *p[1:])
+  ]
+  longest = sorted(long_pauses, key=lambda pair: pair[0])[-_MAX_PAUSES:]
   rows = {}
   for seconds, a, b in longest:
     between = f"between steps {a['step']} and {b['step']}"

@@ -346,7 +346,7 @@ class Panel:
     self._console = console
     self._live: rich.live.Live | None = None
     # The caller's phase, shown until the trainer writes a newer state.
-    self._told: tuple[str, float] = ("setup", time.time())
+    self._last_phase: tuple[str, float] = ("setup", time.time())
     self._next_draw = 0.0
     self._line_at = -line_every_s
     self._line = ""
@@ -380,7 +380,7 @@ class Panel:
 
   def phase(self, name: str) -> None:
     """Shows the start of a phase, until the trainer's own state replaces it."""
-    self._told = name, time.time()
+    self._last_phase = name, time.time()
     self.update(force=True)
 
   def update(
@@ -398,7 +398,7 @@ class Panel:
       return
     self._next_draw = now + _REDRAW_EVERY_S
     self._follower.read()
-    name, since = self._told
+    name, since = self._last_phase
     written = state.status.get("time")
     if text.is_number(written) and written >= since:
       name = str(state.status.get("phase", name))

@@ -160,15 +160,15 @@ class _Reader:
 
     Keeps every n-th sample; doubles n when too many are kept.
     """
-    kept, stride, count = [], 1, 0
+    samples, stride, count = [], 1, 0
     for record in self.lines("samples.jsonl"):
       if count % stride == 0:
-        kept.append(printable_sample(record))
-        if len(kept) > MAX_SAMPLES:
-          kept = kept[::2]
+        samples.append(printable_sample(record))
+        if len(samples) > MAX_SAMPLES:
+          samples = samples[::2]
           stride *= 2
       count += 1
-    return kept, count
+    return samples, count
 
   def lanes(self) -> tuple[dict[tuple[str, int, str], Lane], list[str]]:
     """Returns the spans by lane, and the names of their kinds."""

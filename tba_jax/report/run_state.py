@@ -145,7 +145,7 @@ class Follower:
     return first if isinstance(first, dict) else None
 
   def _look_for_collapse(self, new: list[dict[str, Any]]) -> None:
-    self._records += map(evidence.kept, new)
+    self._records += map(evidence.relevant_fields, new)
     every = len(self._records) // _MAX_RECORDS + 1
     if every > 1:
       # Fewer tell as much.

@@ -74,7 +74,7 @@ class Scores(Comparer):
     missing = {
         key(c): c for c in comparisons if key(c) not in self._of_reference
     }
-    asked = [
+    completions = [
         dataclasses.replace(
             c,
             request=dataclasses.replace(
@@ -83,12 +83,12 @@ class Scores(Comparer):
         )
         for c in missing.values()
     ]
-    scores = self.score([*comparisons, *asked])
-    own, new = scores[: len(comparisons)], scores[len(comparisons) :]
+    scores = self.score([*comparisons, *completions])
+    old, new = scores[: len(comparisons)], scores[len(comparisons) :]
     self._of_reference.update(zip(missing, new))
     return [
         _verdict(score, self._of_reference[key(comparison)])
-        for comparison, score in zip(comparisons, own)
+        for comparison, score in zip(comparisons, old)
     ]
 
 

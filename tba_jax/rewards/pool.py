@@ -74,7 +74,7 @@ class Pool(judges.Judge):
     if self._judges_groups:
       groups = judges.of_groups(requests)
       judged = self._workers.threads.map(self._judge_group, groups)
-      return [one for group in judged for one in group]
+      return [judgement for group in judged for judgement in group]
     return list(self._workers.threads.map(self._judge_one, requests))
 
   def _explain(self, requests: Sequence[judges.JudgeRequest]) -> list[str]:

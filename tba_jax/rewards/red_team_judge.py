@@ -50,13 +50,13 @@ def run_batched(
   num_rows, num_tokens = shape
   out = []
   for start in range(0, len(ids), num_rows):
-    some = ids[start : start + num_rows]
+    batch = ids[start : start + num_rows]
     tokens, mask = np.full(shape, pad_id, np.int32), np.zeros(shape, np.int32)
-    for row, text in enumerate(some):
+    for row, text in enumerate(batch):
       end = num_tokens if pad_left else len(text)
       tokens[row, end - len(text) : end] = text
       mask[row, end - len(text) : end] = 1
-    out.append(np.asarray(fn(tokens, mask))[: len(some)])
+    out.append(np.asarray(fn(tokens, mask))[: len(batch)])
   return np.concatenate(out) if out else np.zeros(0, np.float32)
 
 
@@ -142,8 +142,8 @@ class Victim:
     depend on the caller or the time; other visits have other random numbers.
     """
     tokens = {attack: self._encode(attack) for attack in attacks}
-    asked = [attack for attack, ids in tokens.items() if ids is not None]
-    if not asked:
+    encodable = [attack for attack, ids in tokens.items() if ids is not None]
+    if not encodable:
       return [None] * len(attacks)
     sampled = self._sampler.sample(
         self._params,
@@ -154,7 +154,7 @@ class Victim:
                 visit=visit,
                 num_completions=self._task.setting("victim_samples"),
             )
-            for attack in asked
+            for attack in encodable
         ],
         version=0,
     )
@@ -168,7 +168,7 @@ class Victim:
                 strict=True,
             )
         ]
-        for attack, completions in zip(asked, sampled, strict=True)
+        for attack, completions in zip(encodable, sampled, strict=True)
     }
     return [answers.get(attack) for attack in attacks]
 
@@ -352,9 +352,9 @@ class RedTeamJudge(judges.Judge):
       answers = dict(
           zip(attacks, self._victim.answer(attacks, visit=_VISITS[split]))
       )
-      asked = [(a, text) for a in attacks for text in answers[a] or ()]
+      pairs = [(a, text) for a in attacks for text in answers[a] or ()]
       log_probs = self._classifier(
-          [attack for attack, _ in asked], [text for _, text in asked]
+          [attack for attack, _ in pairs], [text for _, text in pairs]
       )
     logs = iter(log_probs.tolist())
     log_harm = {a: [next(logs) for _ in answers[a] or ()] for a in attacks}

@@ -74,8 +74,8 @@ class RewardScorer:
       above = self._lengths[i - 1] if i else 0
       fit = [n for n, row in enumerate(rows) if above < len(row) <= length]
       for start in range(0, len(fit), self._batch_size):
-        some = fit[start : start + self._batch_size]
-        scores_N[some] = self._score_batch([rows[n] for n in some], length)
+        batch = fit[start : start + self._batch_size]
+        scores_N[batch] = self._score_batch([rows[n] for n in batch], length)
     return scores_N
 
   def _score_batch(self, rows: list[list[int]], length: int) -> np.ndarray:

@@ -40,7 +40,7 @@ class SearcherTotals:
   """
 
   def __init__(self):
-    self._seen: dict[str, dict[str, float]] = {}
+    self._last_totals: dict[str, dict[str, float]] = {}
     self.failures: dict[str, int] = {}
     self._reward_sums: dict[str, float] = {}
     self._reward_counts: dict[str, float] = {}
@@ -53,10 +53,10 @@ class SearcherTotals:
     """
     out = dict.fromkeys(("busy_s", "completions", "mixed_completions"), 0.0)
     for sid, lease in leases.items():
-      new, old = self._counters(lease), self._seen.get(sid, {})
+      new, old = self._counters(lease), self._last_totals.get(sid, {})
       for name, value in new.items():
         out[name] = out.get(name, 0.0) + max(0.0, value - old.get(name, 0.0))
-      self._seen[sid] = new
+      self._last_totals[sid] = new
     for name, value in out.items():
       kind, _, key = name.partition("/")
       if kind == "failed" and value:
@@ -91,11 +91,11 @@ class SearcherTotals:
     return out | {f"failed_{cause}": n for cause, n in self.failures.items()}
 
   def get_state(self) -> dict[str, Any]:
-    return {"failures": dict(self.failures), "seen": dict(self._seen)}
+    return {"failures": dict(self.failures), "seen": dict(self._last_totals)}
 
   def set_state(self, state: Mapping[str, Any]) -> None:
     self.failures = dict(state["failures"])
-    self._seen = dict(state["seen"])
+    self._last_totals = dict(state["seen"])
 
 
 def _by_age(

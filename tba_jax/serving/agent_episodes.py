@@ -131,8 +131,8 @@ class AgentEpisodes:
     episode = self._new()
     for request, result in self.journal.answered(id, kinds.CALL):
       call = schemas.read_completions(schemas.parse_json(request.body))
-      done = json.loads(result)
-      episode.add(done["record"], call.chat, done["message"])
+      saved = json.loads(result)
+      episode.add(saved["record"], call.chat, saved["message"])
     return episode
 
   def _new(self) -> episodes.Episode:
@@ -178,8 +178,8 @@ class AgentEpisodes:
       )
       answers.append(answer)
     if not is_kept:
-      done = {"answer": completions.join(answers)}
+      saved = {"answer": completions.join(answers)}
     else:
       episode.add(record, call.chat, message)
-      done = {"record": record, "message": message, "answer": answer}
-    return json.dumps(done).encode()
+      saved = {"record": record, "message": message, "answer": answer}
+    return json.dumps(saved).encode()

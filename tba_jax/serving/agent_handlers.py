@@ -97,8 +97,10 @@ class AgentHandlers(handlers.Handlers):
     episode = request.path_params["episode"]
     self._state(episode)
     raw = body.model_dump_json().encode()
-    wanted = await self.submit(kinds.FINISH, episode, None, raw, name="finish")
-    return await self.result_of(wanted.id)
+    submitted = await self.submit(
+        kinds.FINISH, episode, None, raw, name="finish"
+    )
+    return await self.result_of(submitted.id)
 
   def _state(self, episode: str) -> tuple[dict[str, Any], Any]:
     state = self.registry.episode(episode)
@@ -162,8 +164,8 @@ class AgentHandlers(handlers.Handlers):
           " save_weights_for_sampler has returned"
       )
     key = handlers.idempotency_key(request)
-    wanted = await self.submit(kinds.ANSWER, kinds.ANSWERS, None, raw, key)
-    return await self._answered(call, wanted.id)
+    submitted = await self.submit(kinds.ANSWER, kinds.ANSWERS, None, raw, key)
+    return await self._answered(call, submitted.id)
 
   async def _answered(self, call: schemas.CompletionRequest, id: str) -> Any:
     """Returns the answer of a call once it is done."""

@@ -112,15 +112,17 @@ class Engine:
       else:
         self.registry.set_running(model, False, under_way.DEADLY)
     while batch := self.queue.next_batch():
-      for some in self._apart(batch):
+      for requests_of_run in self._apart(batch):
         if self.queue.is_stopping:
           break
-        if not self._under_way.may_begin([request.id for request in some]):
-          self._give_up(some)
-        elif some[0].kind in kinds.DECODED:
-          self._sample(some)
+        if not self._under_way.may_begin(
+            [request.id for request in requests_of_run]
+        ):
+          self._give_up(requests_of_run)
+        elif requests_of_run[0].kind in kinds.DECODED:
+          self._sample(requests_of_run)
         else:
-          self._do(some[0])
+          self._do(requests_of_run[0])
     self.models.close()
     self._db.close()
 

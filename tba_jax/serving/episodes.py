@@ -125,12 +125,12 @@ class Episode:
     messages, cause = call.chat, BRANCHED if self.rows else FIRST
     rendered = [completions.for_template(message) for message in messages]
     for index, row in reversed(list(enumerate(self.rows))):
-      known = len(row.messages or ())
-      if not known or list(messages[:known]) != row.messages:
+      num_known = len(row.messages or ())
+      if not num_known or list(messages[:num_known]) != row.messages:
         continue
-      if known == len(messages):
+      if num_known == len(messages):
         continue
-      rendered[:known] = row.rendered
+      rendered[:num_known] = row.rendered
       text = self._tokenizer.chat_text(rendered, tools=call.offered_tools)
       if text.startswith(row.text):
         return self._go_on(index, text, rendered)
@@ -257,11 +257,11 @@ class Episode:
     row.text = record["text"] + self._tokenizer.decode(ids, within=True)
     if is_chat:
       content = self._tokenizer.split_stop(ids)[0]
-      said = self._tokenizer.decode(content, within=True)
+      text = self._tokenizer.decode(content, within=True)
       row.messages = [*messages, dict(answer)]
       row.rendered = [
           *record["rendered"],
-          {"role": "assistant", "content": said},
+          {"role": "assistant", "content": text},
       ]
 
   def to_json(self) -> dict[str, Any]:

@@ -115,10 +115,10 @@ def _loss_config(
           f"loss_fn_config.{key}: loss_fn={name!r} does not read it; must come"
           f" with {', '.join(readers[key])}"
       )
-    own = objective_table.correction(c)
-    if own not in by_correction.get(key, (own,)):
+    correction = objective_table.correction(c)
+    if correction not in by_correction.get(key, (correction,)):
       raise ValueError(
-          f"loss_fn_config.{key}: correction {own!r} does not read it;"
+          f"loss_fn_config.{key}: correction {correction!r} does not read it;"
           f" must come with {', '.join(by_correction[key])}"
       )
     if reader := objective_table.unread(c).get(key):

@@ -195,14 +195,14 @@ class RequestJournal:
 
   def next_seq(self, owner: str) -> int:
     """Returns the number after the owner's last done one without a gap."""
-    done = self._db.all(
+    completed = self._db.all(
         "SELECT seq FROM requests WHERE owner=? AND done IS NOT NULL ORDER BY"
         " seq",
         owner,
     )
     # Old ones may be forgotten: the first that is there follows them.
-    expected = done[0][0] if done else 0
-    for (seq,) in done:
+    expected = completed[0][0] if completed else 0
+    for (seq,) in completed:
       if seq != expected:
         break
       expected += 1

@@ -158,9 +158,9 @@ class RequestQueue:
     """Bytes of the bodies that wait, which are in memory."""
     queues = [
         self._samples,
-        *(some.values() for some in self._waiting.values()),
+        *(waiting.values() for waiting in self._waiting.values()),
     ]
-    return sum(len(request.body) for some in queues for request in some)
+    return sum(len(request.body) for waiting in queues for request in waiting)
 
   def _add(self, request: request_journal.ServerRequest) -> None:
     if request.kind in kinds.DECODED:
@@ -175,9 +175,9 @@ class RequestQueue:
     """Returns the requests to do next, if there are any."""
     self._give_up_gaps()
     ready = [
-        some[self._expected[owner]]
-        for owner, some in self._waiting.items()
-        if self._expected[owner] in some
+        waiting[self._expected[owner]]
+        for owner, waiting in self._waiting.items()
+        if self._expected[owner] in waiting
     ]
     first = min(ready, key=lambda r: r.accepted_s, default=None)
     if self._samples and (
@@ -196,11 +196,11 @@ class RequestQueue:
   def _give_up_gaps(self) -> None:
     """Fails requests whose predecessor does not come."""
     now_s, wait_s = time.time(), self._gap_deadline_s
-    for owner, some in list(self._waiting.items()):
+    for owner, waiting in list(self._waiting.items()):
       expected = self._expected[owner]
-      if expected in some:
+      if expected in waiting:
         continue
-      for seq, request in list(some.items()):
+      for seq, request in list(waiting.items()):
         if now_s - request.accepted_s < wait_s:
           continue
         late = kinds.failure(
@@ -210,7 +210,7 @@ class RequestQueue:
             category=_UNDONE,
         )
         self.finish({request.id: late})
-        del some[seq]
+        del waiting[seq]
 
   def _is_done(self, id: str) -> bool:
     outcome = self._journal.outcome(id)

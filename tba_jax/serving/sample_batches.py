@@ -87,9 +87,9 @@ class SampleBatches:
 
   def job(self, request: request_journal.ServerRequest) -> SampleJob:
     """Returns what a sample asks for; ValueError if it is wrong."""
-    wanted = schemas.read(schemas.Sample, request.body)
-    tokens, params = wanted.prompt.ids, wanted.sampling_params
-    last_n = wanted.prompt_logprobs_last_n
+    body = schemas.read(schemas.Sample, request.body)
+    tokens, params = body.prompt.ids, body.sampling_params
+    last_n = body.prompt_logprobs_last_n
     job = SampleJob(
         request.id,
         request.owner,
@@ -98,13 +98,13 @@ class SampleBatches:
         decode_request(
             request.id,
             tokens,
-            wanted.num_samples,
+            body.num_samples,
             params.seed,
             params.max_tokens,
         ),
         pack=functools.partial(_pack, request.kind, tokens.tolist()),
         last_n=(len(tokens) if last_n is None else last_n)
-        * wanted.prompt_logprobs,
+        * body.prompt_logprobs,
     )
     c = self.base.config.sampling
     P, T = c.max_prompt_tokens, c.max_completion_tokens

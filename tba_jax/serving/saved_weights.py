@@ -103,12 +103,12 @@ class SavedWeights:
   def save(
       self,
       request: request_journal.ServerRequest,
-      wanted: schemas.SaveWeights,
+      body: schemas.SaveWeights,
       run: ModelState,
   ) -> str:
     """Saves a model to go on with; returns the path."""
-    name = wanted.path or f"seq-{request.seq}"
-    path, folder = self._new_path(request, WEIGHTS, name, wanted.overwrite)
+    name = body.path or f"seq-{request.seq}"
+    path, folder = self._new_path(request, WEIGHTS, name, body.overwrite)
     state = {"params": run.params, "opt_state": run.opt_state}
     self._write(folder, state)
     self.insist(self._note, path, request, run)
@@ -117,25 +117,25 @@ class SavedWeights:
   def save_version(
       self,
       request: request_journal.ServerRequest,
-      wanted: schemas.SaveWeights,
+      body: schemas.SaveWeights,
       run: ModelState,
   ) -> str:
     """Saves a version to sample from; returns the path.
 
     Without a name it replaces the oldest of those that have none.
     """
-    name = wanted.path or f"{schemas.UNNAMED}{request.seq}"
+    name = body.path or f"{schemas.UNNAMED}{request.seq}"
     path, folder = self._new_path(request, SAMPLER_WEIGHTS, name)
     self._write(folder, {"params": run.params})
     self.insist(self._note, path, request, run)
-    if not wanted.path:
+    if not body.path:
       self._drop_unnamed(request.owner)
     return path
 
   def export(
       self,
       request: request_journal.ServerRequest,
-      wanted: schemas.SaveWeights,
+      body: schemas.SaveWeights,
       run: ModelState,
   ) -> tuple[str, int]:
     """Writes a folder for transformers, or of adapters for peft.
@@ -143,7 +143,7 @@ class SavedWeights:
     Returns:
       Path and bytes.
     """
-    name = wanted.path or f"seq-{request.seq}"
+    name = body.path or f"seq-{request.seq}"
     path, folder = self._new_path(request, EXTERNAL_WEIGHTS, name)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _remove(folder)  # A kill before its outcome has the request come again.

@@ -130,10 +130,10 @@ class ServedReplay:
         versions=np.array([r["version"] for r in rows], np.int32),
         epoch=0,
     )
-    left = self._buffer.insert(group, step)
+    evicted = self._buffer.insert(group, step)
     self.counts["groups"] += 1
     self.counts["entered"] += len(rows)
-    self.counts["evicted"] += left.completions
+    self.counts["evicted"] += evicted.completions
     return self.state()
 
   def missing(self, step: int) -> int:

@@ -30,8 +30,8 @@ def names_of(host: str, more: str) -> list[str]:
     host: address that it listens at.
     more: further names and addresses, separated by commas.
   """
-  own = socket.gethostname()
-  names = [host, own, "localhost", "127.0.0.1", *more.split(",")]
+  hostname = socket.gethostname()
+  names = [host, hostname, "localhost", "127.0.0.1", *more.split(",")]
   names = [name.strip() for name in names]
   unspecified = ("", "0.0.0.0", "::")
   return [n for n in dict.fromkeys(names) if n not in unspecified]
@@ -47,13 +47,13 @@ def make(folder: pathlib.Path, names: Sequence[str]) -> None:
   Raises:
     ValueError: a name cannot be in a certificate.
   """
-  wanted = [_general_name(name) for name in names]
-  if _names(folder / CERT) == wanted and (folder / KEY).exists():
+  alt_names = [_general_name(name) for name in names]
+  if _names(folder / CERT) == alt_names and (folder / KEY).exists():
     return
   folder.mkdir(parents=True, exist_ok=True, mode=0o700)
   authority, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
   ca = _signed("authority", authority, authority, [], is_authority=True)
-  cert = _signed("server", key, authority, wanted, is_authority=False)
+  cert = _signed("server", key, authority, alt_names, is_authority=False)
   pem = serialization.Encoding.PEM
   contents = {
       CA: ca.public_bytes(pem),

@@ -138,7 +138,7 @@ def memory() -> tuple[str, int, int, str]:
 
 def check_platforms() -> None:
   """Raises ValueError if JAX_PLATFORMS names what is not installed here."""
-  here = [
+  available = [
       name
       for name, packages in _PACKAGES.items()
       if not packages or any(map(_is_installed, packages))
@@ -146,10 +146,10 @@ def check_platforms() -> None:
   for name in filter(None, os.environ.get("JAX_PLATFORMS", "").split(",")):
     # Another plug-in may have any name.
     is_known = name in _PACKAGES or not _has_other_plugins()
-    if is_known and name not in here:
+    if is_known and name not in available:
       raise ValueError(
           f"JAX_PLATFORMS={name!r}: not installed here; must be one of"
-          f" {', '.join(here)}, or '' for what JAX finds"
+          f" {', '.join(available)}, or '' for what JAX finds"
       )
 
 
@@ -276,19 +276,19 @@ def assign(
           "trainer": [env] * len(trainers),
           "searcher": [env] * len(searchers),
       }
-  asked = {
+  requested = {
       role: processes.parse_cores(text) if text not in ("", CPU) else []
       for role, text in chosen.items()
   }
   # Accelerators that nobody asked for are the default.
-  free = [i for i in range(count) if i not in sum(asked.values(), [])]
+  free = [i for i in range(count) if i not in sum(requested.values(), [])]
   out = {}
   for role, sizes in (("trainer", trainers), ("searcher", searchers)):
     if chosen[role] == CPU:
       out[role] = [{"JAX_PLATFORMS": CPU}] * len(sizes)
       continue
-    pool = [i for i in asked[role] if i < count] or free
-    if sum(sizes) > len(pool) or max(asked[role], default=0) >= count:
+    pool = [i for i in requested[role] if i < count] or free
+    if sum(sizes) > len(pool) or max(requested[role], default=0) >= count:
       raise ValueError(
           f"config.devices.{role}={devices[role]!r}: {len(sizes)} process(es)"
           f" need {sum(sizes)} {machine.kind} device(s) in all; this machine"

@@ -317,13 +317,13 @@ def _moved(computations: dict[str, _Computation], name: str) -> float:
   """Returns the bytes of main memory that one run of a computation moves."""
   total = 0.0
   for op in computations[name].values():
-    each = [_moved(computations, called) for called in _runs(op)]
+    moved = [_moved(computations, called) for called in _runs(op)]
     if op.opcode == "while":
-      total += _num_trips(computations, op) * sum(each)
+      total += _num_trips(computations, op) * sum(moved)
     elif op.opcode == "conditional":
-      total += max(each)
+      total += max(moved)
     else:
-      total += sum(each) or _moved_by(computations, computations[name], op)
+      total += sum(moved) or _moved_by(computations, computations[name], op)
   return total
 
 
@@ -340,8 +340,8 @@ def _without_caches(
       return op
     is_float = lambda name: computation[name].type.startswith(("bf16", "f"))
     caches = list(filter(is_float, op.operands))[1:]
-    kept = tuple(name for name in op.operands if name not in caches)
-    return dataclasses.replace(op, operands=kept)
+    operands = tuple(name for name in op.operands if name not in caches)
+    return dataclasses.replace(op, operands=operands)
 
   return {
       name: {key: change(computation, op) for key, op in computation.items()}
@@ -429,8 +429,8 @@ def _moved_by_fusion(
         read = _stored_bytes(operand)
         break
     total += min(read, _stored_bytes(operand))
-  written = _stored_bytes(fusion.type)
-  return total + max(0.0, written - updated)
+  result_bytes = _stored_bytes(fusion.type)
+  return total + max(0.0, result_bytes - updated)
 
 
 def _in_memory_of(type_text: str, other: str) -> str:
@@ -441,8 +441,8 @@ def _num_trips(
     computations: dict[str, _Computation], loop: _Instruction
 ) -> int:
   """Returns how often a loop runs; 1 if that is decided while it runs."""
-  if known := _TRIPS.search(loop.attributes):
-    return int(known[1])
+  if match := _TRIPS.search(loop.attributes):
+    return int(match[1])
   names = loop.called("condition", "body")
   condition, body = (computations[name] for name in names)
   bound, compare = _scalar(computations, condition, _root(condition).name)
@@ -472,7 +472,7 @@ def _scalar(
   Both may stand in a fusion, with the constant outside or inside.
   """
   op = computation[name]
-  known = [
+  constants = [
       computation[operand].constant
       for operand in op.operands
       if operand in computation and computation[operand].constant is not None
@@ -483,9 +483,9 @@ def _scalar(
     # The fusion's operands are the counter and the constant, in some order.
     root = _root(called)
     counter = [o for o in op.operands if computation[o].constant is None]
-    known += inside
+    constants += inside
     op = dataclasses.replace(root, operands=tuple(counter))
-  return (max(known) if known else None), op
+  return (max(constants) if constants else None), op
 
 
 def _received(computation: _Computation, op: _Instruction, kind: str) -> float:
@@ -496,13 +496,13 @@ def _received(computation: _Computation, op: _Instruction, kind: str) -> float:
     operands = operands[:1]
   size = sum(_num_bytes(computation[name].type) for name in operands)
   parts = _groups(op.attributes).shape[1]
-  others = (parts - 1) / parts
+  remote_share = (parts - 1) / parts
   return {
       "all-gather": size * (parts - 1),
-      "all-reduce": 2 * size * others,
-      "reduce-scatter": size * others,
-      "all-to-all": size * others,
-      "ragged-all-to-all": size * others,
+      "all-reduce": 2 * size * remote_share,
+      "reduce-scatter": size * remote_share,
+      "all-to-all": size * remote_share,
+      "ragged-all-to-all": size * remote_share,
   }.get(kind, size)
 
 

@@ -308,7 +308,7 @@ def schema_error(value: Any, schema: Any, name: str = "") -> str:
     if not isinstance(value, dict):
       return f"{where}is not an object"
     named = {key.removesuffix("?") for key in schema}
-    for key, wanted in schema.items():
+    for key, kind in schema.items():
       plain = key.removesuffix("?")
       keys = [k for k in value if k not in named] if key == "*" else [plain]
       for k in keys:
@@ -317,7 +317,7 @@ def schema_error(value: Any, schema: Any, name: str = "") -> str:
           continue
         if k not in value:
           return f"{full!r} is missing"
-        if error := schema_error(value[k], wanted, full):
+        if error := schema_error(value[k], kind, full):
           return error
     return ""
   if isinstance(schema, list):

@@ -384,17 +384,17 @@ def final_answer(text: str) -> float | None:
     text = pattern.sub(plain, text)
   text = _RUN_ON.split(text, maxsplit=1)[0]
   text = _without_items(_REFUSED.sub("", text))
-  said = None
-  for said in _ANSWER_IS.finditer(text):
+  statement = None
+  for statement in _ANSWER_IS.finditer(text):
     pass
-  after = text[said.end() :] if said else ""
+  after = text[statement.end() :] if statement else ""
   tag = None
   for tag in _ANSWER_TAG.finditer(text):
     pass
   tag_start = tag.start() if tag else -1
   marked = max(text.rfind(_HASHES), _last_box(text), tag_start)
   if marked >= 0 and not (
-      said and said.start() > marked and _DIRECTLY.match(after)
+      statement and statement.start() > marked and _DIRECTLY.match(after)
   ):
     if marked == tag_start:
       return _stated(tag[1].strip())
@@ -402,7 +402,7 @@ def final_answer(text: str) -> float | None:
       box = last_boxed(text) or ""
       return None if _LATEX_FORMULA.search(box) else _stated(box)
     return _stated(text[marked + len(_HASHES) :].strip().partition("\n")[0])
-  if said is not None:
+  if statement is not None:
     sentence = _SENTENCE_END.split(after.lstrip(), maxsplit=1)[0]
     if re.search("[0-9]", sentence) or _in_words(sentence) is not None:
       return _stated(sentence)

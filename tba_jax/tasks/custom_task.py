@@ -157,17 +157,17 @@ class CustomTask(rows_task.RowsTask):
 
   def _make(self, fields: Mapping[str, Any]) -> tuple[base.Prompt, str] | str:
     prompt = _filled_prompt(self._template, fields)
-    said = None
+    reply = None
     if not isinstance(prompt, str):
       if prompt and prompt[-1]["role"] == "assistant":
         *prompt, last = prompt
-        said = last["content"]
+        reply = last["content"]
       if not prompt or prompt[-1]["role"] != "user":
         return "no_user"
     elif not prompt.strip():
       return "no_prompt"
     name, kind = self._fields["answer"], self._fields["answer_kind"]
-    answer = said or ""
+    answer = reply or ""
     try:
       text = rows.as_text(name, rows.value_at(fields, name))
       answer = answer if text is None else text
@@ -403,8 +403,8 @@ class RewardPart:
 def exact(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
   """Returns 1 if completion and answer agree up to outer white space."""
   del prompt
-  said = answers.after_thinking(completion).strip()
-  return float(said == str(row["answer"]).strip())
+  answer = answers.after_thinking(completion).strip()
+  return float(answer == str(row["answer"]).strip())
 
 
 def answer(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
@@ -418,8 +418,8 @@ def number(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
   """Returns 1 if the last numbers of completion and answer are equal."""
   del prompt
   right = answers.last_number(str(row["answer"]))
-  said = answers.last_number(answers.after_thinking(completion))
-  return float(right is not None and said == right)
+  last_number = answers.last_number(answers.after_thinking(completion))
+  return float(right is not None and last_number == right)
 
 
 def contains(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
@@ -526,14 +526,14 @@ def _run(words: Sequence[str], text: str) -> float:
       ) as process:
         # What it starts cannot open its output by /proc.
         os.fchmod(process.stdout.fileno(), 0)
-        said, errors = process.communicate(text)
+        output, errors = process.communicate(text)
     except OSError as error:
       raise base.RewardError("exit", f"{words[0]}: {error}") from error
   if process.returncode:
     raise base.RewardError(
         "exit", f"{words[0]} ended with {process.returncode}: {errors[-200:]}"
     )
-  lines = [line for line in said.split("\n") if line.strip()]
+  lines = [line for line in output.split("\n") if line.strip()]
   last = lines[-1] if lines else ""
   try:
     return float(last)

@@ -221,8 +221,8 @@ def _has(folder: pathlib.Path) -> str:
   if not folder.is_dir():
     return ""
   names = sorted(p.name for p in folder.glob("[!.]*"))
-  some = ", ".join(names[:5]) + ", …" * (len(names) > 5)
-  return f"; {folder} has {some or 'nothing'}"
+  listed = ", ".join(names[:5]) + ", …" * (len(names) > 5)
+  return f"; {folder} has {listed or 'nothing'}"
 
 
 def _subsets(
@@ -239,10 +239,10 @@ def _subsets(
 
 def _check_split(split: str, splits: Sequence[str], where: str) -> None:
   if split not in splits:
-    some = ", ".join(map(str, splits))
+    listed = ", ".join(map(str, splits))
     raise ValueError(
         f"{where} has no split {split!r}; must be a split in brackets, one of"
-        f" {some or '(none has files)'}"
+        f" {listed or '(none has files)'}"
     )
 
 

@@ -440,7 +440,7 @@ class Instructions(base.Task):
         ),
     }
     # Places of the prompts that are not dropped.
-    self._kept = {
+    self._indices = {
         split: [*range(len(some))] for split, some in self._prompts.items()
     }
 
@@ -449,11 +449,11 @@ class Instructions(base.Task):
 
   def num_prompts(self, split: str) -> int:
     base.check_split(split, self.more_splits)
-    return len(self._kept.get(split, ()))
+    return len(self._indices.get(split, ()))
 
   def source_index(self, split: str, index: int) -> int:
     base.check_split(split, self.more_splits)
-    return self._kept[split][index]
+    return self._indices[split][index]
 
   def prompt(self, split: str, index: int) -> str:
     return self._prompt(split, index).text
@@ -505,10 +505,10 @@ class Instructions(base.Task):
       self, tokenizer: Any, max_prompt_tokens: int, max_answer_tokens: int = 0
   ) -> None:
     fits = lambda it: len(tokenizer.encode_prompt(it)) <= max_prompt_tokens
-    for split, kept in self._kept.items():
+    for split, indices in self._indices.items():
       prompts = self._prompts[split]
-      self._kept[split] = [i for i in kept if fits(prompts[i].text)]
-      if not self._kept[split]:
+      self._indices[split] = [i for i in indices if fits(prompts[i].text)]
+      if not self._indices[split]:
         raise ValueError(
             f"config.sampling.max_prompt_tokens={max_prompt_tokens}: every"
             f" prompt of the split {split!r} is longer"

@@ -373,28 +373,28 @@ def _both(
 
 def _same(left: str, right: str, verify: Verify) -> bool:
   """Compares two answers of one spelling by their structure."""
-  (kind, parts), (other, others) = _parts(left), _parts(right)
+  (kind, parts), (other, other_parts) = _parts(left), _parts(right)
   if bool(kind) != bool(other):  # (x, y) = (1, 2) beside (1, 2)
-    (kind, parts), (other, others) = (
+    (kind, parts), (other, other_parts) = (
         _parts(_unnamed(text)) for text in (left, right)
     )
   if kind == "set" and not other or other == "set" and not kind:
     kind = other = "list"
   if not kind and not other:
-    return _same_value(parts[0], others[0], verify)
+    return _same_value(parts[0], other_parts[0], verify)
   if {kind, other} == {"list", "set"}:
     kind = other
-  if kind != other or len(parts) != len(others):
+  if kind != other or len(parts) != len(other_parts):
     return False
   if kind not in _UNORDERED:
-    return all(_same(a, b, verify) for a, b in zip(parts, others))
+    return all(_same(a, b, verify) for a, b in zip(parts, other_parts))
   if len(parts) > _MAX_ITEMS:
     return False
   for part in parts:
-    same = next((o for o in others if _same(part, o, verify)), None)
+    same = next((o for o in other_parts if _same(part, o, verify)), None)
     if same is None:
       return False
-    others.remove(same)
+    other_parts.remove(same)
   return True
 
 
@@ -446,8 +446,8 @@ def _same_value(left: str, right: str, verify: Verify) -> bool:
     if any(":" in text for text in ratios):
       return False
     left, right = ratios
-  (left, unit), (right, other) = _quantity(left), _quantity(right)
-  factor = _factor(unit, other)
+  (left, unit), (right, other_unit) = _quantity(left), _quantity(right)
+  factor = _factor(unit, other_unit)
   if factor is None:
     return False
   if _WORDS.search(left + right):

@@ -80,20 +80,20 @@ def read(
       try:
         record = json.loads(line)
         _check_text(record, line)
-        prompt, some = _parse(record, reward_field)
+        prompt, completions = _parse(record, reward_field)
         if needs_logprobs:
-          _check_logprobs(some)
+          _check_logprobs(completions)
       except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} line {number}: {error}") from error
-      out.setdefault(prompt, []).extend(some)
+      out.setdefault(prompt, []).extend(completions)
   if not out:
     raise ValueError(f"{path}: must be a file with one completion or more")
   return out
 
 
-def _check_logprobs(some: Sequence[Completion]) -> None:
+def _check_logprobs(completions: Sequence[Completion]) -> None:
   """Raises ValueError for completions that cannot have log-probs."""
-  for c in some:
+  for c in completions:
     if c.logprobs is None and not c.has_turns:
       raise ValueError("logprobs are missing")
     if c.token_ids is None and c.tokens is None:
@@ -194,20 +194,22 @@ def _parse(record: Any, reward_field: str) -> tuple[str, list[Completion]]:
   prompt = base.plain_text(prompt)
   if "completions" not in record:
     return prompt, [_completion(record, record.get(reward_field), reward_field)]
-  some = record["completions"]
-  if not isinstance(some, list) or not some:
+  completions = record["completions"]
+  if not isinstance(completions, list) or not completions:
     raise ValueError("completions: must be a list of one or more")
-  some = [{"text": c} if isinstance(c, str) else c for c in some]
-  if not all(isinstance(c, dict) for c in some):
+  completions = [{"text": c} if isinstance(c, str) else c for c in completions]
+  if not all(isinstance(c, dict) for c in completions):
     raise ValueError("completions: must be texts or JSON objects")
-  rewards = [None] * len(some)
+  rewards = [None] * len(completions)
   if reward_field:
     rewards = record.get(f"{reward_field}s", rewards)
-  if not isinstance(rewards, list) or len(rewards) != len(some):
-    raise ValueError(f"{reward_field}s: must be a list of {len(some)} numbers")
+  if not isinstance(rewards, list) or len(rewards) != len(completions):
+    raise ValueError(
+        f"{reward_field}s: must be a list of {len(completions)} numbers"
+    )
   return prompt, [
       _completion(c, c.get(reward_field, reward), reward_field)
-      for c, reward in zip(some, rewards)
+      for c, reward in zip(completions, rewards)
   ]
 
 

@@ -115,9 +115,9 @@ def plain(value: Any) -> Any:
   if isinstance(value, (datetime.timedelta, uuid.UUID)):
     return str(value)
   if isinstance(value, Mapping):
-    return {str(name): plain(one) for name, one in value.items()}
+    return {str(name): plain(item) for name, item in value.items()}
   if isinstance(value, (list, tuple)):
-    return [plain(one) for one in value]
+    return [plain(item) for item in value]
   # Arrays and numbers of NumPy.
   return plain(value.tolist()) if hasattr(value, "tolist") else value
 
@@ -184,13 +184,13 @@ def messages_of(field: str, value: Any) -> list[dict[str, Any]] | None:
     except (ValueError, RecursionError):
       return None
   is_list = isinstance(value, list) and value
-  if not is_list or not all(isinstance(one, dict) for one in value):
+  if not is_list or not all(isinstance(item, dict) for item in value):
     return None
-  if not any("role" in one or "from" in one for one in value):
+  if not any("role" in item or "from" in item for item in value):
     return None
   return [
-      _message(f"field {field!r}, message {number}", one)
-      for number, one in enumerate(value, 1)
+      _message(f"field {field!r}, message {number}", item)
+      for number, item in enumerate(value, 1)
   ]
 
 
@@ -346,18 +346,18 @@ def read_rows(key: str, source: str, preferred: str = "") -> Iterator[Row]:
   """
   try:
     match = _SOURCE.fullmatch(source)
-    found = _read(match["path"], match["split"] or "", preferred)
-    yield from _part(found, match["part"] or ":")
+    rows_of_source = _read(match["path"], match["split"] or "", preferred)
+    yield from _part(rows_of_source, match["part"] or ":")
   except ValueError as error:
     raise ValueError(f"{key}={source!r}: {error}") from error
 
 
-def _part(found: Iterator[Row], part: str) -> Iterable[Row]:
+def _part(rows: Iterator[Row], part: str) -> Iterable[Row]:
   """Returns the rows START:STOP; reads none behind them where it can."""
   start, stop = (int(n) if n else None for n in part.split(":"))
   if min(start or 0, stop or 0) < 0:
-    return [*found][start:stop]
-  return itertools.islice(found, start, stop)
+    return [*rows][start:stop]
+  return itertools.islice(rows, start, stop)
 
 
 def _read(name: str, split: str, preferred: str) -> Iterator[Row]:

@@ -225,26 +225,26 @@ class RowsTask(base.Task):
         )
 
   def _cut_held_out(
-      self, wanted: float | None, seed: int, overlap: str
+      self, held_out: float | None, seed: int, overlap: str
   ) -> None:
     """Moves training prompts to "held_out", a share or a number of them."""
     total = len(self._by_prompt(overlap))
-    share = HELD_OUT_SHARE if wanted is None else wanted
+    share = HELD_OUT_SHARE if held_out is None else held_out
     count = max(1, round(share * total)) if share < 1 else int(share)
-    if wanted is None:
+    if held_out is None:
       count = min(count, MOST_HELD_OUT)
-    said = "None" if wanted is None else f"{wanted:g}"
+    setting = "None" if held_out is None else f"{held_out:g}"
     if count >= total:
       raise ValueError(
-          f"config.task.held_out={said}: must leave a prompt to train on, and"
-          f" takes {count} of the {total} in config.task.train"
+          f"config.task.held_out={setting}: must leave a prompt to train on,"
+          f" and takes {count} of the {total} in config.task.train"
           f" ({'; '.join(self.report.lines())}); give more rows, or"
           " config.task.held_out=0, which trains without evaluation"
       )
     self._cut(base.HELD_OUT, count, [seed, 0x7E5], "in_test", overlap)
     self.report.taken[base.HELD_OUT] = (
         f"taken at random from the {total} of config.task.train"
-        f" (config.task.held_out={said}, split_seed={seed})"
+        f" (config.task.held_out={setting}, split_seed={seed})"
     )
 
   def _cut_validation(self, num_prompts: int, seed: int, overlap: str) -> None:
@@ -279,14 +279,14 @@ class RowsTask(base.Task):
     prompts = self._by_prompt(overlap)
     order = np.random.default_rng(seed).permutation(len(prompts))
     chosen = set(order[:num_prompts].tolist())
-    of_chosen = [some for i, some in enumerate(prompts) if i in chosen]
-    for _, *others in of_chosen:
-      for example in others:
+    of_chosen = [examples for i, examples in enumerate(prompts) if i in chosen]
+    for _, *duplicates in of_chosen:
+      for example in duplicates:
         self.report.leave_out(base.TRAIN, reason, example.place)
-    used = {id(example) for some in of_chosen for example in some}
-    examples = self._splits[base.TRAIN]
-    self._keep(split, [some[0] for some in of_chosen])
-    self._keep(base.TRAIN, [e for e in examples if id(e) not in used])
+    used = {id(example) for examples in of_chosen for example in examples}
+    training = self._splits[base.TRAIN]
+    self._keep(split, [examples[0] for examples in of_chosen])
+    self._keep(base.TRAIN, [e for e in training if id(e) not in used])
 
   def _keep(self, split: str, examples: list[Example]) -> None:
     """Sets and renumbers the examples of a split."""
@@ -301,7 +301,7 @@ class RowsTask(base.Task):
     fits = lambda it: len(tokenizer.encode_prompt(it)) <= max_prompt_tokens
     num_untrained = 0
     for split, examples in self._splits.items():
-      kept = []
+      fitting = []
       for example in examples:
         reason = ""
         if not fits(example.prompt):
@@ -323,10 +323,10 @@ class RowsTask(base.Task):
         if reason:
           self.report.leave_out(split, reason, example.place)
         else:
-          kept.append(example)
-      self._splits[split] = kept
-      self.report.used[split] = len(kept)
-      if not kept:
+          fitting.append(example)
+      self._splits[split] = fitting
+      self.report.used[split] = len(fitting)
+      if not fitting:
         raise ValueError(
             f"config.sampling.max_prompt_tokens={max_prompt_tokens}: every"
             f" prompt of the split {split!r} is longer, or its answer is"

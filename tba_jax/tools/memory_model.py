@@ -74,15 +74,15 @@ class RoleMemory:
   model: model of the policy.
   params: params of the model.
   frozen: models beside the policy and its reference.
-  held: bytes held all the time; a searcher's, while a version comes in.
-  peak: `held`, and the most that comes on top of it.
+  resident: bytes held all the time; a searcher's, while a version comes in.
+  peak: `resident`, and the most that comes on top of it.
   """
 
   mesh: Mesh
   model: transformer.Model
   params: types.PyTree
   frozen: list[FrozenShapes]
-  held: Parts
+  resident: Parts
   peak: Parts
 
 
@@ -160,19 +160,21 @@ def trainer(
       "params of a round ago": state.sampling_params,
   }
   if value_model:
-    own = state.loss_params, state.loss_opt_state
-    fields["value model with its optimizer"] = own
-  held = {name: num_bytes(tree) for name, tree in fields.items() if tree}
-  held["optimizer"] = num_bytes(state) - sum(held.values())
+    value_state = state.loss_params, state.loss_opt_state
+    fields["value model with its optimizer"] = value_state
+  resident = {name: num_bytes(tree) for name, tree in fields.items() if tree}
+  resident["optimizer"] = num_bytes(state) - sum(resident.values())
   if adapters:
-    held["base of the adapters"] = num_bytes(params)
+    resident["base of the adapters"] = num_bytes(params)
   # The adapters' base is the reference, unless another model is.
   shares = adapters and not config.reference.init
   is_here = objective_table.holds_reference(config, "trainer")
   if config.reference.mode == "fixed" and is_here and not shares:
-    held["reference"] = num_bytes(reference(config, mesh, model, params)[1])
-  held["copy that is published"] = num_bytes(published(config, state.params))
-  held |= _frozen_bytes(frozen)
+    resident["reference"] = num_bytes(reference(config, mesh, model, params)[1])
+  resident["copy that is published"] = num_bytes(
+      published(config, state.params)
+  )
+  resident |= _frozen_bytes(frozen)
   size = packing.sizes(config, packing.batch_shape(config))[0]
   columns = collect.optional_columns(config, model.config)
   batch = packing.abstract_batch(
@@ -187,15 +189,15 @@ def trainer(
       ),
   }
   evaluation = _evaluation(config, model, params, mesh, bool(adapters))
-  beside = evaluations.is_in_background(config, mesh.size)
-  if beside and config.evaluate.every_steps:
+  is_concurrent = evaluations.is_in_background(config, mesh.size)
+  if is_concurrent and config.evaluate.every_steps:
     copy = {"params, copied for an evaluation": num_bytes(params)}
-    peak = held | step | evaluation | copy
+    peak = resident | step | evaluation | copy
   else:
     # They take turns: the larger counts.
-    peak = held | max(step, evaluation, key=lambda part: sum(part.values()))
+    peak = resident | max(step, evaluation, key=lambda part: sum(part.values()))
   return TrainerMemory(
-      mesh=mesh, model=model, params=params, frozen=frozen, held=held,
+      mesh=mesh, model=model, params=params, frozen=frozen, resident=resident,
       peak=peak, adapters=adapters, value_model=value_model, state=state,
       batch=batch, step=step, evaluation=evaluation,
   )  # fmt: skip
@@ -214,27 +216,27 @@ def searcher(
   settings = policy_samplers.searcher_settings(config, policy)
   source = params if config.lora.rank else published(config, params)
   programs, decode_params = _sampler(model, settings, source, mesh)
-  held = {
+  resident = {
       "params": num_bytes(decode_params),
       "params of a version that comes in": num_bytes(decode_params),
       "rows and KV cache": num_bytes(programs.abstract_state),
   }
   if not samplers.SAMPLERS[config.search.sampler].is_here:
-    held = {"params of a version that comes in": num_bytes(decode_params)}
+    resident = {"params of a version that comes in": num_bytes(decode_params)}
   if settings.num_waiting:
     aside = num_bytes(programs.abstract_aside)
-    held["rows that wait for environments"] = aside
+    resident["rows that wait for environments"] = aside
   if config.lora.rank:
-    held["base of the adapters"] = num_bytes(params)
-    held["base with a version's adapters merged"] = num_bytes(params)
+    resident["base of the adapters"] = num_bytes(params)
+    resident["base with a version's adapters merged"] = num_bytes(params)
   shares = config.lora.rank and not config.reference.init
   if objective_table.holds_reference(config, "searcher") and not shares:
-    held["reference"] = num_bytes(reference(config, mesh, model, params)[1])
+    resident["reference"] = num_bytes(reference(config, mesh, model, params)[1])
   frozen = _frozen(config, mesh, workdir, "searcher")
-  held |= _frozen_bytes(frozen)
+  resident |= _frozen_bytes(frozen)
   return SearcherMemory(
-      mesh=mesh, model=model, params=params, frozen=frozen, held=held,
-      peak=held, programs=programs, settings=settings,
+      mesh=mesh, model=model, params=params, frozen=frozen, resident=resident,
+      peak=resident, programs=programs, settings=settings,
       decode_params=decode_params,
   )  # fmt: skip
 
@@ -278,8 +280,8 @@ def _cut(
   The scale of a quantized kernel has these.
   """
   spec = jax.sharding.PartitionSpec(*place.spec[: len(shape.shape)])
-  own = jax.sharding.NamedSharding(place.mesh, spec)
-  return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=own)
+  cut = jax.sharding.NamedSharding(place.mesh, spec)
+  return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=cut)
 
 
 def _in_dtypes(
@@ -319,8 +321,8 @@ def machine_rows(
     parts[f"published versions, {count}"] = count * versions
   if searcher:
     count = config.search.num_searchers
-    each = searcher.mesh.size * sum(searcher.peak.values())
-    parts[f"searchers, {count}"] = count * each
+    searcher_bytes = searcher.mesh.size * sum(searcher.peak.values())
+    parts[f"searchers, {count}"] = count * searcher_bytes
   total = sum(parts.values())
   return [
       *((name, size(value)) for name, value in parts.items()),
@@ -429,10 +431,10 @@ def _activations(
       trained: types.PyTree,
       base: types.PyTree,
       micro: types.Batch,
-      others: tuple[types.PyTree, ...],
+      reference_args: tuple[types.PyTree, ...],
   ) -> Any:
-    loss = lambda params, own: loss_fn(
-        attach(base, params), own, micro, beta, *others
+    loss = lambda params, loss_params: loss_fn(
+        attach(base, params), loss_params, micro, beta, *reference_args
     )
     return jax.vjp(loss, *trained, has_aux=True)[1]
 
@@ -452,8 +454,10 @@ def _activations(
       )
   ).jaxpr
   variables = {x for x in traced.outvars if not isinstance(x, jax_core.Literal)}
-  kept = variables - set(traced.invars)
-  return sum(x.aval.size * x.aval.dtype.itemsize for x in kept) // mesh.size
+  residuals = variables - set(traced.invars)
+  return (
+      sum(x.aval.size * x.aval.dtype.itemsize for x in residuals) // mesh.size
+  )
 
 
 def _evaluation(
@@ -471,8 +475,8 @@ def _evaluation(
   if config.trainer.num_processes > 1:
     # It runs on the devices of process 0, on a copy that these have whole.
     num_devices = mesh.size // config.trainer.num_processes
-    own = sharding.cut_rows(mesh.shape, num_devices)
-    mesh = sharding.abstract_mesh(own, platform)
+    sizes = sharding.cut_rows(mesh.shape, num_devices)
+    mesh = sharding.abstract_mesh(sizes, platform)
     params = _in_dtypes(
         sharding.abstract_params(model, mesh),
         published_lib.computed_dtypes(config, platform),

@@ -97,9 +97,9 @@ def memory_sections(
   ):
     kind = kinds[place] if kinds else ""
     platform = _platform(kind)
-    own = model_sizes.on_cpu(config) if platform == _CPU else config
+    role_config = model_sizes.on_cpu(config) if platform == _CPU else config
     mesh = sharding.abstract_mesh(mesh_sizes, platform)
-    memory = make(own, mesh, workdir)
+    memory = make(role_config, mesh, workdir)
     if kind == _CPU:
       on_cpu[role] = memory
     yield f"memory of a {role} device", _memory_rows(memory.peak, kind)
@@ -123,9 +123,9 @@ def _platform(kind: str) -> str:
 def _micro_batches(train: ml_collections.ConfigDict) -> str:
   """Returns what one forward-backward has; see `learning/packing.py`."""
   size, K = train.micro_batch_prompts, train.completions_per_prompt
-  own = train.micro_batch_completions or K
-  if own < K or train.prompts_per_batch % size:
-    rows = f"{size} prompts with {own} completions each"
+  num_completions = train.micro_batch_completions or K
+  if num_completions < K or train.prompts_per_batch % size:
+    rows = f"{size} prompts with {num_completions} completions each"
     return f"groups are cut: at most {rows}, forward once more"
   return f"{train.prompts_per_batch // size} of {size} prompts"
 
@@ -292,10 +292,10 @@ def _rounds_under_way(workdir: str) -> float:
   While one is rewarded the next is decoded, and waits if rewards take longer.
   """
   run = run_reader.read_run(workdir)
-  own, judge = (
+  sample_s, judge_s = (
       _busy_s(run, "searcher", lane) for lane in ("", searcher_lib.JUDGE_LANE)
   )
-  return 1 + min(1.0, judge / own) if own else 1.0
+  return 1 + min(1.0, judge_s / sample_s) if sample_s else 1.0
 
 
 def expected_staleness(
@@ -484,9 +484,9 @@ def mesh_sections(
     return
   train_s, sample_s = (candidate.seconds for candidate in chosen)
   balanced = _balanced(sample_s, train_s)
-  own = config.copy_and_resolve_references()
-  own.search.num_searchers = balanced
-  stale = expected_staleness(own, sample_s, train_s)
+  balanced_config = config.copy_and_resolve_references()
+  balanced_config.search.num_searchers = balanced
+  stale = expected_staleness(balanced_config, sample_s, train_s)
   yield "balance at peak rates, completions of the longest length", [
       ("training one step, at least", f"{train_s:.3g} s"),
       ("sampling for one step, one searcher, at least",
@@ -514,7 +514,7 @@ def _proposal(
       for key, value in proposed.items()
       if (key.startswith("search.mesh")) == mesh
   )
-  here = hardware.HARDWARE[name]
+  machine = hardware.HARDWARE[name]
   proposed = hardware.propose_or_name(config, name)
   for key, value in proposed.items():
     config.update_from_flattened_dict({key: value})
@@ -522,10 +522,13 @@ def _proposal(
   of_searcher = math.prod(config.search.mesh.values())
   count = config.search.num_searchers
   where = f"{count} of {of_searcher} device{'s' * (of_searcher > 1)} each"
-  if here.hosts:
+  if machine.hosts:
     where += ", on hosts of their own"
   return f"proposed for {name}", [
-      ("trainer", f"{size} of {here.devices} devices, {here.gib} GiB each"),
+      (
+          "trainer",
+          f"{size} of {machine.devices} devices, {machine.gib} GiB each",
+      ),
       ("searchers", where),
       ("settings of the trainer", flags(False)),
       ("settings of a searcher", flags(True)),

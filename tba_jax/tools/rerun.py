@@ -133,10 +133,10 @@ def _replay(
     processes.prepare_compiling()
     info = run_directory.open_run(workdir, config)
     cluster = cluster_lib.join(config.trainer, (), info.secret)
-    for name, here in device_work.machine().items():
-      if here != start.machine.get(name):
+    for name, value in device_work.machine().items():
+      if value != start.machine.get(name):
         print(
-            f"note: {name} {here!r}, the run's was"
+            f"note: {name} {value!r}, the run's was"
             f" {start.machine.get(name)!r}: bits may differ"
         )
     path = folder / f"step-{export}.npz"

@@ -104,9 +104,9 @@ def run(
     status = {}
   state.status = status
   state.phase = str(status.get("phase", _phase_of_files(state)))
-  written = status.get("time")
-  if text.is_number(written):
-    note += f"; written {text.duration(max(0.0, time.time() - written))} ago"
+  written_at = status.get("time")
+  if text.is_number(written_at):
+    note += f"; written {text.duration(max(0.0, time.time() - written_at))} ago"
   state.note = note + _sign_of_life(state, last)
   console = rich.console.Console()
   console.print(panel.render_view(state))
@@ -135,7 +135,9 @@ def _last_process(workdir: str) -> tuple[int, bool] | None:
   processes = [
       run_directory.last_process(workdir, role) for role in ("", "trainer")
   ]
-  return max(filter(None, processes), key=lambda one: one[1], default=None)
+  return max(
+      filter(None, processes), key=lambda process: process[1], default=None
+  )
 
 
 def _sign_of_life(

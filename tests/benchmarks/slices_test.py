@@ -21,7 +21,9 @@ class SlicesTest(absltest.TestCase):
         list(role.programs),
         ["train_step", "publish", "classifier", "encoder"],
     )
-    self.assertContainsSubset(["victim", "encoder of replay_filter"], role.held)
+    self.assertContainsSubset(
+        ["victim", "encoder of replay_filter"], role.resident
+    )
 
   def test_gold_model_of_tldr_is_scorer(self):
     slices.make_hub(hub_cache.make(self))

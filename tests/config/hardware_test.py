@@ -147,10 +147,10 @@ class HardwareTest(parameterized.TestCase):
       left_out |= {
           "adapters", "optimizer", "copy that is published", "gradients",
       }  # fmt: skip
-    parts = own.held | own.step | own.evaluation
+    parts = own.resident | own.step | own.evaluation
     size = sum(
         parts.get(name, 0)
-        for name in (*own.held, "gradients", "base with adapters merged")
+        for name in (*own.resident, "gradients", "base with adapters merged")
         if name not in left_out
     )
     expected = needed["trainer"] + needed["value_model"]
@@ -158,8 +158,8 @@ class HardwareTest(parameterized.TestCase):
     self.assertBetween(size / count / expected, 0.95, 1.05)
 
     own = memory_model.searcher(config, _one_device(here))
-    names = [n for n in own.held if n.startswith(_PARAMS)]
-    size = sum(own.held[name] for name in names)
+    names = [n for n in own.resident if n.startswith(_PARAMS)]
+    size = sum(own.resident[name] for name in names)
     # Without adapters versions in bfloat16 count as float32.
     wide = config.lora.rank or own.model.config.compute_dtype == "float32"
     least = 0.95 if wide else 0.5

@@ -145,8 +145,8 @@ def check_agreement(
   searcher = memory_model.searcher(
       config, sharding.abstract_mesh(mesh_sizes, platform)
   )
-  test.assertEqual(compiled["held"]["trainer"], trainer.held)
-  test.assertEqual(compiled["held"]["searcher"], searcher.held)
+  test.assertEqual(compiled["held"]["trainer"], trainer.resident)
+  test.assertEqual(compiled["held"]["searcher"], searcher.resident)
   programs = compiled["programs"]
   # A TPU pads small arrays to tiles.
   arguments = {
@@ -160,7 +160,7 @@ def check_agreement(
     size = programs[name]["argument_bytes"] / memory_model.num_bytes(trees)
     test.assertBetween(size, 1.0, 1.01 if platform == "cpu" else 1.5, name)
   # Gradients and activations are among the temporaries.
-  least = sum(trainer.held.values()) + sum(trainer.step.values())
+  least = sum(trainer.resident.values()) + sum(trainer.step.values())
   test.assertBetween(programs["train_step"]["peak_bytes"] / least, 1.0, 4.0)
 
 

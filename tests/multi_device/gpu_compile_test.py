@@ -71,7 +71,7 @@ for num_devices in (1, 8):
   step = programs["decode_chunk"]
   found, _ = compile.compile_program(step, 0, chips[0])
   out[f"{target} decode"] = dataclasses.asdict(found)
-  out[f"{target} needs"] = step.own_bytes
+  out[f"{target} needs"] = step.argument_bytes
   config, target, (_, (_, chips)) = make(num_devices, 128, sys.argv[1])
   step = compile.searcher(config, chips).programs["decode_chunk"]
   found, _ = compile.compile_program(step, 0, chips[0])

@@ -96,8 +96,8 @@ class VerifyTest(parameterized.TestCase):
     problems, parts = self.audit()
     self.assertEmpty(problems)
     self.assertEqual([note for p in parts.values() for note in p.notes], [])
-    self.assertEqual(parts["checkpoints"].found, "steps 8, 12")
-    self.assertIn(f"{_STEPS} steps", parts["metrics"].found)
+    self.assertEqual(parts["checkpoints"].summary, "steps 8, 12")
+    self.assertIn(f"{_STEPS} steps", parts["metrics"].summary)
     self.assertGreater(len(self.segments()), 2)
 
   def test_finds_damaged_tensor_of_best_model(self):

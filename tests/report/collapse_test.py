@@ -253,7 +253,7 @@ class FindTest(absltest.TestCase):
     more = [
         r | {"time/step_s": 1.0, "eval/kind/pass_at_1": 0.5} for r in records
     ]
-    kept = [evidence.kept(r) for r in more]
+    kept = [evidence.relevant_fields(r) for r in more]
     self.assertNotIn("time/step_s", kept[0])
     self.assertNotIn("eval/kind/pass_at_1", kept[0])
     self.assertEqual(find(kept), find(records))

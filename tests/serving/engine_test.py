@@ -332,7 +332,7 @@ class EngineTest(absltest.TestCase):
     self.assertIn(b"step:max", again.train(4)[1])
 
   @pytest.mark.slow
-  def test_damaged_checkpoint_leaves_request_unfinished(self):
+  def test_damaged_checkpoint_is_server_error(self):
     server = self._start(checkpoint_every_steps=1)
     server.create()
     server.train(1)

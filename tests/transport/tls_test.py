@@ -165,6 +165,6 @@ class OwnFilesTest(parameterized.TestCase):
     self.assertTrue(self.found.tls)
     with self.assertRaisesRegex(
         byte_store.TransportError,
-        "the store has mutual TLS and this process has not",
+        "the store uses mutual TLS",
     ):
       self.running.client(tls=None)

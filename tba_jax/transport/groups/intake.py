@@ -149,17 +149,17 @@ class Intake:
       self._on_event("journal_room", "the journal has room again")
     self.obstacle = error and f"the journal has no room: {error}"
 
-  def replay(self, kept: Mapping[str, Mapping[str, Any]]) -> None:
+  def replay(self, leases: Mapping[str, Mapping[str, Any]]) -> None:
     """Delivers what the journal has beyond the checkpoint.
 
     Args:
-      kept: leases on disk.
+      leases: leases on disk.
     """
     if self.written_off:
       # The checkpoint has all that these searchers announced.
       ended = [
           sid
-          for sid, lease in kept.items()
+          for sid, lease in leases.items()
           if self.written_off.get(sid) == lease["totals"]
       ]
       leases_lib.remove_files(self._run, ended)
@@ -172,17 +172,19 @@ class Intake:
         self._on_event("journal_refused", f"record at {position}: {error}")
         continue
       self._note(position, Entry(header, arrays))
-    known = {*saved.get("acknowledged", {}), *self.watermarks}
-    unknown = self._unknown_loss(bool(saved), known - {*self.written_off}, kept)
+    searchers = {*saved.get("acknowledged", {}), *self.watermarks}
+    unknown = self._unknown_loss(
+        bool(saved), searchers - {*self.written_off}, leases
+    )
     marks = dict(saved.get("acknowledged", {}))
-    told = {
+    announced = {
         sid: [
             lease["first"],
             *(lease["acked"][unit] for unit in messages.UNITS),
         ]
-        for sid, lease in kept.items()
+        for sid, lease in leases.items()
     }
-    for source in (self.ack_log.marks, told):
+    for source in (self.ack_log.marks, announced):
       for sid, mark in source.items():
         marks[sid] = max(marks.get(sid, mark), mark)
     for sid, (sequence, *totals) in marks.items():
@@ -211,8 +213,8 @@ class Intake:
   def _unknown_loss(
       self,
       is_resumed: bool,
-      known: Collection[str],
-      kept: Mapping[str, Mapping[str, Any]],
+      searchers: Collection[str],
+      leases: Mapping[str, Mapping[str, Any]],
   ) -> str:
     """Returns why acknowledged blocks may be lost unnoticed, "" if they cannot.
 
@@ -221,8 +223,8 @@ class Intake:
 
     Args:
       is_resumed: whether there is a checkpoint.
-      known: searchers that have sent blocks and are not written off.
-      kept: leases on disk.
+      searchers: searchers that have sent blocks and are not written off.
+      leases: leases on disk.
     """
     log = self.ack_log
     damage = log.damage
@@ -231,7 +233,7 @@ class Intake:
       self._on_event("journal_missing", damage)
     elif damage:
       self._on_event("damaged", damage)
-    if not damage or (known and all(sid in kept for sid in known)):
+    if not damage or (searchers and all(sid in leases for sid in searchers)):
       return ""
     return f"{damage}; blocks since the checkpoint may be lost"
 

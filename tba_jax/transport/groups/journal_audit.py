@@ -301,8 +301,8 @@ def _marks(run: auditing.AuditedRun, content: _Journal) -> auditing.Findings:
   for sid, (sequence, *totals) in run.marks.items():
     what, there = "", last[sid].sequence + 1 if sid in last else 0
     states = run.restorable.values()
-    known = [state["watermarks"].get(sid, 0) for state in states]
-    if sequence > (most := max([there, *known])):
+    marks = [state["watermarks"].get(sid, 0) for state in states]
+    if sequence > (most := max([there, *marks])):
       what = (
           f"acknowledges blocks up to {sequence - 1}, journal and checkpoints"
           f" have them up to {most - 1}"

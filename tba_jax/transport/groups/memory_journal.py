@@ -43,10 +43,10 @@ class JournalHook(intake.Intake):
     self._writing = threading.Lock()
     self._is_closed = threading.Event()
     self._error: OSError | None = None
-    kept, damaged = leases_lib.read_files(run)
+    read, damaged = leases_lib.read_files(run)
     for path in damaged:
       on_event("damaged", f"{path}: no valid lease")
-    leases = {sid: lease for sid, (lease, _) in kept.items()}
+    leases = {sid: lease for sid, (lease, _) in read.items()}
     self.replay(leases)
     # An absent log beside a checkpoint would look like a loss.
     self._when_there_is_room(self.ack_log.sync, lambda: True)

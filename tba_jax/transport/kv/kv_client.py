@@ -415,15 +415,16 @@ class KvTransport(byte_store.Transport):
 
 def _one_sided(locator: locator_lib.Locator) -> str:
   """Returns why a process with TLS and one without cannot meet."""
-  needed = f"needs jaxlib {certificates.NEEDED} or newer"
+  jaxlib = f"jaxlib {certificates.NEEDED} or newer"
   if locator.tls:
     problem = (
-        f"the store has mutual TLS and this process has not: it {needed}, here"
-        f" is {certificates.jaxlib_version()}"
+        f"the store uses mutual TLS, which needs {jaxlib}; this process has"
+        f" {certificates.jaxlib_version()}"
     )
   else:
     problem = (
-        f"this process has mutual TLS and the store has not: it {needed} there"
+        "this process uses mutual TLS and the store does not; its host needs"
+        f" {jaxlib}"
     )
   return (
       f"refused: {problem}; config.store.insecure=True on all hosts does"

@@ -170,9 +170,9 @@ def digest(piece: Any) -> str:
   return hashlib.sha256(piece).hexdigest()[:32]
 
 
-def check_digest(name: str, piece: Any, wanted: str) -> None:
+def check_digest(name: str, piece: Any, expected: str) -> None:
   """Raises WireError if a digest differs."""
-  if digest(piece) != wanted:
+  if digest(piece) != expected:
     raise wire.WireError("hash", f"leaf {name} is torn")
 
 
@@ -256,8 +256,8 @@ def make_write_carriers(
   names = [name]
   if config.publish.carrier == "auto" and name == "files":
     names.append("network")
-  made = make_read_carriers(config, run, peers=peers)
-  return [made[name] for name in names]
+  carriers = make_read_carriers(config, run, peers=peers)
+  return [carriers[name] for name in names]
 
 
 def make_read_carriers(

@@ -120,15 +120,15 @@ def take_asked(
 ) -> set[version_lib.Version]:
   """Returns the versions that readers ask for, and removes what they asked."""
   requests = transport.list(_ASK)
-  asked = set()
+  versions = set()
   for key, data in requests.items():
     try:
-      asked.add(_decode_version(run, key, data))
+      versions.add(_decode_version(run, key, data))
     except wire.WireError as error:
       refusals.add(key, error)
   if requests:
     transport.delete(_ASK)
-  return asked
+  return versions
 
 
 def read_version(

@@ -234,14 +234,16 @@ class OrbaxShards(carrier.Carrier):
     readers = self._readers(transport)
     limit_s = self._reading.deadline_s(self._num_bytes)
     for folder, since in list(self._dropped.items()):
-      held = [who for key, (name, who) in readers.items() if name == folder]
-      if held and time.monotonic() < since + limit_s:
+      readers_of_folder = [
+          who for key, (name, who) in readers.items() if name == folder
+      ]
+      if readers_of_folder and time.monotonic() < since + limit_s:
         continue
-      if held:
+      if readers_of_folder:
         logging.warning(
             "params %s are removed: %s read them for over %.0f s",
             folder,
-            ", ".join(held),
+            ", ".join(readers_of_folder),
             limit_s,
         )
       self._remove(folder)

@@ -56,7 +56,7 @@ class Leader:
       pace: pace_lib.Pace,
   ):
     self._client = client
-    self._others = range(1, num_processes)
+    self._followers = range(1, num_processes)
     self._secret = secret
     self._pace = pace
     self._count = -1
@@ -77,7 +77,7 @@ class Leader:
     self._tag = tag
     self._began = time.monotonic()
     message = {"tag": tag, "path": path, "keep": list(keep)}
-    for process in self._others:
+    for process in self._followers:
       self._client.key_value_set_bytes(
           _ask_key(process, self._count),
           wire.encode_message(message, self._secret),
@@ -93,7 +93,7 @@ class Leader:
       OSError: a process failed, or was late; it is named.
     """
     deadline_s = self._pace.deadline_s(num_bytes)
-    parts = [self._answer(process, deadline_s) for process in self._others]
+    parts = [self._answer(process, deadline_s) for process in self._followers]
     self._pace.done(num_bytes, time.monotonic() - self._began)
     return parts
 
