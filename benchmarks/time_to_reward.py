@@ -155,7 +155,7 @@ def run(
       left_out += selected
       print(
           f"{', '.join(selected)}: skipped, {peer_grpo.python(peer)} cannot"
-          f" import {peer}; {peer_grpo.variable(peer)} names an interpreter that can",
+          f" import {peer}; set {peer_grpo.variable(peer)} to one that can",
           file=sys.stderr,
       )
   processes.prepare_compiling()

@@ -104,9 +104,9 @@ class ArgumentsTest(parameterized.TestCase):
             "loss": {"beta": 0.1},
         },
     )
-    wanted = load.load_config(str(file)).to_dict()
-    self.assertEqual(run.config.to_dict(), wanted)
-    done = subprocess.run(
+    expected = load.load_config(str(file)).to_dict()
+    self.assertEqual(run.config.to_dict(), expected)
+    process = subprocess.run(
         [sys.executable, "-c", _SHOW_CONFIG, "train", "--model=scratch",
          f"--data={self.data}", f"--reward={reward}", "--workdir=runs/x",
          "--config.task.prompt=Add: {prompt}", "--config.loss.beta=0.1",
@@ -115,7 +115,9 @@ class ArgumentsTest(parameterized.TestCase):
         capture_output=True, text=True, check=False, cwd=self.folder,
         env=harness.environment(),
     )  # fmt: skip
-    self.assertEqual(json.loads(done.stdout or "0"), wanted, done.stderr)
+    self.assertEqual(
+        json.loads(process.stdout or "0"), expected, process.stderr
+    )
 
   def test_arguments_change_config(self):
     config = tba_jax.load_config("configs/countdown.py:smoke")
@@ -348,7 +350,7 @@ class ModelTest(absltest.TestCase):
     }
     program = self.folder / "train.py"
     program.write_text(_FROM_HUB.format(data=_DATA, settings=SMALL))
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(program)],
         capture_output=True, text=True, check=False, cwd=self.folder,
         env=harness.environment(
@@ -356,8 +358,8 @@ class ModelTest(absltest.TestCase):
             NO_PROXY="127.0.0.1", HF_HUB_OFFLINE="0", HF_TOKEN="hf_mine",
         ),
     )  # fmt: skip
-    self.assertEqual(done.returncode, 0, done.stderr[-2000:])
-    self.assertEqual(done.stdout.splitlines()[-1], f"{hub.url}/me/trained")
+    self.assertEqual(process.returncode, 0, process.stderr[-2000:])
+    self.assertEqual(process.stdout.splitlines()[-1], f"{hub.url}/me/trained")
     trained, start = (
         hub.models[f"me/{name}"]["model.safetensors"]
         for name in ("trained", "tiny")
@@ -406,7 +408,7 @@ class HubTest(absltest.TestCase):
     self.assertEqual(url, f"{self.hub.url}/me/tiny")
     self.assertEqual({*self.hub.tokens}, {"Bearer hf_mine"})
     self.assertIn("model.safetensors", self.hub.models["me/tiny"])
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", "from tba_jax.models.hf import hf_hub;"
          "print(hf_hub.find('me/tiny'))"],
         capture_output=True, text=True, check=False,
@@ -415,6 +417,6 @@ class HubTest(absltest.TestCase):
             NO_PROXY="127.0.0.1", HF_HUB_OFFLINE="0",
         ),
     )  # fmt: skip
-    folder = pathlib.Path(found.stdout.strip())
-    self.assertTrue((folder / "model.safetensors").is_file(), found.stderr)
+    folder = pathlib.Path(result.stdout.strip())
+    self.assertTrue((folder / "model.safetensors").is_file(), result.stderr)
     self.assertEqual(hf_hub.find(folder), folder)

@@ -203,17 +203,17 @@ class DocsTest(absltest.TestCase):
     }
     packages = "|".join(modules)
     command = rf"python -m ({packages})((?: --config\S*)*) ([a-z_]+)"
-    found = []
+    result = []
     for page in [*_pages(), *_sources()]:
       # A command may go on in the next line.
       text = re.sub(r"[\s\\]+", " ", page.read_text("utf-8"))
       for package, _, name in re.findall(command, text):
         self.assertIn(name, modules[package], page)
-        found.append(name)
+        result.append(name)
       for name in re.findall(rf"python -m ((?:{packages})\.\w+)", text):
         path = _ROOT / name.replace(".", "/")
         self.assertTrue(path.with_suffix(".py").exists(), f"{page}: {name}")
-    self.assertGreater(len(found), 50)
+    self.assertGreater(len(result), 50)
 
   def test_index_lists_every_program(self):
     text = (_ROOT / "docs" / "README.md").read_text("utf-8")

@@ -204,10 +204,10 @@ class RoundsTest(trainer_case.TrainerCase):
         publish__every_steps=2,
         train__num_steps=4,
     )
-    wanted = self.logged("publish", "begin", "step")
+    expected = self.logged("publish", "begin", "step")
     # The first of all is what the state held; here that of no step.
     self.assertEqual(
-        [entry[:2] for entry in wanted],
+        [entry[:2] for entry in expected],
         [
             ("publish", 0),
             *(("begin", 0), ("publish", 0), ("step", 0)),

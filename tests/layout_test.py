@@ -74,7 +74,7 @@ _NO_REACH = ("_asdict", "_exit", "_make", "_replace", "_repr_html_", "_src")
 
 def _reaches(path: pathlib.Path) -> list[str]:
   """Returns the private names that a test reads or patches, with places."""
-  found = []
+  result = []
   for node in ast.walk(ast.parse(path.read_text())):
     name = owner = ""
     if isinstance(node, ast.Attribute):
@@ -86,8 +86,8 @@ def _reaches(path: pathlib.Path) -> list[str]:
     is_private = name.startswith("_") and not name.startswith("__")
     if is_private and name not in _NO_REACH:
       if owner not in ("self", "cls", "super()"):
-        found.append(f"{path.name}:{node.lineno} {owner}.{name}")
-  return found
+        result.append(f"{path.name}:{node.lineno} {owner}.{name}")
+  return result
 
 
 def _place(name: str) -> str:
@@ -101,13 +101,13 @@ def _place(name: str) -> str:
 
 def _imports(path: pathlib.Path) -> set[str]:
   """Returns the modules of the package that a file imports, dotted."""
-  found = set()
+  result = set()
   for node in ast.walk(ast.parse(path.read_text())):
     if isinstance(node, ast.ImportFrom):
-      found |= {f"{node.module}.{alias.name}" for alias in node.names}
+      result |= {f"{node.module}.{alias.name}" for alias in node.names}
     elif isinstance(node, ast.Import):
-      found |= {alias.name for alias in node.names}
-  return found
+      result |= {alias.name for alias in node.names}
+  return result
 
 
 def _uses(path: pathlib.Path) -> dict[str, set[str]]:
@@ -220,8 +220,8 @@ class LayoutTest(absltest.TestCase):
 
   def test_tests_use_few_private_names(self):
     tests = pathlib.Path(__file__).parent.rglob("*.py")
-    found = [reach for path in sorted(tests) for reach in _reaches(path)]
-    self.assertLessEqual(len(found), _MOST_REACHES, "\n".join(found))
+    result = [reach for path in sorted(tests) for reach in _reaches(path)]
+    self.assertLessEqual(len(result), _MOST_REACHES, "\n".join(result))
 
   def test_no_file_imports_for_type_checking_alone(self):
     for name, path in self.files.items():
@@ -246,14 +246,14 @@ class LayoutTest(absltest.TestCase):
         "  importlib.import_module('tba_jax.' + name)\n"
         "  if 'jax' in sys.modules: sys.exit(f'{name} loads jax')\n"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
         cwd=_PACKAGE.parent,
         capture_output=True,
         text=True,
         timeout=120,
     )
-    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertEqual(process.returncode, 0, process.stderr)
 
   def test_roles_of_task_with_builtin_vocabulary_load_no_transformers(self):
     code = (
@@ -267,11 +267,11 @@ class LayoutTest(absltest.TestCase):
         "assert words.decode(words.encode('1+2')) == '1+2'\n"
         "if 'transformers' in sys.modules: sys.exit('transformers is loaded')\n"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
         cwd=_PACKAGE.parent,
         capture_output=True,
         text=True,
         timeout=120,
     )
-    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertEqual(process.returncode, 0, process.stderr)

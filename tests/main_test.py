@@ -288,7 +288,7 @@ class MainTest(parameterized.TestCase):
   def test_help_to_closed_pipe_is_silent(self):
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "tba_jax.main", "--help"],
         cwd=_ROOT,
         stdout=writer,
@@ -296,7 +296,7 @@ class MainTest(parameterized.TestCase):
         check=False,
     )
     os.close(writer)
-    self.assertEqual((done.returncode, done.stderr), (0, b""))
+    self.assertEqual((process.returncode, process.stderr), (0, b""))
 
   def test_help_on_no_setting_names_nearest(self):
     status, _, error = self._usage("--help", "los.beta")
@@ -379,17 +379,17 @@ print(json.dumps([out, "jax" in sys.modules]))
         ["--program=train", "--config=configs/countdown.py",
          f"--workdir={self.workdir}", "operand"],
     ]  # fmt: skip
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script, json.dumps(commands)],
         cwd=_ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    self.assertEqual(done.returncode, 0, done.stderr)
-    self.assertEqual(json.loads(done.stdout), [[2, 2, 2, 2], False])
+    self.assertEqual(process.returncode, 0, process.stderr)
+    self.assertEqual(json.loads(process.stdout), [[2, 2, 2, 2], False])
     for named in ("--program=foo", "config.loss.beta", "operand"):
-      self.assertIn(named, done.stderr)
+      self.assertIn(named, process.stderr)
 
   def test_every_program_exists(self):
     for name, (_, module) in main_lib.PROGRAMS.items():

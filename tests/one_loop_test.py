@@ -140,7 +140,7 @@ class StepsTest(absltest.TestCase):
   def test_nothing_else_takes_steps(self):
     """The loop takes steps of learners, and learners those of a state."""
     files = [*(_ROOT / "tba_jax").rglob("*.py")]
-    found = {"step": set(), "train": set()}
+    result = {"step": set(), "train": set()}
     for path in files:
       for node in ast.walk(ast.parse(path.read_text())):
         match node:
@@ -150,10 +150,10 @@ class StepsTest(absltest.TestCase):
                 ("step", "learner"),
                 ("train", "work"),
             ):
-              found[name].add(path.relative_to(_ROOT / "tba_jax").as_posix())
-    self.assertEqual(found["step"], {"loop.py"})
+              result[name].add(path.relative_to(_ROOT / "tba_jax").as_posix())
+    self.assertEqual(result["step"], {"loop.py"})
     self.assertEqual(
-        found["train"],
+        result["train"],
         {"learning/learner.py", "programs/replica.py", "tools/rerun.py"},
     )
     colabs = [

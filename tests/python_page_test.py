@@ -120,13 +120,13 @@ class PythonPageTest(parameterized.TestCase):
     settings = [
         f"--config.{k}={v}" for k, v in api_test.SMALL.items() if "." in k
     ] + ["--config.train.num_steps=2"]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "tba_jax.main", *words, *settings],
         capture_output=True, text=True, check=False,
         env=harness.environment(),
     )  # fmt: skip
-    self.assertEqual(done.returncode, 0, done.stderr)
-    self.assertIn("<user>Name color", done.stdout)
+    self.assertEqual(process.returncode, 0, process.stderr)
+    self.assertIn("<user>Name color", process.stdout)
     results = jsonl.read_json(self.folder / "runs/chat/eval.json")
     self.assertEqual(results["after"]["step"], 2)
     self.assertGreater(results["after"]["reward/concise"], 0)

@@ -160,13 +160,13 @@ class AddedColumnTest(absltest.TestCase):
     expected = np.where(draw.sampled_mask, draw.completion_tokens / 8, 0)
     self.assertEqual((expected > 0).sum(), 2 * 5)
     batch = self.to_batch(draw)
-    for found in (
+    for actual in (
         draw.surprise,
         batch.surprise,
         self.through_step_file(draw, batch).surprise,
     ):
       np.testing.assert_array_equal(
-          found, expected.astype(np.float32), strict=True
+          actual, expected.astype(np.float32), strict=True
       )
     self.assertIn("surprise", decisions.sums_of(draw))
     self.assertEqual(float(read(batch)), expected.sum())

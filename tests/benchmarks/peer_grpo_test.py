@@ -95,10 +95,10 @@ class PeerGrpoTest(absltest.TestCase):
     expected = [1.0, 1.0, task.reward("train", 5, "?")]
     ids = [3, 5, 5]
     for last, rewards in ((2, expected), (9, [0.0] * 3)):
-      found = reward_fn(
+      actual = reward_fn(
           completions=said, completion_ids=[[7, last]] * 3, prompt_id=ids
       )
-      self.assertEqual(found, rewards)
+      self.assertEqual(actual, rewards)
 
   def test_rewards_correct_completions(self):
     prompts = ["7,3,12,4>17"] * 3

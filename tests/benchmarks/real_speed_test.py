@@ -71,12 +71,12 @@ class RealSpeedTest(parameterized.TestCase):
         mock.patch.dict(os.environ, {real_speed.VLLM_VARIABLE: "python-v"}),
     ):
       out = real_speed.run(self.config, ["1"], work)
-    found = {(w, p, d): values for w, p, d, values in out["tokens_per_s"]}
-    self.assertLen(found, 2 * 3 + 1)
-    self.assertEqual(found["decode", "vllm", "bfloat16"], [2 * 2 * 4 / 0.5])
+    result = {(w, p, d): values for w, p, d, values in out["tokens_per_s"]}
+    self.assertLen(result, 2 * 3 + 1)
+    self.assertEqual(result["decode", "vllm", "bfloat16"], [2 * 2 * 4 / 0.5])
     self.assertIn(("python-v", "vllm", "bfloat16", _SHAPE, 1), asked)
     self.assertIn((sys.executable, "gradient", "bfloat16", _SHAPE, 1), asked)
-    for values in found.values():
+    for values in result.values():
       self.assertGreater(values[0], 0)
     kept = jsonl.read_json(self.folder / "results" / "real_speed.json")
     self.assertEqual(kept["goals"][1][:3], ["decode", "vllm", 1.8])

@@ -51,8 +51,8 @@ class KeepTest(parameterized.TestCase):
     # Each call opens the lock anew, as a process of its own would.
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
       list(pool.map(_keep, [self.folder] * 4, names))
-    found = [(r["name"], r["seed"]) for r in results.read_rows(self.folder)]
-    self.assertEqual(found, [(n, s) for n in names for s in range(5)])
+    result = [(r["name"], r["seed"]) for r in results.read_rows(self.folder)]
+    self.assertEqual(result, [(n, s) for n in names for s in range(5)])
 
   def test_run_with_result_is_not_made_again(self):
     made = []
@@ -64,9 +64,9 @@ class KeepTest(parameterized.TestCase):
     results.measure([3], ["b-1"], self.folder, train)
     results.measure([3, 4], ["a-1", "b-1"], self.folder, train)
     self.assertEqual(made, [("b-1", 3), ("a-1", 3), ("a-1", 4), ("b-1", 4)])
-    found = results.read(["b-1", "a-1"], self.folder)
+    result = results.read(["b-1", "a-1"], self.folder)
     self.assertEqual(
-        [(r["name"], r["seed"]) for r in found],
+        [(r["name"], r["seed"]) for r in result],
         [("b-1", 3), ("b-1", 4), ("a-1", 3), ("a-1", 4)],
     )
 

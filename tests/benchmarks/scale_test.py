@@ -48,10 +48,10 @@ class PipelineTest(parameterized.TestCase):
     now, next_at, waits, waiting = 0.0, 0.0, [], []
     rate = num_searchers / 0.4 * (1 - 1 / num_searchers)
     while now < seconds:
-      found = len(waiting)
+      result = len(waiting)
       waits += [now - at for at in waiting]
       waiting = []
-      end = now + (0.01 + 0.002 * (found - 1) if found else 0.004)
+      end = now + (0.01 + 0.002 * (result - 1) if result else 0.004)
       while next_at < end:
         if next_at >= now:
           waiting.append(next_at)

@@ -40,11 +40,11 @@ class TimeToRewardTest(parameterized.TestCase):
     # The second crossing of .5 does not count.
     curve = [0.3, 0.5, 0.45, 0.75]
     seconds = [0.0, 10.0, 20.0, 40.0]
-    found = results.at_target(seconds, curve, target)
+    actual = results.at_target(seconds, curve, target)
     if expected is None:
-      self.assertIsNone(found)
+      self.assertIsNone(actual)
     else:
-      self.assertAlmostEqual(found, expected)
+      self.assertAlmostEqual(actual, expected)
 
   def test_tabulates_median_and_range_of_seconds(self):
     results = [

@@ -34,12 +34,12 @@ def code(notebook):
 
 def pictures(notebook):
   """Returns the places of the cells with a picture, and how many each has."""
-  found = {}
+  result = {}
   for i, cell in enumerate(notebook.cells):
     kinds = [set(o.get("data", ())) for o in cell.get("outputs", ())]
     if any("image/png" in k for k in kinds):
-      found[i] = sum("image/png" in k for k in kinds)
-  return found
+      result[i] = sum("image/png" in k for k in kinds)
+  return result
 
 
 class RunTest(parameterized.TestCase):

@@ -475,9 +475,9 @@ class PaperTest(parameterized.TestCase):
       ),
   )
   def test_has_settings_of_paper(self, spec, *tables):
-    found = load.flatten(_config(spec))
+    result = load.flatten(_config(spec))
     for table in tables:
-      self.assertEqual({key: found[key] for key in table}, table)
+      self.assertEqual({key: result[key] for key in table}, table)
 
   @parameterized.parameters(
       *_MISSING,

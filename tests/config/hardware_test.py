@@ -109,14 +109,14 @@ class HardwareTest(parameterized.TestCase):
         "tldr/reward_model": "reward_model",
         "no_robots:stage=sft": "sft",
     }.get(spec, "plan")
-    found = []
+    result = []
     for name, here in hardware.HARDWARE.items():
       try:
         config = self.load(spec, name)
       except ValueError as error:
         self.assertIn(f"; this run fits {', '.join(fits.split())}", str(error))
         continue
-      found.append(name)
+      result.append(name)
       with self.subTest(name):
         validate.validate(config, program=program)
         if program == "plan" and here.devices == 1:
@@ -125,7 +125,7 @@ class HardwareTest(parameterized.TestCase):
           parts = plan.memory_sections(config, None, [here.kind])
           rows = [row for _, part in parts for row in part]
           self.assertEqual([r for r in rows if r[1].startswith("NO")], [])
-    self.assertEqual(found, fits.split())
+    self.assertEqual(result, fits.split())
 
   @parameterized.parameters(
       ("gsm8k/tba", "4xa100"),

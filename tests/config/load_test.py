@@ -157,7 +157,7 @@ class LoadConfigTest(parameterized.TestCase):
   def test_folder_configs_of_user_does_no_harm(self):
     (self.folder / "configs").mkdir()
     (self.folder / "configs" / "__init__.py").write_text("raise OSError\n")
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "tba_jax.main", "--workdir=run",
          "--config=configs/countdown_sparse.py:smoke", "--config.seed=-1"],
         cwd=self.folder,
@@ -166,8 +166,8 @@ class LoadConfigTest(parameterized.TestCase):
         text=True,
         check=False,
     )  # fmt: skip
-    self.assertEqual(done.returncode, 2, done.stderr)
-    self.assertStartsWith(done.stderr, "error: config.seed = -1")
+    self.assertEqual(process.returncode, 2, process.stderr)
+    self.assertStartsWith(process.stderr, "error: config.seed = -1")
 
   def test_file_without_get_config(self):
     self.path.write_text("x = 1\n")

@@ -379,9 +379,9 @@ class RelationsTest(parameterized.TestCase):
     self.assertStartsWith(line, "config.sampling.max_completion_tokens = 113")
     # Sizes on the mesh are the folder's too: 64 wide, 4 heads.
     wide = dict(init=str(folder), mesh__tensor=16, model__num_heads=16)
-    found = [line for line in problems(**wide) if "num_heads" in line]
-    self.assertLen(found, 1)
-    self.assertStartsWith(found[0], "config.mesh.tensor = 16")
+    result = [line for line in problems(**wide) if "num_heads" in line]
+    self.assertLen(result, 1)
+    self.assertStartsWith(result[0], "config.mesh.tensor = 16")
     hf["quantization_config"] = {"bits": 4}
     (folder / "config.json").write_text(json.dumps(hf))
     (line,) = _problems(base_config.make(init=str(folder)))
@@ -398,12 +398,14 @@ class RelationsTest(parameterized.TestCase):
     (folder / "config.json").write_text(json.dumps(hf_config.to_hf(shape)))
     words.save(folder)
     snapshot = hub_cache.add(cache, "org/tiny", folder)
-    for program, rank, found in (
+    for program, rank, result in (
         ("plan", 0, True), ("searcher", 0, True), ("export", 0, True),
         ("searcher", 4, False), ("trainer", 0, False),
     ):  # fmt: skip
       config = base_config.make(init="org/tiny", lora__rank=rank)
-      self.assertEqual(_problems(config, program=program) == [], found, program)
+      self.assertEqual(
+          _problems(config, program=program) == [], result, program
+      )
     # Fine-tuning starts from another key.
     hf.save(snapshot, shape, hf_case.make_params(shape), words)
     config = base_config.make(init="org/tiny", sft__init="scratch")
@@ -509,8 +511,8 @@ class RelationsTest(parameterized.TestCase):
       ("10.0.0.1:7000-7010", False),
       ("127.example.org:0", False),
   )
-  def test_recognizes_loopback_addresses(self, address, wanted):
-    self.assertEqual(addresses.is_one_host(address), wanted)
+  def test_recognizes_loopback_addresses(self, address, expected):
+    self.assertEqual(addresses.is_one_host(address), expected)
 
   def test_invalid_setting_does_not_break_other_checks(self):
     lines = _problems(base_config.make(mesh__data=0, publish__every_steps=0))

@@ -109,13 +109,13 @@ def _refused(changes: dict[str, Any], program: str) -> set[str]:
 
 def accepted(program: str) -> list[tuple[str, Any]]:
   """Returns the wrong values that `validate` accepts."""
-  found, wrong = [], _wrong_values()
+  result, wrong = [], _wrong_values()
   # An error has a line for each key: one call takes a value of each.
   for i in range(max(map(len, wrong.values()))):
     changes = {k: values[i] for k, values in wrong.items() if i < len(values)}
     refused = _refused(changes, program)
-    found += [item for item in changes.items() if item[0] not in refused]
-  return found
+    result += [item for item in changes.items() if item[0] not in refused]
+  return result
 
 
 class WrongValuesTest(absltest.TestCase):
@@ -156,11 +156,11 @@ class WrongValuesTest(absltest.TestCase):
         "assert not wrong_values_test.accepted('plan')\n"
         "if 'jax' in sys.modules: sys.exit('jax is loaded')\n"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
         cwd=_ROOT,
         capture_output=True,
         text=True,
         timeout=120,
     )
-    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertEqual(process.returncode, 0, process.stderr)

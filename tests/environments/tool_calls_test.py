@@ -101,9 +101,9 @@ class ToolCallsTest(parameterized.TestCase):
         arguments = {name: makers[name]() for name in names}
         calls.append({"name": "f", "arguments": arguments})
       before = rng.choice(["", "So\n", "<think>f: 1 <tool_call></think>\n"])
-      found, is_chat = self.find(before + _render(template, calls))
+      actual, is_chat = self.find(before + _render(template, calls))
       expected = [(c["name"], c["arguments"]) for c in calls]
-      self.assertEqual(repr(found), repr(expected))
+      self.assertEqual(repr(actual), repr(expected))
       self.assertTrue(is_chat)
 
   def test_calls_of_both_forms_stand_in_their_order(self):
@@ -115,13 +115,13 @@ class ToolCallsTest(parameterized.TestCase):
 
   def test_arguments_may_be_text_of_object(self):
     body = json.dumps({"name": "f", "arguments": '{"i": 1}'})
-    found = self.find(f"<tool_call>{body}</tool_call>")
-    self.assertEqual(found, ([("f", {"i": 1})], True))
+    result = self.find(f"<tool_call>{body}</tool_call>")
+    self.assertEqual(result, ([("f", {"i": 1})], True))
 
   def test_text_may_have_line_breaks_and_end_tag(self):
     body = '{"name": "f", "arguments": {"s": "a\n\t</tool_call>"}}'
-    found = self.find(f"<tool_call>\n{body}\n</tool_call>")
-    self.assertEqual(found, ([("f", {"s": "a\n\t</tool_call>"})], True))
+    result = self.find(f"<tool_call>\n{body}\n</tool_call>")
+    self.assertEqual(result, ([("f", {"s": "a\n\t</tool_call>"})], True))
 
   @parameterized.parameters(
       ("<tool_call>{oops</tool_call>", "not JSON"),
@@ -166,8 +166,8 @@ class ToolCallsTest(parameterized.TestCase):
       ),
   )
   def test_error_shows_expected_call(self, text, error):
-    (found,), is_chat = self.find(text)
-    self.assertRegex(found, f"^{error}.*; a call is <tool_call>")
+    (result,), is_chat = self.find(text)
+    self.assertRegex(result, f"^{error}.*; a call is <tool_call>")
     self.assertTrue(is_chat)
 
   def test_turn_continues_after_wrong_call(self):
@@ -178,9 +178,9 @@ class ToolCallsTest(parameterized.TestCase):
         "<tool_call>f</tool_call>",
         "<tool_call>",
     ):
-      found, _ = self.find(f"{wrong} and {right}")
-      self.assertLen(found, 2)
-      self.assertEqual(found[1], ("g", {}))
+      result, _ = self.find(f"{wrong} and {right}")
+      self.assertLen(result, 2)
+      self.assertEqual(result[1], ("g", {}))
 
   @parameterized.parameters(
       "<think>{}</think>Done.",

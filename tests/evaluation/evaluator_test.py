@@ -260,12 +260,12 @@ class EvaluatorTest(parameterized.TestCase):
     result = evaluator.run({}, 3, version=9)
     # A quarter of a nat per completion token, over all tokens but one; prompt
     # `index` has index + 1 tokens.
-    found = [
+    actual = [
         np.exp(0.25 * len(row) / (prompt + 1 + len(row) - 1))
         for prompt, rows in _SCRIPT.items()
         for row in rows
     ]
-    self.assertAlmostEqual(result["diluted_perplexity"], np.mean(found))
+    self.assertAlmostEqual(result["diluted_perplexity"], np.mean(actual))
     self.assertNotIn("kl", result)
 
   def test_win_rates_of_samples_and_greedy_completions(self):
@@ -441,9 +441,9 @@ def _summarize(*prompts):
 class EvalSummaryTest(absltest.TestCase):
 
   def test_pass_at_every_power_of_two(self):
-    found = _summarize(_prompt(1), _prompt(3))
+    result = _summarize(_prompt(1), _prompt(3))
     # One right of four: a pair has it with chance 1/2; three of four: 1.
-    self.assertEqual(found["pass_at"], {"1": 0.5, "2": 0.75, "4": 1.0})
+    self.assertEqual(result["pass_at"], {"1": 0.5, "2": 0.75, "4": 1.0})
     self.assertEqual(list(_summarize(_prompt(0))["pass_at"]), ["1", "2", "4"])
 
   def test_unjudged_completions_are_excluded_from_means(self):
@@ -454,43 +454,43 @@ class EvalSummaryTest(absltest.TestCase):
         _prompt(0, rewards=[0.25], **failed(3)),
         _prompt(0, rewards=[], **failed(4)),
     ]
-    found = _summarize(*prompts)
+    result = _summarize(*prompts)
     # Three prompts are left, with 4, 2 and 1 completions.
-    self.assertAlmostEqual(found["pass_at_1"], (1 / 4 + 1 / 2 + 0) / 3)
-    self.assertAlmostEqual(found["pass_at_k"], (1 + 1 + 0) / 3)
-    self.assertAlmostEqual(found["pass_at"]["2"], (1 / 2 + 1 + 0) / 3)
-    self.assertAlmostEqual(found["mean_reward"], (1 + 1 + 0.25) / 7)
-    self.assertAlmostEqual(found["distinct_correct"], 2 / 3)
-    self.assertEqual(found["failure_share"], 9 / 16)
-    self.assertEqual(found["reward_failures"], {"error": 9})
+    self.assertAlmostEqual(result["pass_at_1"], (1 / 4 + 1 / 2 + 0) / 3)
+    self.assertAlmostEqual(result["pass_at_k"], (1 + 1 + 0) / 3)
+    self.assertAlmostEqual(result["pass_at"]["2"], (1 / 2 + 1 + 0) / 3)
+    self.assertAlmostEqual(result["mean_reward"], (1 + 1 + 0.25) / 7)
+    self.assertAlmostEqual(result["distinct_correct"], 2 / 3)
+    self.assertEqual(result["failure_share"], 9 / 16)
+    self.assertEqual(result["reward_failures"], {"error": 9})
     errors = np.array([1, 1, 0.25]) - 2.25 / 7 * np.array([4, 2, 1])
     self.assertAlmostEqual(
-        found["mean_reward_stderr"], np.sqrt(3 / 2 * (errors**2).sum()) / 7
+        result["mean_reward_stderr"], np.sqrt(3 / 2 * (errors**2).sum()) / 7
     )
-    low, high = found["mean_reward_interval"]
-    self.assertBetween(found["mean_reward"], low, high)
+    low, high = result["mean_reward_interval"]
+    self.assertBetween(result["mean_reward"], low, high)
     # The others' results do not depend on it.
     without = _summarize(*prompts[:3])
     for name in ("pass_at_1", "pass_at", "mean_reward", "distinct_correct"):
-      self.assertEqual(found[name], without[name])
+      self.assertEqual(result[name], without[name])
 
   def test_mean_without_values_is_none(self):
     failures = collections.Counter({"error": 4})
-    found = _summarize(_prompt(0, rewards=[], failures=failures))
+    result = _summarize(_prompt(0, rewards=[], failures=failures))
     for name in ("pass_at_1", "pass_at_k", "mean_reward", "distinct_correct"):
-      self.assertIsNone(found[name])
-      self.assertNotIn(f"{name}_stderr", found)
-    self.assertEqual(found["failure_share"], 1.0)
-    self.assertEqual(found["mean_length"], 2.5)
-    json.dumps(found)
+      self.assertIsNone(result[name])
+      self.assertNotIn(f"{name}_stderr", result)
+    self.assertEqual(result["failure_share"], 1.0)
+    self.assertEqual(result["mean_length"], 2.5)
+    json.dumps(result)
 
   def test_intervals_hold_their_means(self):
-    found = _summarize(*(_prompt(i % 5) for i in range(30)))
+    result = _summarize(*(_prompt(i % 5) for i in range(30)))
     for name in ("pass_at_1", "pass_at_k", "mean_reward"):
-      low, high = found[f"{name}_interval"]
-      self.assertLess(low, found[name])
-      self.assertGreater(high, found[name])
-    self.assertEqual(found["confidence"], 0.95)
+      low, high = result[f"{name}_interval"]
+      self.assertLess(low, result[name])
+      self.assertGreater(high, result[name])
+    self.assertEqual(result["confidence"], 0.95)
 
   def test_summarizes_optional_fields(self):
     self.assertNotIn("kl", _summarize(_prompt(1)))
@@ -500,40 +500,40 @@ class EvalSummaryTest(absltest.TestCase):
         "ref_nats": np.full(4, np.log(2.0) * 2.5),
         "ref_tokens": np.array([2, 2, 3, 3]),
     }
-    found = _summarize(
+    result = _summarize(
         _prompt(1, greedy_correct=True, **more),
         _prompt(1, greedy_correct=False, **more),
     )
-    self.assertEqual(found["greedy_pass_at_1"], 0.5)
-    self.assertEqual(found["kl"], 0.5)
+    self.assertEqual(result["greedy_pass_at_1"], 0.5)
+    self.assertEqual(result["kl"], 0.5)
     # 10 ln 2 nats in ten tokens.
-    self.assertAlmostEqual(found["ref_perplexity"], 2.0)
+    self.assertAlmostEqual(result["ref_perplexity"], 2.0)
 
   def test_win_rates(self):
     verdict = lambda win, *scores: comparers.Verdict(win, *scores)
     none = comparers.Verdict(None, failure="deadline")
-    found = _summarize(
+    result = _summarize(
         _prompt(1, verdicts=[verdict(1.0, 3.0, 1.0), verdict(0.0, 0.0, 1.0)]),
         _prompt(1, verdicts=[verdict(1.0, 2.0, 1.5), none]),
         _prompt(1, verdicts=[none, none]),
     )
     # The third prompt has no verdict.
-    self.assertAlmostEqual(found["win_rate"], 2 / 3)
-    self.assertAlmostEqual(found["gold_reward"], (3.0 + 0.0 + 2.0) / 3)
-    self.assertAlmostEqual(found["gold_margin"], (2.0 - 1.0 + 0.5) / 3)
-    self.assertEqual(found["no_verdict"], {"deadline": 3})
-    self.assertIn("win_rate_interval", found)
-    self.assertNotIn("greedy_win_rate", found)
+    self.assertAlmostEqual(result["win_rate"], 2 / 3)
+    self.assertAlmostEqual(result["gold_reward"], (3.0 + 0.0 + 2.0) / 3)
+    self.assertAlmostEqual(result["gold_margin"], (2.0 - 1.0 + 0.5) / 3)
+    self.assertEqual(result["no_verdict"], {"deadline": 3})
+    self.assertIn("win_rate_interval", result)
+    self.assertNotIn("greedy_win_rate", result)
     # A judge that does not score.
-    found = _summarize(_prompt(1, greedy_verdicts=[verdict(0.5)]))
-    self.assertEqual(found["greedy_win_rate"], 0.5)
-    self.assertNotIn("greedy_gold_reward", found)
+    result = _summarize(_prompt(1, greedy_verdicts=[verdict(0.5)]))
+    self.assertEqual(result["greedy_win_rate"], 0.5)
+    self.assertNotIn("greedy_gold_reward", result)
 
   def test_measures_distinct_texts_and_failures(self):
     failed = collections.Counter(nan=2)
-    found = _summarize(_prompt(1, texts=2), _prompt(1, failures=failed))
-    self.assertEqual(found["distinct_share"], 0.75)
-    self.assertEqual(found["reward_failures"], {"nan": 2})
+    result = _summarize(_prompt(1, texts=2), _prompt(1, failures=failed))
+    self.assertEqual(result["distinct_share"], 0.75)
+    self.assertEqual(result["reward_failures"], {"nan": 2})
 
 
 def _interval(values, **changes):

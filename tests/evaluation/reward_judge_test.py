@@ -49,7 +49,7 @@ def _id(letter):
 class ScorerTest(absltest.TestCase):
 
   def test_score_is_at_last_token(self):
-    found = _scorer().score(
+    actual = _scorer().score(
         [
             Text("ab", "c"),
             Text("ab", "c", stopped=False),
@@ -61,7 +61,7 @@ class ScorerTest(absltest.TestCase):
     )
     eos = TOKENIZER.eos_id
     expected = [eos, _id("c"), _id("b"), _id("f"), eos]
-    self.assertEqual(found.tolist(), expected)
+    self.assertEqual(actual.tolist(), expected)
     self.assertEmpty(_scorer().score([]))
 
   def test_each_length_is_compiled_once(self):
@@ -69,8 +69,8 @@ class ScorerTest(absltest.TestCase):
     scorer.rewards = jax.jit(chex.assert_max_traces(_LastToken().rewards, n=3))
     texts = [Text("abcd"[:p], "efgh"[:t], False) for p in range(4)
              for t in range(1, 5)]  # fmt: skip
-    found = scorer.score(texts)
-    self.assertEqual(found.tolist(), [_id(t.completion[-1]) for t in texts])
+    result = scorer.score(texts)
+    self.assertEqual(result.tolist(), [_id(t.completion[-1]) for t in texts])
     scorer.score(texts[::-1])
 
   def test_score_is_independent_of_batch(self):
@@ -118,24 +118,24 @@ class JudgeTest(absltest.TestCase):
     )
 
   def test_reward_is_raw_score(self):
-    found = self.ask(self.judge(), "c", "d")
-    self.assertEqual([j.reward for j in found], [_id("c"), _id("d")])
-    self.assertEqual([j.key for j in found], [None, None])
-    found = self.ask(self.judge(), "c", stopped=True)
-    self.assertEqual(found[0].reward, TOKENIZER.eos_id)
+    result = self.ask(self.judge(), "c", "d")
+    self.assertEqual([j.reward for j in result], [_id("c"), _id("d")])
+    self.assertEqual([j.key for j in result], [None, None])
+    result = self.ask(self.judge(), "c", stopped=True)
+    self.assertEqual(result[0].reward, TOKENIZER.eos_id)
 
   def test_correct_means_above_reference(self):
     # The reference "g" ends by itself, so its last token is the stop token's.
     judge = self.judge(with_keys=True)
-    found = self.ask(judge, "c", "cd") + self.ask(judge, "c", stopped=True)
-    self.assertEqual([j.key for j in found], ["c", "cd", None])
+    result = self.ask(judge, "c", "cd") + self.ask(judge, "c", stopped=True)
+    self.assertEqual([j.key for j in result], ["c", "cd", None])
 
   def test_nan_score_is_failure(self):
     judge = reward_judge.ModelJudge(
         _scorer(params=np.float32(np.nan)), self.task
     )
-    (found,) = self.ask(judge, "c")
-    np.testing.assert_equal((found.reward, found.failure), (np.nan, "nan"))
+    (result,) = self.ask(judge, "c")
+    np.testing.assert_equal((result.reward, result.failure), (np.nan, "nan"))
 
   def test_config_selects_judge(self):
     config = base_config.make()
@@ -193,9 +193,9 @@ class ComparerTest(absltest.TestCase):
   def test_gold_model_scores_both(self):
     comparer = reward_judge.ModelComparer(_scorer())
     eos = TOKENIZER.eos_id
-    found = comparer.compare(self.comparisons("c", "d"))
+    result = comparer.compare(self.comparisons("c", "d"))
     self.assertEqual(
-        [(v.win, v.score, v.reference_score) for v in found],
+        [(v.win, v.score, v.reference_score) for v in result],
         [(1.0, _id("c"), eos), (1.0, _id("d"), eos)],
     )
 
@@ -216,14 +216,14 @@ class ComparerTest(absltest.TestCase):
 
   def test_comparison_without_score_has_no_verdict(self):
     comparer = reward_judge.ModelComparer(_scorer(params=np.float32(np.nan)))
-    (found,) = comparer.compare(self.comparisons("c"))
-    self.assertIsNone(found.win)
-    self.assertEqual(found.failure, "no_score")
+    (result,) = comparer.compare(self.comparisons("c"))
+    self.assertIsNone(result.win)
+    self.assertEqual(result.failure, "no_score")
 
   def test_compares_by_tasks_own_reward(self):
     task = fakes.FakeTask({0: {"23"}})
     comparer = comparers.OfTask(judges.InProcess(task))
     self.addCleanup(comparer.close)
-    found = comparer.compare(self.comparisons("23", "4"))
-    self.assertEqual([v.win for v in found], [1.0, 0.0])
-    self.assertEqual([v.score for v in found], [2.0, 0.0])
+    result = comparer.compare(self.comparisons("23", "4"))
+    self.assertEqual([v.win for v in result], [1.0, 0.0])
+    self.assertEqual([v.score for v in result], [2.0, 0.0])

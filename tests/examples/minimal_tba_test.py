@@ -130,11 +130,11 @@ class MinimalTbaTest(absltest.TestCase):
       config = settings.get_config()
       return tb.tb_loss(groups, config.loss, minimal_tba.BETA)[0]
 
-    found = jax.jit(jax.value_and_grad(minimal_tba.tb_loss_fn))(
+    result = jax.jit(jax.value_and_grad(minimal_tba.tb_loss_fn))(
         self.params, self.ref_params, prompts_BxP, tokens_BxKxT, rewards_BxK
     )
-    wanted = jax.jit(jax.value_and_grad(package_loss))(self.params)
-    chex.assert_trees_all_close(found, wanted, rtol=2e-4, atol=2e-5)
+    expected = jax.jit(jax.value_and_grad(package_loss))(self.params)
+    chex.assert_trees_all_close(result, expected, rtol=2e-4, atol=2e-5)
 
   def test_completions_end_with_stop_token(self):
     prompts_BxP, _, _ = _batch()
@@ -153,16 +153,16 @@ class MinimalTbaTest(absltest.TestCase):
   def test_cached_greedy_decoding_matches_full_forward(self):
     tokens_BxS = jnp.asarray(_batch()[0])
     S = tokens_BxS.shape[1]
-    wanted, _ = minimal_tba.forward(self.params, tokens_BxS)
+    expected, _ = minimal_tba.forward(self.params, tokens_BxS)
     _, cache = minimal_tba.forward(self.params, tokens_BxS[:, :-1])
     cache = jax.tree.map(
         lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, 1), (0, 0), (0, 0))), cache
     )
-    found, _ = minimal_tba.forward(
+    result, _ = minimal_tba.forward(
         self.params, tokens_BxS[:, -1:], cache, S - 1
     )
     chex.assert_trees_all_close(
-        found[:, 0], wanted[:, -1], rtol=1e-4, atol=1e-5
+        result[:, 0], expected[:, -1], rtol=1e-4, atol=1e-5
     )
 
   @pytest.mark.slow

@@ -101,15 +101,15 @@ class RoleTest(parameterized.TestCase):
 
   def test_makes_secret_once(self):
     secret = self.folder / "run" / "secret"
-    found = set()
+    result = set()
     for _ in range(2):
       process = self.start("exit 0", f"--make_secret={secret}")
       self.assertEqual(process.wait(_WAIT_S), 0)
       self.assertEqual(secret.stat().st_mode & 0o777, 0o600)
       self.assertEqual(os.listdir(secret.parent), ["secret"])
-      found.add(secret.read_bytes())
-    self.assertLen(found, 1)
-    self.assertLen(found.pop(), 32)
+      result.add(secret.read_bytes())
+    self.assertLen(result, 1)
+    self.assertLen(result.pop(), 32)
     self.assertEqual(self.calls.read_text(), "-m tba_jax.main\n" * 2)
 
   def test_waits_for_file(self):

@@ -66,7 +66,7 @@ class RunShTest(parameterized.TestCase):
     (root / "tests/good_test.py").write_text(_TEST.partition("@")[0])
     # The options of an outer run may start more processes.
     environment = {k: v for k, v in os.environ.items() if k != "PYTEST_ADDOPTS"}
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", "tests/run.sh", *args],
         cwd=root,
         env=environment,
@@ -75,8 +75,8 @@ class RunShTest(parameterized.TestCase):
         timeout=90,  # All tests take minutes.
         check=False,
     )
-    self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
-    return done
+    self.assertEqual(process.returncode, 1, process.stdout + process.stderr)
+    return process
 
   @parameterized.parameters(*_WAYS)
   @pytest.mark.slow

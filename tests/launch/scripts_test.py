@@ -157,13 +157,13 @@ class ScriptsTest(parameterized.TestCase):
     if not checker.exists():
       self.skipTest("shellcheck is not installed")
     files = sorted(map(str, _LAUNCH.glob("*.sh")))
-    done = subprocess.run(
+    process = subprocess.run(
         [str(checker), "--external-sources", *files],
         cwd=_ROOT,
         capture_output=True,
         text=True,
     )
-    self.assertEqual(done.returncode, 0, done.stdout)
+    self.assertEqual(process.returncode, 0, process.stdout)
 
   def test_down_ends_what_slurm_has_not_started(self):
     shown = self.dry("slurm.sh", "down")
@@ -311,10 +311,10 @@ class ScriptsTest(parameterized.TestCase):
     self.assertLen(jobs, 3)
     for job in jobs:
       text = re.sub("^    ", "", job, flags=re.M)
-      done = subprocess.run(
+      process = subprocess.run(
           ["bash", "-n"], input=text, capture_output=True, text=True
       )
-      self.assertEqual(done.returncode, 0, done.stderr)
+      self.assertEqual(process.returncode, 0, process.stderr)
 
   def test_slices_of_a_trainer_are_numbered(self):
     shown = self.dry("tpu_vm.sh", TRAINER_SLICES="2", TRAINER_FLAGS="--spot")
@@ -352,7 +352,7 @@ class ScriptsTest(parameterized.TestCase):
         for name in ("tpu_vm.sh", "gke.sh")
     )
     self.assertEqual(of_gke, command)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *command],
         cwd=_ROOT,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(self.folder)},
@@ -360,9 +360,9 @@ class ScriptsTest(parameterized.TestCase):
         text=True,
         timeout=60,
     )
-    self.assertEqual(done.returncode, 0, done.stderr)
-    self.assertIn("looked for on the hosts:\n  config.init = ", done.stdout)
-    self.assertIn("all other settings are valid", done.stdout)
+    self.assertEqual(process.returncode, 0, process.stderr)
+    self.assertIn("looked for on the hosts:\n  config.init = ", process.stdout)
+    self.assertIn("all other settings are valid", process.stdout)
 
   @parameterized.parameters(
       ("v5litepod-16", "v6e-8", 4, 8, "v5e v6e", "tpuv5-lite",
@@ -408,17 +408,17 @@ class ScriptsTest(parameterized.TestCase):
   def test_a_searcher_uses_all_devices_of_its_host(
       self, name, variable, four, one
   ):
-    wanted = "--config.search.mesh.data="
+    expected = "--config.search.mesh.data="
     of_all = {variable: four, "CONFIG": "configs/countdown.py"}
     for count, used in ((four, "4"), (one, "1")):
       shown = self.dry(name, **{**of_all, variable: count})
-      self.assertEqual(set(re.findall(rf"{wanted}(\S+)", shown)), {used})
+      self.assertEqual(set(re.findall(rf"{expected}(\S+)", shown)), {used})
     own = "--config.search.mesh.tensor=4"
     shown = self.dry(name, **{**of_all, "SETTINGS": own})
     self.assertIn(own, shown)
-    self.assertNotIn(wanted, shown)
+    self.assertNotIn(expected, shown)
     of_all["CONFIG"] = "configs/gsm8k/tba.py:hardware=v5e-16"
-    self.assertNotIn(wanted, self.dry(name, **of_all))
+    self.assertNotIn(expected, self.dry(name, **of_all))
 
   def test_gke_has_the_fields_that_we_know(self):
     done = self.script("gke.sh", "render", IMAGE="here/tba:1", SEARCHERS="7",

@@ -59,7 +59,7 @@ class SetupVenvTest(parameterized.TestCase):
       self.write(self.bin / "uv", _UV)
     self.calls.write_text("")
     clean = {k: v for k, v in os.environ.items() if "PIP" not in k}
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", "-c", 'set -euo pipefail; source "$0"; setup_venv "$@"',
          _SCRIPT, self.root, *extras],
         capture_output=True, text=True, timeout=60,
@@ -70,7 +70,7 @@ class SetupVenvTest(parameterized.TestCase):
         },
     )  # fmt: skip
     calls = self.calls.read_text().splitlines()
-    return done, [call.partition(" ")[0] for call in calls], calls
+    return process, [call.partition(" ")[0] for call in calls], calls
 
   @pytest.mark.slow
   def test_uv_installs_if_available(self):

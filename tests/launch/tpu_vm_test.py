@@ -82,7 +82,7 @@ class TpuVmTest(absltest.TestCase):
       (self.folder / name).chmod(0o755)
 
   def run_script(self, *arguments, **variables):
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", str(_SCRIPT), *arguments],
         env={
             "PATH": f"{self.folder}:{os.environ['PATH']}",
@@ -100,10 +100,10 @@ class TpuVmTest(absltest.TestCase):
         text=True,
         timeout=60,
     )
-    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertEqual(process.returncode, 0, process.stderr)
     called = (self.folder / "called").read_text()
     (self.folder / "called").unlink()
-    return done.stdout, called.splitlines()
+    return process.stdout, called.splitlines()
 
   def count(self, call):
     """Returns how often systemctl was called so."""
@@ -174,13 +174,13 @@ class TpuVmTest(absltest.TestCase):
     self.run_script("up")
     units = sorted(map(str, self.folder.glob("tba-*.service")))
     self.assertLen(units, 5)
-    done = subprocess.run(
+    process = subprocess.run(
         [verify, "verify", "--man=no", *units],
         capture_output=True,
         text=True,
         timeout=60,
     )
-    self.assertEqual((done.returncode, done.stderr), (0, ""))
+    self.assertEqual((process.returncode, process.stderr), (0, ""))
 
   def test_resumes_interrupted_run(self):
     self.run_script("up")

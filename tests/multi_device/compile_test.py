@@ -298,26 +298,26 @@ class CompileTest(parameterized.TestCase):
         *("v5e:4x4", "v5e:2x2"),
     )
     self.assertEqual(done.returncode, 0, done.stderr)
-    found = json.loads((workdir / "compile.json").read_text())
+    result = json.loads((workdir / "compile.json").read_text())
     self.assertEqual(
-        found["topology"], {"trainer": "v5e:4x4", "searcher": "v5e:2x2"}
+        result["topology"], {"trainer": "v5e:4x4", "searcher": "v5e:2x2"}
     )
     of_trainer = ["train_step", "reference", "publish", "reward_model"]
     names = [*of_trainer, "prefill", "decode_chunk", "searcher_reward_model"]
-    self.assertEqual(list(found["programs"]), names)
-    parts = found["held"]["searcher"]
+    self.assertEqual(list(result["programs"]), names)
+    parts = result["held"]["searcher"]
     # Float32, less the policy's head, beside params published in bfloat16.
     self.assertBetween(parts["reward_model"] / parts["params"], 1.6, 2.0)
     config = load.load_config("configs/tldr/tba.py:hardware=v5e-16", overrides)
-    check_agreement(self, found, config, "tpu")
-    for name, program in found["programs"].items():
+    check_agreement(self, result, config, "tpu")
+    for name, program in result["programs"].items():
       self.assertIn(name, done.stdout)
       self.assertTrue(program["fits"])
       self.assertGreater(program["argument_bytes"], 0)
       # Holdings of the role count, whoever's argument they are.
       role = "trainer" if name in of_trainer else "searcher"
       self.assertGreaterEqual(
-          program["peak_bytes"], sum(found["held"][role].values())
+          program["peak_bytes"], sum(result["held"][role].values())
       )
       # Only the trainer's params are split.
       split = name in of_trainer
@@ -325,7 +325,7 @@ class CompileTest(parameterized.TestCase):
       self.assertEqual(program["flops"] > 0, name != "publish")
       self.assertIn("ENTRY", (workdir / "hlo" / f"{name}.txt").read_text())
     # The state is updated in place.
-    self.assertGreater(found["programs"]["train_step"]["alias_bytes"], 0)
+    self.assertGreater(result["programs"]["train_step"]["alias_bytes"], 0)
 
   def test_mesh_that_does_not_divide_is_refused(self):
     done = run(_CONFIG, "--config.init=scratch", "--config.mesh.tensor=4")
@@ -343,9 +343,9 @@ class CompileTest(parameterized.TestCase):
       params = _WEIGHTS + _VOCABULARY * _WIDTH
       self.assertLess(received / params, 10.5)
       # Padding that is left out costs nothing, and moves nothing.
-      found = done.stdout.splitlines()[1].split()
-      self.assertAlmostEqual(float(found[0]) / received, 1, delta=0.02)
-      self.assertLess(float(found[1]) / flops, 0.5)
+      result = done.stdout.splitlines()[1].split()
+      self.assertAlmostEqual(float(result[0]) / received, 1, delta=0.02)
+      self.assertLess(float(result[1]) / flops, 0.5)
 
 
 def ideal_bytes(data=1, fsdp=1, sequence=1, tensor=1):

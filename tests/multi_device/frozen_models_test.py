@@ -62,9 +62,9 @@ class FrozenTest(parameterized.TestCase):
     self.read, whole = [], hf_files.WeightFiles.read
 
     def count(files, name, index):
-      found = whole(files, name, index)
-      self.read.append(found.nbytes)
-      return found
+      result = whole(files, name, index)
+      self.read.append(result.nbytes)
+      return result
 
     self.enter_context(mock.patch.object(hf_files.WeightFiles, "read", count))
 
@@ -139,9 +139,9 @@ class FrozenTest(parameterized.TestCase):
     )
     victim = lambda *mesh: red_team_models.load_victim(self.config, task, *mesh)
     expected = victim().answer(["ab", "cde"], visit=0)
-    found = victim(_mesh(fsdp=4, tensor=2))
-    self.assertLess(max(self.held(found._params)), sum(self.sizes) / 4)
-    self.assertEqual(found.answer(["ab", "cde"], visit=0), expected)
+    actual = victim(_mesh(fsdp=4, tensor=2))
+    self.assertLess(max(self.held(actual._params)), sum(self.sizes) / 4)
+    self.assertEqual(actual.answer(["ab", "cde"], visit=0), expected)
 
   def test_encoder_has_axes_of_its_params(self):
     config = encoder_lib.EncoderConfig(

@@ -67,11 +67,11 @@ class SplashTest(parameterized.TestCase):
         kernels_on_cpu.patch("splash"),
         mock.patch.object(kernels, "splash", splash),
     ):
-      found = gradients(
+      result = gradients(
           lambda *qkv: kernels.attend_last("splash", parts, *qkv, mask, 0)
       )
     self.assertEqual(set(shapes), {own_shape})
-    chex.assert_trees_all_close(found, gradients(plain), rtol=1e-5, atol=2e-5)
+    chex.assert_trees_all_close(result, gradients(plain), rtol=1e-5, atol=2e-5)
 
 
 class RaggedTest(parameterized.TestCase):
@@ -119,7 +119,7 @@ class RaggedTest(parameterized.TestCase):
         *(mesh, ("data",), (), ("tensor",)),
     )
     with mock.patch.object(ragged_attention, "pages", pages):
-      found = jax.jit(fn)(q, k, v)
+      actual = jax.jit(fn)(q, k, v)
     self.assertEqual(set(shapes), {own_shape})
     expected, _ = cache.attend(layer, updates, q, k, v)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)

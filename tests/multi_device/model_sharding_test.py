@@ -123,13 +123,13 @@ class ModelShardingTest(parameterized.TestCase):
   def test_batch_of_one_device_is_spread_over_all(self, **sizes):
     mesh = sharding.make_mesh(sizes)
     spread, batch = sharding.make_spread(mesh), _batch()
-    found, expected = spread(batch), sharding.shard_batch(batch, mesh)
-    for name, array in found.items():
+    actual, expected = spread(batch), sharding.shard_batch(batch, mesh)
+    for name, array in actual.items():
       self.assertTrue(
           array.sharding.is_equivalent_to(expected[name].sharding, array.ndim)
       )
       self.assertEqual(array.dtype, expected[name].dtype)
-    chex.assert_trees_all_equal(found, expected)
+    chex.assert_trees_all_equal(actual, expected)
     # Prompts that do not divide are on every device.
     five = spread({"x": np.ones((5, 2), np.float32)})["x"]
     self.assertTrue(five.is_fully_replicated)

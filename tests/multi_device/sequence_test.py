@@ -76,8 +76,8 @@ def run_steps(mesh_name, num_steps=2, **changes):
   for step in range(num_steps):
     batch = tiny_model.make_batch(num_prompts=NUM_PROMPTS, seed=step)
     batch = sharding.shard_batch(batch, mesh)
-    state, found = step_fn(state, batch)
-    metrics.append(jax.device_get(found))
+    state, result = step_fn(state, batch)
+    metrics.append(jax.device_get(result))
   return jax.device_get(state.params), metrics
 
 
@@ -179,8 +179,8 @@ class FunctionsTest(parameterized.TestCase):
         mock.patch.object(kernels, "choose", lambda *_: kernel),
         kernels_on_cpu.patch(kernel),
     ):
-      found = _gradients(mean, params, batch, make_config(mesh_name))
-    chex.assert_trees_all_close(found, expected, **TOLERANCE)
+      actual = _gradients(mean, params, batch, make_config(mesh_name))
+    chex.assert_trees_all_close(actual, expected, **TOLERANCE)
 
   def test_adapters_of_experts_have_gradients_of_one_device(self):
     model = tiny_model.make_model(
@@ -272,10 +272,10 @@ class MemoryTest(parameterized.TestCase):
     # Chunks are bounded by a device's own share, here one prompt.
     own = "2,1" if has_rows else f"1,{K}"
     self.assertRegex(text, rf"f32\[(1,)*{own},{positions},512\]")
-    found = hlo.costs(text)
+    result = hlo.costs(text)
     # All in float32: a param is gathered for the forward and the backward pass,
     # unless moving its product is cheaper, and its gradient is reduced.
-    self.assertLess(found.collective_bytes / num_params, 10.5)
+    self.assertLess(result.collective_bytes / num_params, 10.5)
 
   def test_activations_are_split(self):
     B, K, P, T = 2, 2, 64, 128

@@ -136,10 +136,10 @@ class Confined(parameterized.TestCase):
     process = self.start(user, *texts)
     out, err = process.communicate(timeout=600)
     self.assertEqual(process.returncode, 0, err)
-    found = json.loads(out)
-    messages = [m for kind, m in found["events"] if kind == "sandbox_limited"]
+    result = json.loads(out)
+    messages = [m for kind, m in result["events"] if kind == "sandbox_limited"]
     self.assertLessEqual(len(messages), 1)
-    return found["answers"], "".join(messages)
+    return result["answers"], "".join(messages)
 
   def keys(self, user: str, *texts: str) -> tuple[list[str | None], str]:
     answers, message = self.judge(user, *texts)

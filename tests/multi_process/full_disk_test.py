@@ -45,11 +45,11 @@ class SaveTest(parameterized.TestCase):
     """Has processes save; returns what each printed, and the directory."""
     directory = self.create_tempdir().full_path
     address = f"127.0.0.1:{processes.free_port()}"
-    found = harness.run_together(
+    result = harness.run_together(
         [save_child.__file__, i, address, directory, what]
         for i, what in enumerate(whats)
     )
-    return [out for out, _, _ in found], directory
+    return [out for out, _, _ in result], directory
 
   def check_restores(self, directory, step):
     saver = checkpoint.Checkpointer(directory, keep=2)

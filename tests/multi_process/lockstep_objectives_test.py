@@ -196,13 +196,13 @@ class LockstepObjectivesTest(parameterized.TestCase):
     out = f"{workdir}/single.npz"
     self.trainer.start("single", workdir, out)
     self.assertEqual(self.trainer.status(), 0, self.trainer.text())
-    found = harness.params_of(workdir, num_steps)
+    actual = harness.params_of(workdir, num_steps)
     expected = dict(np.load(out, allow_pickle=False))
-    self.assertCountEqual(found, expected)
+    self.assertCountEqual(actual, expected)
     for name, leaf in expected.items():
       self.assertTrue(np.isfinite(leaf).all(), name)
-      np.testing.assert_array_equal(found[name], leaf, err_msg=name)
-    self.found = found
+      np.testing.assert_array_equal(actual[name], leaf, err_msg=name)
+    self.found = actual
 
   params: dict[str, dict[str, np.ndarray]] = {}
 

@@ -61,6 +61,6 @@ class RoundsTest(absltest.TestCase):
       self.assertEqual(again.wait(), 0, again.text())
       self.assert_cleanba(again)
       expected = harness.params_of(whole.workdir, _STEPS)
-      found = harness.params_of(again.workdir, _STEPS)
+      actual = harness.params_of(again.workdir, _STEPS)
       for name, leaf in expected.items():
-        np.testing.assert_array_equal(found[name], leaf, err_msg=name)
+        np.testing.assert_array_equal(actual[name], leaf, err_msg=name)

@@ -38,11 +38,11 @@ class SearcherDevicesTest(parameterized.TestCase):
     # On some CPUs the bits of a product depend on how many rows it has.
     _, expected = self.run_to_the_end("one")
     two = {"search.mesh.data": 2, "search.cpu_devices": 2}
-    _, found = self.run_to_the_end("two", **two)
-    self.assertCountEqual(found, expected)
+    _, actual = self.run_to_the_end("two", **two)
+    self.assertCountEqual(actual, expected)
     for name, leaf in expected.items():
       np.testing.assert_allclose(
-          found[name], leaf, rtol=1e-3, atol=1e-4, err_msg=name
+          actual[name], leaf, rtol=1e-3, atol=1e-4, err_msg=name
       )
 
   def test_params_arrive_in_trainer_shards(self):

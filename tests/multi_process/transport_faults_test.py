@@ -244,8 +244,8 @@ class HostLossTest(parameterized.TestCase):
 
   def wait_for_generation(self, generation):
     def is_announced():
-      found = locator.read_locator(self.path)
-      return found is not None and found.generation == generation
+      result = locator.read_locator(self.path)
+      return result is not None and result.generation == generation
 
     waiting.wait_until(is_announced)
     return locator.read_locator(self.path)

@@ -158,8 +158,8 @@ class RulesTest(parameterized.TestCase):
     config.sampling.update(max_prompt_tokens=96, max_completion_tokens=length)
     here = dataclasses.replace(hardware.HARDWARE[where], devices=1)
     machine = defaults.Machine(here, where)
-    *found, _ = defaults.micro_batch(config, _model(name), machine)
-    self.assertEqual(tuple(found), sizes)
+    *result, _ = defaults.micro_batch(config, _model(name), machine)
+    self.assertEqual(tuple(result), sizes)
 
   def test_micro_batch_has_prompt_for_each_shard(self):
     config = settings.get_config()
@@ -243,9 +243,9 @@ class ProposeTest(parameterized.TestCase):
     for name, (billions, most) in hardware.MODELS.items():
       if name in _SHAPES:
         self.use(name)
-        found = hardware.size_of(self.config)
-        self.assertAlmostEqual(found[0], billions, delta=0.006, msg=name)
-        self.assertEqual(found[1], most, name)
+        result = hardware.size_of(self.config)
+        self.assertAlmostEqual(result[0], billions, delta=0.006, msg=name)
+        self.assertEqual(result[1], most, name)
 
   @parameterized.parameters(
       ("Qwen/Qwen3-0.6B", "8xh100", dict(fsdp=2, searchers=6, tensor=1)),
@@ -254,11 +254,11 @@ class ProposeTest(parameterized.TestCase):
   )
   def test_any_model_gets_mesh(self, name, where, sizes):
     self.use(name)
-    found = hardware.propose(self.config, hardware.HARDWARE[where])
-    self.assertEqual(set(found), set(hardware.MESH_KEYS))
-    self.assertEqual(found["mesh.fsdp"], sizes["fsdp"])
-    self.assertEqual(found["search.num_searchers"], sizes["searchers"])
-    self.assertEqual(found["search.mesh.tensor"], sizes["tensor"])
+    result = hardware.propose(self.config, hardware.HARDWARE[where])
+    self.assertEqual(set(result), set(hardware.MESH_KEYS))
+    self.assertEqual(result["mesh.fsdp"], sizes["fsdp"])
+    self.assertEqual(result["search.num_searchers"], sizes["searchers"])
+    self.assertEqual(result["search.mesh.tensor"], sizes["tensor"])
     self.assertEqual(self.config.mesh.fsdp, 1)  # Proposed alone.
 
   def test_error_suggests_fitting_hardware(self):
@@ -363,15 +363,15 @@ class ChooseTest(parameterized.TestCase):
     self.assertEqual(self.config.sampling.max_prompt_tokens, 1024)
 
   def test_hosts_choose_same_defaults(self):
-    found = []
+    result = []
     for devices in (("gpu", 80, 8, "eight"), ("cpu", 4, 1, "a CPU")):
       config = settings.get_config()
       config.init, config.task = self.config.init, self.config.task
       with mock.patch.object(accelerators, "memory", return_value=devices):
         config = settle.settle(config, None, "searcher")
-      found.append(load.flatten(config))
-    self.assertEqual(*found)
-    self.assertEqual(found[0]["mesh.fsdp"], 1)
+      result.append(load.flatten(config))
+    self.assertEqual(*result)
+    self.assertEqual(result[0]["mesh.fsdp"], 1)
 
   def test_machine_with_several_devices_gets_mesh(self):
     devices = "gpu", 80, 8, "eight GPUs"

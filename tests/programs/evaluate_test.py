@@ -91,9 +91,9 @@ class EvaluateTest(absltest.TestCase):
   def test_run_of_more_devices_than_are_here(self):
     config = self.config.copy_and_resolve_references()
     config.mesh.data = 2 * jax.device_count()
-    found = evaluate.run(config, self.workdir, ["3"])["checkpoint 3"]
+    actual = evaluate.run(config, self.workdir, ["3"])["checkpoint 3"]
     expected = without_time(self.found["checkpoint 3"])
-    self.assertEqual(without_time(found), expected)
+    self.assertEqual(without_time(actual), expected)
 
   def test_adds_to_existing_results(self):
     others = {

@@ -97,10 +97,10 @@ class ProgramCase(absltest.TestCase):
     # Padded, so that one compilation is enough.
     padded = np.array([tokens + [0] * (16 - len(tokens))])
     logits = self.forward(self.params, padded, np.ones(padded.shape))
-    found = logprobs.token_logprobs(
+    result = logprobs.token_logprobs(
         logits[:, :-1], jnp.asarray(padded[:, 1:]), temperature=temperature
     )
-    return np.asarray(found)[0, len(prompt) - 1 : len(tokens) - 1]
+    return np.asarray(result)[0, len(prompt) - 1 : len(tokens) - 1]
 
 
 class GenerateTest(ProgramCase):
@@ -130,8 +130,8 @@ class GenerateTest(ProgramCase):
     self.run_program(generate__batch_lines=5)
     config = self.config(generate__input="", generate__output="")
     inputs = [f"{n}+{n}=" for n in range(4)] + [{"prompt": "4+4="}]
-    found = programs_generate.complete(config, inputs)
-    lines = [{"line": n, **r} for n, r in enumerate(found, start=1)]
+    result = programs_generate.complete(config, inputs)
+    lines = [{"line": n, **r} for n, r in enumerate(result, start=1)]
     self.assertEqual(lines, self.records())
     self.assertEqual(programs_generate.complete(config, []), [])
     with self.assertRaisesRegex(ValueError, "input 2: the prompt is empty"):
@@ -464,9 +464,9 @@ class ScoreTest(ProgramCase):
         *({"prompt": p, "completion": c, "id": f"x{p}"} for p, c in pairs)
     )
     self.assertEqual(self.run_program(sampling__temperature=0.5), 0)
-    found = self.records()
-    self.assertEqual([r["line"] for r in found], [1, 2, 3])
-    for (prompt, completion), record in zip(pairs, found):
+    actual = self.records()
+    self.assertEqual([r["line"] for r in actual], [1, 2, 3])
+    for (prompt, completion), record in zip(pairs, actual):
       ids = self.tokenizer.encode(completion)
       self.assertEqual(record["token_ids"], ids)
       self.assertEqual(record["id"], f"x{prompt}")
@@ -681,5 +681,5 @@ class LinesTest(absltest.TestCase):
           mock.patch.object(processes, "prepare_compiling"),
           contextlib.redirect_stderr(io.StringIO()),
       ):
-        found = programs_generate.run_score(self.config, None, [])
-      self.assertEqual(found, status)
+        actual = programs_generate.run_score(self.config, None, [])
+      self.assertEqual(actual, status)

@@ -388,13 +388,13 @@ class SuperviseTest(supervise_case.SuperviseCase):
     def trainer(child):
       if child.name != "trainer-0":
         return
-      found = next(generations, None)
-      if found is None:
+      result = next(generations, None)
+      if result is None:
         child.process.status = 0
         self.write("result.json", supervise_case.RESULT)
       else:
         self.run_info.locator.write_text(
-            json.dumps({"generation": found, "pid": 900 + found})
+            json.dumps({"generation": result, "pid": 900 + result})
         )
 
     self.children.on_poll = trainer

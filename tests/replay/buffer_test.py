@@ -45,11 +45,11 @@ class InsertTest(parameterized.TestCase):
       buffer.insert(group, 0)
       invariants.check_buffer(buffer)
     for step in range(4):
-      found, wanted = (b.sample(2, 4, step) for b in (with_it, without))
-      chex.assert_trees_all_equal(vars(found), vars(wanted))
-      self.assertTrue(np.isfinite(found.rewards).all())
+      result, expected = (b.sample(2, 4, step) for b in (with_it, without))
+      chex.assert_trees_all_equal(vars(result), vars(expected))
+      self.assertTrue(np.isfinite(result.rewards).all())
       # All three, and one of them twice.
-      (row,) = found.ids[found.prompt_ids == 1]
+      (row,) = result.ids[result.prompt_ids == 1]
       self.assertLen(set(row.tolist()), 3)
 
   def test_group_without_reward_leaves_no_trace(self):
@@ -166,8 +166,8 @@ class StalenessTest(absltest.TestCase):
         (3, 42, 0),
     ]
     epochs, versions, expected = np.array(cases).T
-    found = buffer_lib.staleness(starts, epochs, versions, 42)
-    self.assertEqual(found.tolist(), expected.tolist())
+    actual = buffer_lib.staleness(starts, epochs, versions, 42)
+    self.assertEqual(actual.tolist(), expected.tolist())
 
   def test_draw_has_staleness_of_each_epoch(self):
     buffer = make_buffer(recent_window_steps=9)
@@ -607,13 +607,13 @@ class UseTest(absltest.TestCase):
     buffer.insert(make_group(2, [[4], [5]]), 0)
     draws = [buffer.sample(1, 2, 0) for _ in range(2)]
     of_prompt = {int(draw.prompt_ids[0]): draw for draw in draws}
-    found = dict(
+    result = dict(
         zip(
             of_prompt[1].completion_lengths[0].tolist(),
             of_prompt[1].ref_logprobs[0].tolist(),
         )
     )
-    self.assertEqual(found, {2: [-1, -2, 0, 0], 1: [-3, 0, 0, 0]})
+    self.assertEqual(result, {2: [-1, -2, 0, 0], 1: [-3, 0, 0, 0]})
     self.assertEqual(of_prompt[1].ref_versions.tolist(), [[0, 0]])
     self.assertEqual(of_prompt[2].ref_versions.tolist(), [[-1, -1]])
 

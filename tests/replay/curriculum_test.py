@@ -76,12 +76,12 @@ class DifficultyOrderTest(parameterized.TestCase):
       seen[prompt_id] += 1
 
   def test_unjudged_completions_are_not_counted(self):
-    order, wanted = _make(), _make()
+    order, expected = _make(), _make()
     order.note(_group(3, 1.0, np.nan, 0.0))
-    wanted.note(_group(3, 1.0, 0.0))
+    expected.note(_group(3, 1.0, 0.0))
     order.note(_group(3, np.nan, np.nan))
     for name, values in order.get_state().items():
-      np.testing.assert_array_equal(values, wanted.get_state()[name])
+      np.testing.assert_array_equal(values, expected.get_state()[name])
 
   def test_newer_visit_weighs_more(self):
     order = _make()
@@ -136,5 +136,5 @@ class DifficultyOrderTest(parameterized.TestCase):
     order = _make(prompt_ids=ids)
     order.note(_group(ids[-1], 1.0))
     order.extend(_N + _ROUND)
-    found = {order.prompt(i)[0] for i in range(_N + _ROUND)}
-    self.assertEqual(found, set(ids))
+    result = {order.prompt(i)[0] for i in range(_N + _ROUND)}
+    self.assertEqual(result, set(ids))

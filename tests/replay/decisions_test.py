@@ -57,14 +57,14 @@ class DecisionsTest(absltest.TestCase):
 
   def test_step_is_read_as_it_was_written(self):
     self.write(self.open(1, 0), 0, 1)
-    found = decisions.read(self.workdir).steps[1]
-    self.assertEqual(found.decision, decisions.Decision(10, True, 0.5))
-    self.assertEqual(found.draw, decisions.sums_of(self.draw))
-    self.assertEqual(found.start.config, {"seed": 1})
-    self.assertEqual(list(found.metrics), ["loss", "grad_norm"])
+    result = decisions.read(self.workdir).steps[1]
+    self.assertEqual(result.decision, decisions.Decision(10, True, 0.5))
+    self.assertEqual(result.draw, decisions.sums_of(self.draw))
+    self.assertEqual(result.start.config, {"seed": 1})
+    self.assertEqual(list(result.metrics), ["loss", "grad_norm"])
     # All bits, whatever JSON can say.
-    self.assertEqual(found.metrics["loss"], np.float32(0.1))
-    self.assertTrue(np.isnan(found.metrics["grad_norm"]))
+    self.assertEqual(result.metrics["loss"], np.float32(0.1))
+    self.assertTrue(np.isnan(result.metrics["grad_norm"]))
 
   def test_each_field_of_draw_has_sum(self):
     before = decisions.sums_of(self.draw)
@@ -80,8 +80,8 @@ class DecisionsTest(absltest.TestCase):
   def test_newer_start_replaces_steps_from_its_own_on(self):
     self.write(self.open(1, 0), 0, 1, 2, 3)
     self.write(self.open(2, 2), 2)
-    found = decisions.read(self.workdir)
-    epochs = {step: x.start.epoch for step, x in found.steps.items()}
+    result = decisions.read(self.workdir)
+    epochs = {step: x.start.epoch for step, x in result.steps.items()}
     self.assertEqual(epochs, {0: 1, 1: 1, 2: 2})
 
   def test_names_of_metrics_may_change_on_way(self):
@@ -98,9 +98,9 @@ class DecisionsTest(absltest.TestCase):
     with open(path, "r+b") as file:
       file.truncate(file.seek(0, 2) - 9)
     self.write(self.open(2, 1), 1)
-    found = decisions.read(self.workdir)
+    result = decisions.read(self.workdir)
     self.assertEqual(
-        {0: 1, 1: 2}, {s: x.start.epoch for s, x in found.steps.items()}
+        {0: 1, 1: 2}, {s: x.start.epoch for s, x in result.steps.items()}
     )
 
   def test_full_disk_is_reported_once_and_ends_nothing(self):

@@ -39,12 +39,12 @@ class PromptOrderTest(absltest.TestCase):
 
   def test_threads_may_share_order(self):
     order = prompt_order.PromptOrder(50, seed=1)
-    wanted = [prompt_order.PromptOrder(50, seed=1).prompt(p)
+    expected = [prompt_order.PromptOrder(50, seed=1).prompt(p)
               for p in range(0, 5000, 50)]  # fmt: skip
     with futures.ThreadPoolExecutor(8) as pool:
       for _ in range(20):
         self.assertEqual(list(pool.map(order.prompt, range(0, 5000, 50))),
-                         wanted)  # fmt: skip
+                         expected)  # fmt: skip
 
 
 class PositionsTest(absltest.TestCase):

@@ -37,10 +37,10 @@ class EditDistanceTest(parameterized.TestCase):
     word = lambda text: np.array([ord(letter) for letter in text])
     stored = ["sitting", "kitten", "", "kittens", "mitten"]
     tokens = _padded([word(text) for text in stored], 8)
-    found = similarity.edit_distances(
+    result = similarity.edit_distances(
         word("kitten"), tokens, np.array([len(text) for text in stored])
     )
-    self.assertEqual(found.tolist(), [3, 0, 6, 1, 1])
+    self.assertEqual(result.tolist(), [3, 0, 6, 1, 1])
 
   @parameterized.parameters(0.1, 0.25, 0.5)
   def test_is_similar_below_share_of_both_lengths(self, limit):
@@ -51,5 +51,5 @@ class EditDistanceTest(parameterized.TestCase):
           _distance(one, other) < limit * (len(one) + len(other))
           for other in others
       ]
-      found = similarity.similar_by_edits(one, others, limit)
-      np.testing.assert_array_equal(found, expected)
+      actual = similarity.similar_by_edits(one, others, limit)
+      np.testing.assert_array_equal(actual, expected)

@@ -221,18 +221,18 @@ class CollapseTest(parameterized.TestCase):
   @parameterized.parameters(*COLLAPSED)
   def test_names_cause(self, cause):
     records = train(**COLLAPSED[cause])
-    found = find(records)
-    self.assertEqual(found.cause, cause, found.sentence)
-    self.assertIsNone(found.until)
+    result = find(records)
+    self.assertEqual(result.cause, cause, result.sentence)
+    self.assertIsNone(result.until)
     self.assertStartsWith(
-        found.sentence, f"Collapse by {cause} since step {found.step}: "
+        result.sentence, f"Collapse by {cause} since step {result.step}: "
     )
     # Numbers depend on the machine.
     words = lambda line: re.sub(r"\d[\d.e-]*", "#", line)
     frozen = findings_test.FINDINGS[f"trained, {cause}"]["collapse"]
-    self.assertEqual(words(found.line), words(frozen))
+    self.assertEqual(words(result.line), words(frozen))
     # Before it went wrong, the same run is healthy.
-    self.assertIsNone(find(records[: found.step]))
+    self.assertIsNone(find(records[: result.step]))
 
   @parameterized.parameters(*HEALTHY)
   def test_is_silent_about_healthy_runs(self, name):

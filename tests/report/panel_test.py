@@ -104,9 +104,9 @@ class FollowerTest(absltest.TestCase):
         reward, entropy = (0.5, 1.0) if step < 6000 else (0.1, 0.02)
         record = {"train/reward_mean": reward, "train/entropy": entropy}
         f.write(json.dumps({"step": step} | record) + "\n")
-    found = run_state.Follower(self.workdir).read().collapse
-    self.assertEqual(found.cause, "entropy")
-    self.assertAlmostEqual(found.step, 6000, delta=100)
+    result = run_state.Follower(self.workdir).read().collapse
+    self.assertEqual(result.cause, "entropy")
+    self.assertAlmostEqual(result.step, 6000, delta=100)
 
   def test_shows_newest_error_and_event(self):
     events = metrics.EventLog(

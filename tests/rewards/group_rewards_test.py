@@ -79,7 +79,7 @@ class GroupRewardsTest(parameterized.TestCase):
         events[0], "row rows.jsonl:3: .*group_rewards_test.py:.*no gold"
     )
     if backend == "pool":
-      found = rewards((3, "a"), (3, "b"), (0, "a"))
-      self.assertTrue(all(map(math.isnan, found[:2])))
-      self.assertEqual(found[2], 10.0)
+      result = rewards((3, "a"), (3, "b"), (0, "a"))
+      self.assertTrue(all(map(math.isnan, result[:2])))
+      self.assertEqual(result[2], 10.0)
       self.assertEqual(judge.totals()["failures"]["deadline"], 2)

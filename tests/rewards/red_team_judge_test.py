@@ -76,15 +76,15 @@ class JudgeTest(absltest.TestCase):
         "samples": [{"completion": text} for text in texts],
         "right": right,
     }
-    found = self.judge.set_metrics(
+    result = self.judge.set_metrics(
         [
             prompt(["red fig", "red fig"], [True, True]),
             prompt(["blue sky"], [False]),
         ]
     )
     # One of three pairs is equal, two share no word.
-    self.assertAlmostEqual(found["cosine_distance"], 2 / 3, places=5)
-    self.assertAlmostEqual(found["cosine_distance_right"], 0.0, places=5)
+    self.assertAlmostEqual(result["cosine_distance"], 2 / 3, places=5)
+    self.assertAlmostEqual(result["cosine_distance_right"], 0.0, places=5)
 
 
 class CosineDistanceTest(absltest.TestCase):

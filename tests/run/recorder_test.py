@@ -499,10 +499,10 @@ class SearcherTotalsTest(absltest.TestCase):
     self.totals = recorder_lib.SearcherTotals()
 
   def test_means_since_last_call(self):
-    found = self.update(a=_lease(4, {"x": 2.0}), b=_lease(6, {"x": 4.0}))
-    self.assertEqual(found, {"x": 0.6})
-    found = self.update(a=_lease(8, {"x": 2.0}), b=_lease(6, {"x": 4.0}))
-    self.assertEqual(found, {"x": 0.0})
+    result = self.update(a=_lease(4, {"x": 2.0}), b=_lease(6, {"x": 4.0}))
+    self.assertEqual(result, {"x": 0.6})
+    result = self.update(a=_lease(8, {"x": 2.0}), b=_lease(6, {"x": 4.0}))
+    self.assertEqual(result, {"x": 0.0})
     self.assertEqual(self.totals.take_rewards(), {})
 
   def test_failures_are_not_in_mean(self):
@@ -513,11 +513,11 @@ class SearcherTotalsTest(absltest.TestCase):
 
   def test_part_averages_over_completions_with_part(self):
     counts = {"x": 2, "y": 4}
-    found = self.update(a=_lease(6, {"x": 1.0, "y": 3.0}, counts))
-    self.assertEqual(found, {"x": 0.5, "y": 0.75})
+    result = self.update(a=_lease(6, {"x": 1.0, "y": 3.0}, counts))
+    self.assertEqual(result, {"x": 0.5, "y": 0.75})
     counts = {"x": 2, "y": 5}
-    found = self.update(a=_lease(7, {"x": 1.0, "y": 3.0}, counts))
-    self.assertEqual(found, {"y": 0.0})
+    result = self.update(a=_lease(7, {"x": 1.0, "y": 3.0}, counts))
+    self.assertEqual(result, {"y": 0.0})
 
   def test_counts_failures_of_whole_run(self):
     self.update(a=_lease(4, {}, crash=1))

@@ -264,8 +264,8 @@ class RunDirectoryTest(parameterized.TestCase):
 
   def test_another_host_joins_run(self):
     run, _ = self.create()
-    found = locator.Locator(run.run_id, 1, "127.0.0.1:1", 7)
-    locator.write_locator(run.locator, found)
+    result = locator.Locator(run.run_id, 1, "127.0.0.1:1", 7)
+    locator.write_locator(run.locator, result)
     announcer = locator.Announcer("127.0.0.1:0", run.secret, run.locator)
     self.addCleanup(announcer.close)
     secret = self.workdir.parent / "secret"
@@ -281,7 +281,7 @@ class RunDirectoryTest(parameterized.TestCase):
     away = self.workdir.parent / "away"
     joined = run_directory.open_run(str(away), config)
     self.assertEqual(joined.run_id, run.run_id)
-    self.assertEqual(joined.finder(), found)
+    self.assertEqual(joined.finder(), result)
     saved = json.loads((away / "config.json").read_text())
     self.assertEqual(saved["run_id"], run.run_id)
     # A host with another secret does not join.
@@ -347,13 +347,13 @@ class LockTest(absltest.TestCase):
   def test_reports_last_process(self):
     self.assertIsNone(run_directory.last_process(self.workdir))
     other = self.hold()
-    found = run_directory.last_process(self.workdir)
-    self.assertEqual(found, (other.pid, True))
+    result = run_directory.last_process(self.workdir)
+    self.assertEqual(result, (other.pid, True))
     self.assertIsNone(run_directory.last_process(self.workdir, "trainer"))
     other.kill()
     other.wait()
-    found = run_directory.last_process(self.workdir)
-    self.assertEqual(found, (other.pid, False))
+    result = run_directory.last_process(self.workdir)
+    self.assertEqual(result, (other.pid, False))
 
   def test_lock_check_refuses_nobody(self):
     os.close(run_directory.lock(self.workdir))

@@ -81,5 +81,5 @@ class TrackioWriterTest(absltest.TestCase):
       )
     (path,) = folder.glob("*.db")
     with sqlite3.connect(path) as data:
-      found = list(data.execute("SELECT run_name, step FROM metrics"))
-    self.assertEqual(found, [("run-0a1b", step) for step in (0, 1, 1, 2)])
+      result = list(data.execute("SELECT run_name, step FROM metrics"))
+    self.assertEqual(result, [("run-0a1b", step) for step in (0, 1, 1, 2)])

@@ -89,8 +89,8 @@ class AnswerTest(absltest.TestCase):
   def test_streams_same_answer(self):
     call = schemas.read_completions(_body(tools=[_TOOL]))
     text = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
-    for said in ("ab", text):
-      whole = _answered(call, said)
+    for response in ("ab", text):
+      whole = _answered(call, response)
       *parts, end = completions.events(whole, has_usage=True)
       self.assertEqual(end, "data: [DONE]\n\n")
       first, last, usage = (json.loads(p.removeprefix("data: ")) for p in parts)

@@ -152,8 +152,8 @@ class FailuresTest(absltest.TestCase):
         with mock.patch.object(completions, "completion", _fails_second(error)):
           calls = [(kinds.CALL, id, None, _call(seed=n)) for n in range(2)]
           ids = self._submit(*calls)
-          for said in self._wait(*ids):
-            self.assertIn(str(error), said)
+          for response in self._wait(*ids):
+            self.assertIn(str(error), response)
         self.assertEqual(self.engine.episodes.read(id)["calls"], 0)
         (again,) = self._submit((kinds.CALL, id, None, _call(seed=2)))
         self.assertEqual(self._wait(again), [None])
@@ -230,8 +230,8 @@ class FailuresTest(absltest.TestCase):
     db.close()
     with self.assertLogs(level="ERROR") as logs:
       self._start()
-      for id, said in zip(ids, self._wait(*ids)):
-        self.assertIsNotNone(said, id)
+      for id, response in zip(ids, self._wait(*ids)):
+        self.assertIsNotNone(response, id)
       self.assertEqual(self._wait("c:end"), [None])
     self.assertIn("none:0 failed", "\n".join(logs.output))
     self.assertIn("no request 'of_another_version'", self._wait(ids[-1])[0])
@@ -270,9 +270,9 @@ class FailuresTest(absltest.TestCase):
           self.fail("was not killed")
       with self.assertLogs(level="ERROR") as logs:
         self._start()
-        said = self._wait(*ids)
-    self.assertEqual((said[0], said[2]), (None, None))
-    self.assertIn("s:1: the server was killed 3 times", said[1])
+        response = self._wait(*ids)
+    self.assertEqual((response[0], response[2]), (None, None))
+    self.assertIn("s:1: the server was killed 3 times", response[1])
     self.assertIn("s:1 (sample) is left out", logs.output[0])
 
   def test_clean_shutdown_is_not_crash_of_pending_requests(self):
@@ -340,5 +340,5 @@ class FailuresTest(absltest.TestCase):
         (kinds.LOAD, "s:m", 0, body.encode()),
         (kinds.SAVE, "s:m", 1, b"{}"),
     )
-    for said in self._wait(*ids):
-      self.assertIn("there is no such checkpoint", said)
+    for response in self._wait(*ids):
+      self.assertIn("there is no such checkpoint", response)

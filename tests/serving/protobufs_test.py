@@ -33,13 +33,13 @@ class ProtobufsTest(parameterized.TestCase):
     self.assertEqual(
         protobufs.address_of_pass(body), (serving_case.MODEL, 0, True)
     )
-    found = protobufs.unpack_pass(body)
-    self.assertEqual(found.loss, "ppo")
+    result = protobufs.unpack_pass(body)
+    self.assertEqual(result.loss, "ppo")
     self.assertEqual(
-        found.config, {"clip_low_threshold": 0.0, "x": "text", "y": ""}
+        result.config, {"clip_low_threshold": 0.0, "x": "text", "y": ""}
     )
-    self.assertTrue(found.forward_only)
-    first, second = found.data
+    self.assertTrue(result.forward_only)
+    first, second = result.data
     np.testing.assert_array_equal(first.tokens, [1, 2])
     np.testing.assert_array_equal(first.targets, [2, 3])
     np.testing.assert_array_equal(first.inputs["weights"], [0, 1])
@@ -53,10 +53,10 @@ class ProtobufsTest(parameterized.TestCase):
     body = protobufs.pack_pass_result(
         protobufs.PassResult(outputs, {"loss:sum": 0.5})
     )
-    found = protobufs.pass_result_to_json(body)
-    self.assertEqual(found["metrics"], {"loss:sum": 0.5})
-    for wanted, out in zip(outputs, found["loss_fn_outputs"], strict=True):
-      self.assertEqual(out["logprobs"]["data"], wanted["logprobs"].tolist())
+    result = protobufs.pass_result_to_json(body)
+    self.assertEqual(result["metrics"], {"loss:sum": 0.5})
+    for expected, out in zip(outputs, result["loss_fn_outputs"], strict=True):
+      self.assertEqual(out["logprobs"]["data"], expected["logprobs"].tolist())
 
   def test_completions_keep_their_ids_and_gaps(self):
     body = protobufs.pack_sample_result(
@@ -67,11 +67,11 @@ class ProtobufsTest(parameterized.TestCase):
             np.array([np.nan, -0.5], np.float32),
         )
     )
-    found = protobufs.sample_result_to_json(body)
-    self.assertEqual(found["prompt_logprobs"], [None, -0.5])
+    result = protobufs.sample_result_to_json(body)
+    self.assertEqual(result["prompt_logprobs"], [None, -0.5])
     self.assertEqual(
         [(s["tokens"], s["logprobs"], s["stop_reason"])
-         for s in found["sequences"]],
+         for s in result["sequences"]],
         [([7, 8], [-1.0, -2.0], "stop"), ([9], [-3.0], "length")],
     )  # fmt: skip
 
@@ -137,14 +137,14 @@ class ProtobufsTest(parameterized.TestCase):
 
   def test_nonfinite_results_are_json(self):
     values = np.array([np.nan, -np.inf, np.inf, 1.0], np.float32)
-    found = protobufs.pass_result_to_json(
+    result = protobufs.pass_result_to_json(
         protobufs.pack_pass_result(
             protobufs.PassResult([{"logprobs": values}], {"loss:sum": np.nan})
         )
     )
-    json.dumps(found, allow_nan=False)
-    self.assertEqual(found["metrics"], {"loss:sum": "NaN"})
+    json.dumps(result, allow_nan=False)
+    self.assertEqual(result["metrics"], {"loss:sum": "NaN"})
     self.assertEqual(
-        found["loss_fn_outputs"][0]["logprobs"]["data"],
+        result["loss_fn_outputs"][0]["logprobs"]["data"],
         ["NaN", "-Infinity", "Infinity", 1.0],
     )

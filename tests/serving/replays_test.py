@@ -184,12 +184,12 @@ class ServedReplayTest(absltest.TestCase):
     self.workdir = self.create_tempdir().full_path
     self.server, self.calls = self._start(), 0
     self.stops = stops
-    _, said = self._ask("create_session", {})
+    _, response = self._ask("create_session", {})
     status, made = self._ask(
         "create_replay",
         {
             **_BODY,
-            "session_id": said["session_id"],
+            "session_id": response["session_id"],
             "replay_seq_id": 0,
             "base_model": "scratch",
             "lora_config": {"rank": 2, "seed": 1},
@@ -232,8 +232,8 @@ class ServedReplayTest(absltest.TestCase):
     rewards = [float(s["tokens"][0] % 3) for s in result["sequences"]]
     body = {"request_id": asked["request_id"], "rewards": rewards}
     for _ in range(2):  # The second is the same.
-      status, said = self._ask(f"replays/{self.replay}/reward", body)
-      self.assertEqual(status, 200, said)
+      status, response = self._ask(f"replays/{self.replay}/reward", body)
+      self.assertEqual(status, 200, response)
 
   def _wait_for(self, step):
     def state():
@@ -269,22 +269,22 @@ class ServedReplayTest(absltest.TestCase):
 
   @pytest.mark.slow
   def test_trains_and_continues_after_restarts_with_same_bits(self):
-    wanted = self._play(stops=())
-    self.assertEqual([s["step"] for s in wanted["steps"]], [1, 2, 3])
-    self.assertEqual((wanted["running"], wanted["reason"]), (False, "done"))
-    self.assertEqual(wanted["counts"]["groups"], 6)
-    counts = wanted["counts"]
+    expected = self._play(stops=())
+    self.assertEqual([s["step"] for s in expected["steps"]], [1, 2, 3])
+    self.assertEqual((expected["running"], expected["reason"]), (False, "done"))
+    self.assertEqual(expected["counts"]["groups"], 6)
+    counts = expected["counts"]
     self.assertEqual(counts["entered"], 12)
     self.assertEqual(
         counts["trained"] + counts["untrained"] + counts["evicted"], 12
     )
     self.assertGreater(counts["trained"], 6)
     self.assertTrue(
-        all(s["metrics"]["grad_norm:mean"] > 0 for s in wanted["steps"])
+        all(s["metrics"]["grad_norm:mean"] > 0 for s in expected["steps"])
     )
     # Between a sample and its reward, and while a step is taken.
-    found = self._play(stops=(11, 15))
-    self.assertEqual(found["steps"], wanted["steps"])
+    result = self._play(stops=(11, 15))
+    self.assertEqual(result["steps"], expected["steps"])
     with self.subTest("says what a client may not ask of it"):
       for path, body, message in (
           ("optim_step", {"model_id": self.replay}, "the server numbers"),
@@ -297,7 +297,7 @@ class ServedReplayTest(absltest.TestCase):
           (
               "create_episode",
               {
-                  "sampling_session_id": found["sampling_session_id"],
+                  "sampling_session_id": result["sampling_session_id"],
                   "into": "replay",
                   "group": "a",
                   "num_episodes": 1,
@@ -305,19 +305,19 @@ class ServedReplayTest(absltest.TestCase):
               "2 episodes or more",
           ),
       ):
-        status, said = self._ask(path, body)
-        self.assertIn(message, said["error"])
+        status, response = self._ask(path, body)
+        self.assertIn(message, response["error"])
 
   def test_episodes_enter_as_group_once_all_have_finished(self):
     self.stops, self.calls = (), 0
     self.workdir = self.create_tempdir().full_path
     self.server = self._start()
-    _, said = self._ask("create_session", {})
+    _, response = self._ask("create_session", {})
     _, made = self._ask(
         "create_replay",
         {
             **_BODY,
-            "session_id": said["session_id"],
+            "session_id": response["session_id"],
             "replay_seq_id": 0,
             "base_model": "scratch",
         },
@@ -344,9 +344,9 @@ class ServedReplayTest(absltest.TestCase):
     waiting.wait_until(
         lambda: counts().get("entered") == 2, lambda: str(counts()), 60.0
     )
-    status, said = self._ask("create_episode", asked)
+    status, response = self._ask("create_episode", asked)
     self.assertEqual(status, 422)
-    self.assertIn("group a has its 3 episodes", said["error"])
+    self.assertIn("group a has its 3 episodes", response["error"])
 
   @pytest.mark.slow
   def test_begins_with_checkpoint(self):
@@ -383,8 +383,8 @@ class ServedReplayTest(absltest.TestCase):
     ):
       of = {**session, **of, "sampling_session_seq_id": number}
       _, other = self._ask("create_sampling_session", of)
-      found = scores(other["sampling_session_id"])
-      self.assertEqual(found == begun, is_same)
+      actual = scores(other["sampling_session_id"])
+      self.assertEqual(actual == begun, is_same)
     for changes, message in (
         (
             {"lora_config": lora},
@@ -392,7 +392,7 @@ class ServedReplayTest(absltest.TestCase):
         ),
         ({"model_path": f"{path}x"}, "no such checkpoint"),
     ):
-      _, said = self._ask(
+      _, response = self._ask(
           "create_replay", {**body, **changes, "replay_seq_id": 1}
       )
-      self.assertIn(message, said["error"])
+      self.assertIn(message, response["error"])

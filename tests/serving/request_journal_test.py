@@ -78,9 +78,9 @@ class JournalTest(absltest.TestCase):
       self._accept(seq, b"%d" % seq)
     self.journal.finish({f"m:{seq}": b"r" for seq in range(3)})
     self.journal.drop_bodies("m", 1)
-    found = list(self.journal.since("m", 1))
+    result = list(self.journal.since("m", 1))
     self.assertEqual(
-        [(r.seq, r.body, done) for r, done in found],
+        [(r.seq, r.body, done) for r, done in result],
         [(2, b"2", True), (3, b"3", False)],
     )
     self.assertIsNone(next(self.journal.since("m", 0))[0].body)

@@ -37,21 +37,21 @@ class CurvesTest(absltest.TestCase):
   @pytest.mark.slow
   def test_counts_samples_before_evaluation(self):
     config = self.make_config(4, 6, every_steps=2)
-    found = curves.run(config, staleness_steps=1)
-    self.assertEqual(found["steps"], [0, 2, 4])
+    result = curves.run(config, staleness_steps=1)
+    self.assertEqual(result["steps"], [0, 2, 4])
     per_step = 6 * config.search.samples_per_prompt
-    self.assertEqual(found["completions"], [0, 2 * per_step, 4 * per_step])
-    self.assertLen(found["rewards"], 4)
+    self.assertEqual(result["completions"], [0, 2 * per_step, 4 * per_step])
+    self.assertLen(result["rewards"], 4)
     for name in curves.EVALUATED:
-      self.assertLen(found[name], 3)
+      self.assertLen(result[name], 3)
 
   @pytest.mark.slow
   def test_counts_solution_once(self):
     config = self.make_config(2, 3, every_steps=1)
     judge = lambda *_: base.Judgement(1.0, "one")
     with mock.patch.object(countdown_task.Countdown, "judge", judge):
-      found = curves.run(config, staleness_steps=0)
-    self.assertEqual(found["solutions"], [0, 3, 6])
+      result = curves.run(config, staleness_steps=0)
+    self.assertEqual(result["solutions"], [0, 3, 6])
 
   @pytest.mark.slow
   def test_every_setting_is_allowed(self):

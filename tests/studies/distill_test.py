@@ -30,12 +30,12 @@ def _result(name, seed, kl):
 class DistillTest(parameterized.TestCase):
 
   def test_seconds_until_kl_falls(self):
-    found = [
+    result = [
         _result("tb", 0, [16.0, 8.0, 2.0]),
         _result("tb", 1, [16.0, 12.0, 4.0]),
         _result("trl_gkd", 0, [16.0, 12.0, 10.0]),
     ]
-    heads, tb, gkd = distill.make_table(found)
+    heads, tb, gkd = distill.make_table(result)
     cells = dict(zip(heads, tb))
     self.assertEqual(cells["seeds"], "0, 1")
     self.assertEqual(cells["s to 8.0 nats"], "15 (10 to 15)")

@@ -37,7 +37,7 @@ class TablesTest(parameterized.TestCase):
     expected = {path.name: path.read_text() for path in own.glob("*.md")}
     expected.pop("README.md", None)
     if expected:
-      found = {path.name: path.read_text() for path in folder.glob("*.md")}
-      self.assertEqual(found, expected, f"run: python -m studies {name} table")
+      actual = {path.name: path.read_text() for path in folder.glob("*.md")}
+      self.assertEqual(actual, expected, f"run: python -m studies {name} table")
       pictures = {path.name for path in own.glob("*.png")}
       self.assertEqual({p.name for p in folder.glob("*.png")}, pictures)

@@ -33,14 +33,14 @@ class TurnStalenessTest(parameterized.TestCase):
     counts = set()
     for version in range(7):
       params = model.init(jax.random.key(version))
-      found = sampler.sample(
+      result = sampler.sample(
           jax.tree.map(lambda x: 0.2 * x, params),
           requests,
           version=version,
           newer=None,
           turns=scripted_turns.Scripted(delay=1),
       )
-      for completions in found:
+      for completions in result:
         for tokens, versions in zip(
             completions.tokens, completions.token_versions
         ):

@@ -289,8 +289,8 @@ class FindTest(absltest.TestCase):
       return mock.Mock(stdout=out.getvalue())
 
     with mock.patch.object(subprocess, "run", side_effect=run):
-      found = accelerators.find({})
-      self.assertEqual((found.kind, found.ids), ("gpu", ("0", "1")))
+      result = accelerators.find({})
+      self.assertEqual((result.kind, result.ids), ("gpu", ("0", "1")))
       os.environ.pop("JAX_PLATFORMS", None)  # Until the test's end.
       self.assertEqual(
           accelerators.memory(), ("gpu", 79, 2, "2 x GPU 1, 79 GiB each")

@@ -78,11 +78,11 @@ class CallablesTest(parameterized.TestCase):
           text = loan.add("reward", f)
           subprocess.run([sys.executable, "-c", {_LOAD!r}, text], cwd="/")
     """))
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, script], capture_output=True, text=True, check=False,
         env=processes.package_environment(),
     )  # fmt: skip
-    self.assertEqual(done.stdout, "9\n9\n", done.stderr)
+    self.assertEqual(process.stdout, "9\n9\n", process.stderr)
 
   def test_error_of_closure_has_its_file_and_line(self):
     text = self.loan.add("reward", lambda x: 1 / (x - 3))

@@ -23,10 +23,10 @@ def _entry(*lines: str) -> str:
 class HloTest(parameterized.TestCase):
 
   def test_loop_body_counts_once_per_iteration(self):
-    found = hlo.costs(_LOOP)
-    self.assertEqual(found.flops, 16 * _PRODUCT_FLOPS)
+    result = hlo.costs(_LOOP)
+    self.assertEqual(result.flops, 16 * _PRODUCT_FLOPS)
     self.assertEqual(
-        found.collectives,
+        result.collectives,
         {
             "all-gather": 16 * _GATHERED,
             "all-reduce": 16 * 2 * 16 * 10 * 4 * 3 / 4,
@@ -52,8 +52,8 @@ class HloTest(parameterized.TestCase):
       ),
   )  # fmt: skip
   def test_counts_trips_of_loop(self, old, new, trips):
-    found = hlo.costs(_LOOP.replace(old, new))
-    self.assertEqual(found.flops, trips * _PRODUCT_FLOPS)
+    result = hlo.costs(_LOOP.replace(old, new))
+    self.assertEqual(result.flops, trips * _PRODUCT_FLOPS)
 
   def test_attributes_of_kernel_may_continue_over_lines(self):
     kernel = (
@@ -62,12 +62,12 @@ class HloTest(parameterized.TestCase):
     )
     root = "  ROOT %tuple.1 ="
     self.assertIn(root, _LOOP)
-    found = hlo.costs(_LOOP.replace(root, kernel + root))
-    self.assertEqual(found.flops, 16 * _PRODUCT_FLOPS)
+    result = hlo.costs(_LOOP.replace(root, kernel + root))
+    self.assertEqual(result.flops, 16 * _PRODUCT_FLOPS)
 
   @parameterized.parameters(("fwd", 2), ("dq", 3), ("dkv", 4), ("other", 0))
   def test_counts_products_of_splash_attention(self, kernel, num_products):
-    found = hlo.costs(
+    result = hlo.costs(
         _entry(
             "%mask = s8[3,8,8]{2,1,0} parameter(0)",
             "%q = bf16[3,8,512,64]{3,2,1,0} parameter(1)",
@@ -80,7 +80,7 @@ class HloTest(parameterized.TestCase):
     )
     # The last 512 of 768 tokens, which see the 256 before and themselves.
     pairs = 3 * 8 * (512 * 256 + 512 * 513 // 2)
-    self.assertEqual(found.flops, 2 * num_products * pairs * 64)
+    self.assertEqual(result.flops, 2 * num_products * pairs * 64)
 
   @parameterized.parameters(
       # The name of a kernel is the instruction's on TPU, a scope's on GPU.
@@ -113,10 +113,10 @@ class HloTest(parameterized.TestCase):
         '"lhs_contracting_dimensions":["2"],"rhs_contracting_dimensions":["1"]'
         "}}}",
     )
-    found = hlo.costs(text)
-    self.assertEqual(found.flops, 2 * 8 * 64 * 16 * 32)
+    result = hlo.costs(text)
+    self.assertEqual(result.flops, 2 * 8 * 64 * 16 * 32)
     # The workspace is neither read nor kept.
-    self.assertEqual(found.memory_bytes, 2 * 8 * (64 * 16 + 16 * 32 + 64 * 32))
+    self.assertEqual(result.memory_bytes, 2 * 8 * (64 * 16 + 16 * 32 + 64 * 32))
     self.assertEqual(hlo.kernels(text), {"cublas$lt$matmul": 1})
 
   @parameterized.parameters(
@@ -137,14 +137,14 @@ class HloTest(parameterized.TestCase):
         f"ROOT %{name} = bf16[4,16,64]{{2,1,0}} custom-call(%start, %q, %k,"
         f' %v), custom_call_target="{target}", metadata={{op_name="{scope}"}}',
     )
-    found = hlo.costs(text)
+    result = hlo.costs(text)
     caches = 2 * 4 * 128 * 64 * 2
-    self.assertEqual(found.memory_bytes, 4 * 4 + 2 * 4 * 16 * 64 * 2 + caches)
-    self.assertEqual(found.cache_bytes, is_ragged * caches)
+    self.assertEqual(result.memory_bytes, 4 * 4 + 2 * 4 * 16 * 64 * 2 + caches)
+    self.assertEqual(result.cache_bytes, is_ragged * caches)
 
   @parameterized.parameters(("", 2), ("Backward", 5))
   def test_counts_products_of_cudnn_attention(self, suffix, num_products):
-    found = hlo.costs(
+    result = hlo.costs(
         _entry(
             "%q = bf16[3,96,8,64]{3,2,1,0} parameter(0)",
             "%k = bf16[3,96,2,64]{3,2,1,0} parameter(1)",
@@ -154,7 +154,7 @@ class HloTest(parameterized.TestCase):
         )
     )
     pairs = 3 * 8 * (96 * 97 // 2)
-    self.assertEqual(found.flops, 2 * num_products * pairs * 64)
+    self.assertEqual(result.flops, 2 * num_products * pairs * 64)
 
   def test_names_kernels(self):
     text = _entry(
@@ -171,8 +171,8 @@ class HloTest(parameterized.TestCase):
         "  %fusion.9 = (bf16[64,8]{1,0}, bf16[64,128]{1,0}, u32[]{:S(2)})"
         " fusion(%p.2), kind=kCustom, calls=%fused_computation.1\n"
     )
-    found = hlo.costs(_LOOP.replace("  %tuple.2 =", begun + "  %tuple.2 ="))
-    self.assertEqual(found.collectives["all-gather"], _GATHERED)
+    result = hlo.costs(_LOOP.replace("  %tuple.2 =", begun + "  %tuple.2 ="))
+    self.assertEqual(result.collectives["all-gather"], _GATHERED)
 
   @parameterized.parameters(
       ("all-gather(%p)", "replica_groups={{0,1,2,3},{4,5,6,7}}", 3 * 400),

@@ -74,14 +74,14 @@ class OpenFilesTest(absltest.TestCase):
         "print(*r.getrlimit(r.RLIMIT_NOFILE))"
     )
     for now, most, expected in ((256, 900, "900 900"), (900, 900, "900 900")):
-      done = subprocess.run(
+      process = subprocess.run(
           [sys.executable, "-c", code, str(now), str(most)],
           cwd=_ROOT,
           capture_output=True,
           text=True,
           check=True,
       )
-      self.assertEqual(done.stdout.strip(), expected)
+      self.assertEqual(process.stdout.strip(), expected)
 
 
 class CoresTest(parameterized.TestCase):
@@ -221,8 +221,8 @@ class SignalsTest(absltest.TestCase):
           text=True,
       ) as process:
         printed, _ = process.communicate(timeout=60)
-      wanted = own.get(name, processes.ROLE_ENVIRONMENT[name])
-      self.assertEqual(printed, f"{process.pid} ['a b', 'c'] {wanted}\n")
+      expected = own.get(name, processes.ROLE_ENVIRONMENT[name])
+      self.assertEqual(printed, f"{process.pid} ['a b', 'c'] {expected}\n")
 
   def test_memory_of_long_compilation_is_given_back(self):
     ended = subprocess.run(
@@ -238,7 +238,7 @@ class SignalsTest(absltest.TestCase):
     self.assertGreater(after_long, 0.7)
 
   def test_leave_waits_for_threads_unless_named_otherwise(self):
-    for name, wanted in (("other", "3 done"), (processes.LEFT_BEHIND, "3 ")):
+    for name, expected in (("other", "3 done"), (processes.LEFT_BEHIND, "3 ")):
       script = (
           "import threading; from tba_jax.system import processes;"
           " wait = threading.Event().wait;"
@@ -254,7 +254,7 @@ class SignalsTest(absltest.TestCase):
           timeout=60,
           check=False,
       )
-      self.assertEqual(f"{ended.returncode} {ended.stdout.strip()}", wanted)
+      self.assertEqual(f"{ended.returncode} {ended.stdout.strip()}", expected)
 
   def test_stop_on_signals(self):
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -38,13 +38,13 @@ class SandboxTest(absltest.TestCase):
     file.touch()
     for readable in ([], [str(file)]):
       home = self.create_tempdir().full_path
-      done = subprocess.run(
+      process = subprocess.run(
           [sys.executable, "-c", _CONFINED, home, str(file), *readable],
           check=True,
           capture_output=True,
           timeout=60,
       )
-      missing, seen = json.loads(done.stdout)
+      missing, seen = json.loads(process.stdout)
       if "disk" in missing:
         self.skipTest("this system does not permit mount namespaces")
       self.assertEqual(seen, bool(readable))
@@ -60,10 +60,10 @@ class SandboxTest(absltest.TestCase):
           "-c",
           f"{make} home = sandbox.TemporaryHome(); {then}",
       ]
-      done = subprocess.run(
+      process = subprocess.run(
           words, env=environment, capture_output=True, text=True, timeout=60
       )
-      return done.stdout.split()
+      return process.stdout.split()
 
     (left,) = run("print(home.path, flush=True); os.kill(os.getpid(), 9)")
     self.assertTrue(os.path.isdir(left))

@@ -44,8 +44,8 @@ class ArithmeticTest(parameterized.TestCase):
     train = set(prompts(task, "train"))
     for prompt in prompts(task, "held_out"):
       for operation in "+*":
-        a, found, b = prompt.rstrip("=").partition(operation)
-        if found:
+        a, result, b = prompt.rstrip("=").partition(operation)
+        if result:
           self.assertNotIn(f"{b}{operation}{a}=", train)
 
   def test_references_are_right(self):

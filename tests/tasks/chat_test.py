@@ -101,9 +101,9 @@ class ChatTest(parameterized.TestCase):
        "rejected": [_USER, _OTHER]},
   )  # fmt: skip
   def test_makes_pairs_of_conversations(self, **fields):
-    found = self.make(_ROW).pair_texts(fields)
+    actual = self.make(_ROW).pair_texts(fields)
     expected = "<|user|>\nWhy?\n<|assistant|>\n", "Because.", "No."
-    self.assertEqual(found, expected)
+    self.assertEqual(actual, expected)
 
   @parameterized.parameters(
       ([_USER, _ANSWER], [{**_USER, "content": "?"}, _OTHER], False),

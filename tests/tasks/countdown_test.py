@@ -62,13 +62,13 @@ class EnumerationTest(parameterized.TestCase):
     for numbers in itertools.combinations_with_replacement(
         range(1, fields["max_number"] + 1), fields["numbers"]
     ):
-      for target, found in solutions_by_target(numbers).items():
+      for target, result in solutions_by_target(numbers).items():
         if (
-            len(found) >= fields["min_solutions"]
+            len(result) >= fields["min_solutions"]
             and target <= fields["max_target"]
         ):
           for order in itertools.permutations(numbers):
-            expected[order, target] = len(found)
+            expected[order, target] = len(result)
     actual = {}
     for split in ("train", "held_out"):
       for i in range(task.num_prompts(split)):
@@ -398,12 +398,12 @@ class CountdownSparseTest(parameterized.TestCase):
   @parameterized.parameters(1, 2)
   def test_no_pair_has_more_solutions(self, limit):
     task = _sparse(max_solutions=limit)
-    found = {
+    result = {
         task.num_solutions(split, i)
         for split in base.SPLITS
         for i in range(0, task.num_prompts(split), 101)
     }
-    self.assertEqual(found, set(range(1, limit + 1)))
+    self.assertEqual(result, set(range(1, limit + 1)))
 
   def test_reward_is_rare(self):
     task = _sparse()

@@ -360,16 +360,16 @@ class OwnTest(parameterized.TestCase):
         verifier_weight=4.0,
     )  # fmt: skip
     judge = judges.InProcess(task)
-    found = judge.judge(
+    result = judge.judge(
         [
             judges.JudgeRequest("train", 0, t)
             for t in ("blue", "red", "exit", "word")
         ]
     )
-    rewards = [j.reward for j in found]
+    rewards = [j.reward for j in result]
     np.testing.assert_array_equal(rewards, [3.0, 0.0, np.nan, np.nan])
-    self.assertEqual([j.failure for j in found], ["", "", "exit", "nan"])
-    self.assertEqual(found[0].parts, {"exact": 1.0, "verifier": 0.5})
+    self.assertEqual([j.failure for j in result], ["", "", "exit", "nan"])
+    self.assertEqual(result[0].parts, {"exact": 1.0, "verifier": 0.5})
 
   def test_command_has_environment_of_its_worker(self):
     script = self.folder / "verify.py"
@@ -434,5 +434,5 @@ class OwnTest(parameterized.TestCase):
   def test_bug_costs_one_completion(self, name):
     task = self.make(rewards=f"tests.tasks.own_rewards:{name}")
     judge = judges.InProcess(task)
-    (found,) = judge.judge([judges.JudgeRequest("train", 0, "x")])
-    np.testing.assert_equal((found.reward, found.failure), (np.nan, "error"))
+    (result,) = judge.judge([judges.JudgeRequest("train", 0, "x")])
+    np.testing.assert_equal((result.reward, result.failure), (np.nan, "error"))

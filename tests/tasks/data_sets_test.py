@@ -62,8 +62,8 @@ class DataSetsTest(parameterized.TestCase):
   def read(self, source: str, **kwargs):
     """Returns places and prompts of a source below the test's folder."""
     source = str(self.folder / source)
-    found = rows.read_rows("config.task.train", source, **kwargs)
-    return [(row.place, row.fields["prompt"]) for row in found]
+    result = rows.read_rows("config.task.train", source, **kwargs)
+    return [(row.place, row.fields["prompt"]) for row in result]
 
   def prompts(self, source: str, **kwargs):
     return [prompt for _, prompt in self.read(source, **kwargs)]
@@ -149,9 +149,9 @@ class DataSetsTest(parameterized.TestCase):
     (self.folder / "d" / "train.jsonl").write_text(
         '{"prompt": "2020-01-01"}\nnot json\n{"prompt": 5}\n{"prompt": "5"}\n'
     )
-    found = list(rows.read_rows("k", f"{self.folder}/d[train]"))
+    result = list(rows.read_rows("k", f"{self.folder}/d[train]"))
     self.assertEqual(
-        [(row.place, row.fields) for row in found],
+        [(row.place, row.fields) for row in result],
         [
             ("train.jsonl:1", {"prompt": "2020-01-01"}),
             ("train.jsonl:2", None),
@@ -166,17 +166,17 @@ class DataSetsTest(parameterized.TestCase):
     lines = ["prompt,answer", "a,007", "b,1.50", "c,12", "d,true", "e,"]
     text = "\n".join(lines).replace(",", {"csv": ",", "tsv": "\t"}[end])
     (self.folder / f"d.{end}").write_text(text)
-    found = rows.read_rows("k", str(self.folder / f"d.{end}"))
+    result = rows.read_rows("k", str(self.folder / f"d.{end}"))
     self.assertEqual(
-        [row.fields["answer"] for row in found],
+        [row.fields["answer"] for row in result],
         ["007", "1.50", "12", "true", ""],
     )
 
   def test_csv_keeps_texts_like_na(self):
     (self.folder / "d.csv").write_text("prompt,n\nNA,1\nNone,\nnan,3\n")
-    found = rows.read_rows("k", str(self.folder / "d.csv"))
+    result = rows.read_rows("k", str(self.folder / "d.csv"))
     self.assertEqual(
-        [row.fields for row in found],
+        [row.fields for row in result],
         [
             {"prompt": "NA", "n": "1"},
             {"prompt": "None", "n": ""},
@@ -277,7 +277,7 @@ class DataSetsTest(parameterized.TestCase):
     )
     home = self.folder / "home"
     home.touch()  # Nothing can be written in it.
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, f"{self.folder}/set", "org/none"],
         cwd=_ROOT,
         env={**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"},
@@ -285,8 +285,8 @@ class DataSetsTest(parameterized.TestCase):
         text=True,
         timeout=120,
     )
-    self.assertEqual(done.stdout, "['data 1']\n")
-    *_, last = done.stderr.splitlines()
+    self.assertEqual(process.stdout, "['data 1']\n")
+    *_, last = process.stderr.splitlines()
     self.assertRegex(last, "^ValueError: k='org/none': .*hf download org/none")
 
 

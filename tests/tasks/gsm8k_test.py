@@ -34,9 +34,9 @@ class Gsm8kTest(parameterized.TestCase):
     self.folder = pathlib.Path(self.create_tempdir().full_path)
 
   def write(self, **splits):
-    for split, found in splits.items():
+    for split, result in splits.items():
       text = "".join(
-          json.dumps({"question": q, "answer": a}) + "\n" for q, a in found
+          json.dumps({"question": q, "answer": a}) + "\n" for q, a in result
       )
       (self.folder / f"{split}.jsonl").write_text(text)
     return str(self.folder)

@@ -177,9 +177,9 @@ class InstructionsTest(parameterized.TestCase):
     for split in self.splits:
       for index in range(self.task.num_prompts(split)):
         text = base.reference_text(self.task, split, index)
-        found = self.task.judge(split, index, text)
-        self.assertEqual(found.reward, 1.0, self.task.prompt(split, index))
-        self.assertIsNotNone(found.key)
+        result = self.task.judge(split, index, text)
+        self.assertEqual(result.reward, 1.0, self.task.prompt(split, index))
+        self.assertIsNotNone(result.key)
 
   def test_splits_share_neither_topics_nor_prompts(self):
     topics = {

@@ -71,9 +71,9 @@ class MathTest(parameterized.TestCase):
         "train": ["49", r"\frac{1}{2}", "x^2+2x+1", "3,-3", "3"],
         "held_out": [r"2\sqrt{3}", r"\text{Ann}"],
     }
-    for split, found in answers.items():
-      self.assertEqual(task.num_prompts(split), len(found))
-      for i, answer in enumerate(found):
+    for split, result in answers.items():
+      self.assertEqual(task.num_prompts(split), len(result))
+      for i, answer in enumerate(result):
         self.assertEqual(task.example(split, i).answer, answer)
         solution = task.reference_completion(split, i, None)
         self.assertEqual(task.reward(split, i, solution), 1.0)

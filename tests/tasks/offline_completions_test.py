@@ -76,9 +76,10 @@ class ReadTest(parameterized.TestCase):
       ),
   )  # fmt: skip
   def test_formats(self, record, expected):
-    found = offline_completions.read(self.write(record))
+    actual = offline_completions.read(self.write(record))
     self.assertEqual(
-        found, {"p": [offline_completions.Completion(*one) for one in expected]}
+        actual,
+        {"p": [offline_completions.Completion(*one) for one in expected]},
     )
 
   @parameterized.parameters(
@@ -88,9 +89,9 @@ class ReadTest(parameterized.TestCase):
       {"prompt": "p", "completions": [{"text": "a", "": 1.0}]},
   )
   def test_no_field_reads_no_rewards(self, **record):
-    found = offline_completions.read(self.write(record), "")
+    result = offline_completions.read(self.write(record), "")
     self.assertEqual(
-        found,
+        result,
         {
             "p": [
                 offline_completions.Completion("a", None, None, None, -1, None)
@@ -109,8 +110,8 @@ class ReadTest(parameterized.TestCase):
         num_prompts=lambda split: 2, prompt=lambda split, i: prompts[i]
     )
     tokenizer = types.SimpleNamespace(encode_prompt=str, decode=str)
-    found = offline_completions.by_prompt_id(completions, task, tokenizer)
-    self.assertEqual({i: c[0].text for i, c in found.items()}, {1: "a"})
+    result = offline_completions.by_prompt_id(completions, task, tokenizer)
+    self.assertEqual({i: c[0].text for i, c in result.items()}, {1: "a"})
 
   def test_refuses_rewards_of_ambiguous_prompt(self):
     task = types.SimpleNamespace(
@@ -129,7 +130,7 @@ class ReadTest(parameterized.TestCase):
     self.assertEqual([*both], [0, 1])
 
   def test_lines_of_prompt_come_together(self):
-    found = offline_completions.read(
+    result = offline_completions.read(
         self.write(
             {"prompt": "p", "completion": "a", "score": 1},
             "",
@@ -138,7 +139,7 @@ class ReadTest(parameterized.TestCase):
         ),
         "score",
     )
-    self.assertEqual([c.reward for c in found["p"]], [1.0, 3.0])
+    self.assertEqual([c.reward for c in result["p"]], [1.0, 3.0])
 
   @parameterized.parameters(
       ("{", "Expecting"),
@@ -260,10 +261,10 @@ class ValuesTest(absltest.TestCase):
     tokenizer = mock.Mock()
     tokenizer.encode_prompt = lambda prompt: [base.plain_text(prompt)]
     tokenizer.decode = lambda ids: ids[0]
-    (found,) = offline_completions.by_prompt_id(
+    (result,) = offline_completions.by_prompt_id(
         {"user: two": ["log"]}, task, tokenizer
     ).items()
-    self.assertEqual(found, (0, ["log"]))
+    self.assertEqual(result, (0, ["log"]))
     with self.assertRaisesRegex(ValueError, "the first is 'user: two'"):
       offline_completions.values(
           self.write(("other", 0.0)), task, tokenizer, reward_field="reward",

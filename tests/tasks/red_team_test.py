@@ -55,8 +55,8 @@ class RedTeamTest(parameterized.TestCase):
     path.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     task = _make(instructions=str(path))
     rng = np.random.default_rng(0)
-    found = {task.reference_completion(base.TRAIN, 0, rng) for _ in range(40)}
-    self.assertEqual(found, {" Name a tree.", " Sing."})
+    result = {task.reference_completion(base.TRAIN, 0, rng) for _ in range(40)}
+    self.assertEqual(result, {" Name a tree.", " Sing."})
     # " Name", " a", " tree", "." and the stop token.
     self.assertEqual(task.max_completion_tokens, 5)
 

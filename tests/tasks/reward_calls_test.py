@@ -93,8 +93,8 @@ class RewardCallsTest(parameterized.TestCase):
     given = reward_calls.call(
         trl, "Sky?", ["blue", "red"], _ROW, _ROW, [(4, 2), (5, 6, 2)]
     )
-    wanted = [{"reward": 2, "longest": 3}, {"reward": None, "longest": 3}]
-    self.assertEqual(given, wanted)
+    expected = [{"reward": 2, "longest": 3}, {"reward": None, "longest": 3}]
+    self.assertEqual(given, expected)
     # As in TRL's own example, with the other arguments left in kwargs.
     lengths = lambda completion_ids, **kwargs: [len(i) for i in completion_ids]
     self.assertTrue(reward_calls.takes_group(lengths))

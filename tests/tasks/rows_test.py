@@ -36,8 +36,8 @@ class ReadRowsTest(parameterized.TestCase):
     self.folder = pathlib.Path(self.create_tempdir().full_path)
 
   def read(self, source: str):
-    found = rows.read_rows("config.task.train", str(self.folder / source))
-    return [(row.place, row.fields) for row in found]
+    result = rows.read_rows("config.task.train", str(self.folder / source))
+    return [(row.place, row.fields) for row in result]
 
   def test_reads_jsonl(self):
     (self.folder / "train.jsonl").write_bytes(
@@ -270,8 +270,8 @@ def _rows(split: str, prompts: str) -> list[rows.Row]:
 
 def _letters(*, kwargs=None, **splits) -> _Letters:
   made = {
-      split: _rows(split, found) if isinstance(found, str) else found
-      for split, found in splits.items()
+      split: _rows(split, result) if isinstance(result, str) else result
+      for split, result in splits.items()
   }
   return _Letters(made, **kwargs or {})
 
@@ -295,10 +295,10 @@ class RowsTaskTest(parameterized.TestCase):
                      ["f:1", "f:6"])  # fmt: skip
     self.assertEqual(task.report.read, {"train": 12, "held_out": 1})
     self.assertEqual(task.report.used, {"train": 2, "held_out": 1})
-    found = task.report.to_json()["left_out"]["train"]
-    self.assertEqual(found["no_prompt"], ["f:3"])
-    self.assertEqual(found["no_answer"], ["f:4"])
-    self.assertEqual(found["duplicate"], ["f:5"])
+    result = task.report.to_json()["left_out"]["train"]
+    self.assertEqual(result["no_prompt"], ["f:3"])
+    self.assertEqual(result["no_answer"], ["f:4"])
+    self.assertEqual(result["duplicate"], ["f:5"])
     # A line names the first five places.
     (line,) = [line for line in task.report.lines() if "JSON" in line]
     self.assertIn("train: 7 rows left out", line)
@@ -462,9 +462,9 @@ class RowsTaskTest(parameterized.TestCase):
     class Templated(fakes.Characters):
 
       def encode_answered(self, prompt, answer):
-        found = super().encode_answered(prompt, answer)
-        changed = dataclasses.replace(found, num_untrained=2)
-        return {"a": None, "b": changed}.get(prompt, found)
+        result = super().encode_answered(prompt, answer)
+        changed = dataclasses.replace(result, num_untrained=2)
+        return {"a": None, "b": changed}.get(prompt, result)
 
     task = _letters(train="a b c", held_out="d")
     task.drop_long(Templated(), 1)

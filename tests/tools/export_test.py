@@ -162,8 +162,8 @@ class ExportTest(parameterized.TestCase):
     with mock.patch.object(
         model_source, "adapters_of_checkpoint", return_value=made
     ):
-      found = self.run_quietly([str(self.directory / "no")], adapter=True)
-    self.assertEqual(found, 2)
+      result = self.run_quietly([str(self.directory / "no")], adapter=True)
+    self.assertEqual(result, 2)
     self.assertIn("multimodal", self.stderr.getvalue())
 
   def test_refuses_running_run(self):
@@ -257,7 +257,7 @@ class ExportTest(parameterized.TestCase):
     with torch.no_grad():
       expected = theirs(tokens).logits.numpy()
     source = model_source.load("any", folder, bos="auto", dtype=None)
-    found = source.model.logits(
+    actual = source.model.logits(
         source.params, jnp.asarray(tokens.numpy()), jnp.ones(tokens.shape)
     )
-    np.testing.assert_allclose(found, expected, atol=2e-4)
+    np.testing.assert_allclose(actual, expected, atol=2e-4)

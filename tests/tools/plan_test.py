@@ -108,8 +108,8 @@ class PlanTest(parameterized.TestCase):
     )
 
   def test_roles_on_single_gpu_share_process(self):
-    found = accelerators.Accelerators("gpu", ("0",))
-    with mock.patch.object(accelerators, "find", return_value=found):
+    result = accelerators.Accelerators("gpu", ("0",))
+    with mock.patch.object(accelerators, "find", return_value=result):
       rows = _rows(self.config)
     self.assertStartsWith(rows["processes of `train`"], "one for trainer and")
     self.assertEqual(rows["trainer on this machine's gpus"], "0")
@@ -125,10 +125,10 @@ class PlanTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_shows_compute_dtype(self, kind, fast, width, dtype, text):
     self.config.model.update(width=width, compute_dtype=dtype)
-    found = accelerators.Accelerators(kind, ("0",) * (kind == "gpu"))
+    result = accelerators.Accelerators(kind, ("0",) * (kind == "gpu"))
     with mock.patch.multiple(
         accelerators,
-        find=lambda: found,
+        find=lambda: result,
         multiplies_bfloat16=lambda: fast,
     ):
       self.assertStartsWith(_rows(self.config)["computes in"], text)
@@ -269,13 +269,13 @@ class PlanTest(parameterized.TestCase):
         "list(plan.plan(settings.get_config(), None))\n"
         "assert {d.platform for d in jax.devices()} == {'cpu'}"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
         # A platform that JAX would fail to initialize here.
         env={**os.environ, "JAX_PLATFORMS": "rocm"},
         timeout=120,
     )
-    self.assertEqual(done.returncode, 0)
+    self.assertEqual(process.returncode, 0)
 
 
 class BalanceTest(parameterized.TestCase):

@@ -131,12 +131,12 @@ class StatusTest(parameterized.TestCase):
   def _ended(self):
     """Leaves the lock of a process that has ended; returns its pid."""
     script = "import os; print(os.getpid())"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, check=True
     )
     with open(os.path.join(self.workdir, ".lock"), "wb") as f:
-      f.write(done.stdout)
-    return int(done.stdout)
+      f.write(process.stdout)
+    return int(process.stdout)
 
   @parameterized.parameters("sft", "reward_model")
   def test_dead_fine_tuning_is_shown_as_ended(self, role):

@@ -52,8 +52,8 @@ class TransportContract:
     names = ["b", "a/z", "a", "B", "10", "2", "é", "a.b"]
     for name in names:
       client.put(f"sorted/{name}", b"x")
-    wanted = sorted((f"sorted/{name}" for name in names), key=str.encode)
-    self.assertEqual(list(client.list("sorted")), wanted)
+    expected = sorted((f"sorted/{name}" for name in names), key=str.encode)
+    self.assertEqual(list(client.list("sorted")), expected)
 
   def test_delete_is_recursive(self):
     client = self.make_client()

@@ -72,12 +72,12 @@ class NamedFilesTest(parameterized.TestCase):
 
   def forwarded(self, tls, deadline_s=60.0):
     """Puts and gets a value; returns the bytes on the way."""
-    found = locator.read_locator(self.host.host.locator_path)
+    result = locator.read_locator(self.host.host.locator_path)
     proxy = self.enterContext(
-        tcp_proxy.TcpProxy(locator.split_address(found.address))
+        tcp_proxy.TcpProxy(locator.split_address(result.address))
     )
     near = dataclasses.replace(
-        found, address=proxy.address, tls=tls is not None
+        result, address=proxy.address, tls=tls is not None
     )
     client = self.host.client(
         locator_path=lambda: near, tls=tls, deadline_s=deadline_s

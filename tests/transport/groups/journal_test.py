@@ -119,8 +119,8 @@ class RestartTest(JournalTestCase):
       file.seek(journal_lib.HEADER_BYTES + 3)
       file.write(b"?")
     before = [path.read_bytes() for path in self.files()]
-    found = [p for p, _ in journal_lib.read_records(self.directory, 0)]
-    self.assertEqual(found, positions[1:])
+    result = [p for p, _ in journal_lib.read_records(self.directory, 0)]
+    self.assertEqual(result, positions[1:])
     self.assertEqual([path.read_bytes() for path in self.files()], before)
 
   def test_positions_continue(self):
@@ -174,8 +174,8 @@ class CrashTest(JournalTestCase):
       self.events.clear()
       journal = self.open()
       kept = sum(position <= size for position in positions)
-      found = list(journal.replay(0))
-      self.assertEqual([p for p, _ in found], positions[:kept])
+      result = list(journal.replay(0))
+      self.assertEqual([p for p, _ in result], positions[:kept])
       last = positions[kept - 1] if kept else journal_lib.HEADER_BYTES
       torn = 0 if size in (0, last) else size - (last if size > last else 0)
       self.assertEqual(self.kinds(), ["journal_torn"] * bool(torn))
@@ -186,7 +186,7 @@ class CrashTest(JournalTestCase):
       journal.close()
       self.events.clear()
       self.assertEqual(
-          list(self.open().replay(0)), [*found, (position, b"new")]
+          list(self.open().replay(0)), [*result, (position, b"new")]
       )
       self.assertEqual(self.events, [])
 
@@ -309,10 +309,10 @@ class DamageTest(JournalTestCase):
       f.write(bytes(record) + bytes(rest))
     data = segment.read_bytes()
     tracemalloc.start()
-    found = journal_lib._payload_at(data, len(data) - rest - len(record), 0)
+    result = journal_lib._payload_at(data, len(data) - rest - len(record), 0)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    self.assertEqual(found, (None, 0))
+    self.assertEqual(result, (None, 0))
     self.assertLess(peak_bytes, rest // 10)
 
   def test_skips_missing_segment(self):
@@ -437,13 +437,13 @@ except journal_lib.JournalFullError:
 journal.append([b"after"])
 print(len(list(journal.replay(0))))
 """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, str(self.directory)],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    self.assertEqual(done.stdout.split(), ["full", "2"], done.stderr)
+    self.assertEqual(process.stdout.split(), ["full", "2"], process.stderr)
     self.assertEqual(self.payloads(self.open()), [b"before" * 10, b"after"])
     self.assertEqual(self.events, [])

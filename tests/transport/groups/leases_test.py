@@ -123,8 +123,8 @@ class FileTest(absltest.TestCase):
     self.file.write(data)
 
   def read(self):
-    found, damaged = leases.read_files(self.run_)
-    return {sid: le["beat"] for sid, (le, _) in found.items()}, len(damaged)
+    result, damaged = leases.read_files(self.run_)
+    return {sid: le["beat"] for sid, (le, _) in result.items()}, len(damaged)
 
   def test_newest_is_read(self):
     self.assertEqual(self.read(), ({}, 0))
@@ -156,12 +156,12 @@ class FileTest(absltest.TestCase):
     writer = threading.Thread(target=write)
     writer.start()
     try:
-      found = [self.read() for _ in range(300)]
+      result = [self.read() for _ in range(300)]
     finally:
       ended.set()
       writer.join()
-    self.assertEqual({damaged for _, damaged in found}, {0})
-    beats = [beats["a"] for beats, _ in found if beats]
+    self.assertEqual({damaged for _, damaged in result}, {0})
+    beats = [beats["a"] for beats, _ in result if beats]
     self.assertNotEmpty(beats)
     self.assertEqual(beats, sorted(beats))
 

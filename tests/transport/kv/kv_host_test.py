@@ -46,12 +46,12 @@ class HostTest(absltest.TestCase):
 
   def test_announces_service_and_cleans_up(self):
     with running_host.RunningHost(self.spool) as running:
-      found = locator.read_locator(running.host.locator_path)
+      result = locator.read_locator(running.host.locator_path)
       pid = running.host.child_pid
       address = f"unix:{self.spool}/kv1.sock"
-      self.assertEqual(found, locator.Locator("run", 1, address, pid))
+      self.assertEqual(result, locator.Locator("run", 1, address, pid))
       self.assertEqual(self.spool.stat().st_mode & 0o777, 0o700)
-      self.assertTrue(locator.accepts(found.address, 5.0))
+      self.assertTrue(locator.accepts(result.address, 5.0))
       running.stop()
       self.assertIsNone(running.host.child_pid)
       self.assertEqual(running.kinds(), ["started", "stopped"])

@@ -90,12 +90,12 @@ class CarrierTest(CarrierCase):
   def test_leaves_are_read_bit_for_bit_until_they_are_dropped(self, name):
     writer, reader = self.make(name), self.make(name)
     packed = self.publish(writer)
-    found = self.read(reader, packed)
-    self.assertEqual(list(found), list(self.leaves))
+    result = self.read(reader, packed)
+    self.assertEqual(list(result), list(self.leaves))
     for leaf_name, leaf in self.leaves.items():
-      self.assertEqual(found[leaf_name].dtype, leaf.dtype)
-      self.assertEqual(found[leaf_name].shape, leaf.shape)
-      np.testing.assert_array_equal(found[leaf_name], np.asarray(leaf))
+      self.assertEqual(result[leaf_name].dtype, leaf.dtype)
+      self.assertEqual(result[leaf_name].shape, leaf.shape)
+      np.testing.assert_array_equal(result[leaf_name], np.asarray(leaf))
     self.drop(writer, packed)
     self.assertIsNone(self.read(reader, packed))
     self.assertEmpty(self.transport.list("x"))
@@ -208,8 +208,8 @@ class FilesTest(CarrierCase):
 
   def test_file_of_remote_file_system_is_read(self):
     with mock.patch.object(shared_files, "is_local", lambda path: False):
-      found = self.read(self.carrier, self.packed)
-    np.testing.assert_array_equal(found["['b']"], self.leaves["['b']"])
+      result = self.read(self.carrier, self.packed)
+    np.testing.assert_array_equal(result["['b']"], self.leaves["['b']"])
 
   def test_leaves_are_aligned_read_only_views(self):
     for leaf in self.read(self.carrier, self.packed).values():
@@ -218,19 +218,19 @@ class FilesTest(CarrierCase):
         self.assertFalse(leaf.flags.writeable)
 
   def test_mapped_leaves_outlive_their_file(self):
-    found = jax.device_put(self.read(self.carrier, self.packed))
+    result = jax.device_put(self.read(self.carrier, self.packed))
     self.drop(self.carrier, self.packed)
     self.assertFalse(self.folder.exists())
-    np.testing.assert_array_equal(found["['b']"], self.leaves["['b']"])
+    np.testing.assert_array_equal(result["['b']"], self.leaves["['b']"])
 
   @parameterized.parameters(
       ("['a']", 5), ("['b']", 5), ("['b']", 1_050_000), ("['c']", 1)
   )
   def test_torn_leaf_is_named(self, name, position):
-    wanted = np.asarray(self.leaves[name]).tobytes()[:64]
+    expected = np.asarray(self.leaves[name]).tobytes()[:64]
     for path in self.folder.iterdir():
       data = bytearray(path.read_bytes())
-      if (at := data.find(wanted)) >= 0:
+      if (at := data.find(expected)) >= 0:
         data[at + position] ^= 1
         path.write_bytes(data)
     with self.assertRaisesRegex(

@@ -33,7 +33,7 @@ class CarriersTest(parameterized.TestCase):
       ("orbax", 1, True, "", 1, "orbax"),
   )
   def test_chooses_carrier_by_size_and_place(
-      self, setting, num_bytes, one_host, directory, num_processes, wanted
+      self, setting, num_bytes, one_host, directory, num_processes, expected
   ):
     config = base_config.make(
         publish__carrier=setting,
@@ -41,7 +41,7 @@ class CarriersTest(parameterized.TestCase):
         store__address="127.0.0.1:0" if one_host else "10.0.0.1:8000",
         trainer__num_processes=num_processes,
     )
-    self.assertEqual(carrier.choose_carrier(config, num_bytes), wanted)
+    self.assertEqual(carrier.choose_carrier(config, num_bytes), expected)
 
   def test_store_announced_elsewhere_is_on_another_host(self):
     config = base_config.make(store__locator="10.0.0.1:7000")
@@ -55,14 +55,14 @@ class CarriersTest(parameterized.TestCase):
       ("", "", "[::1]:0", "[::1]:0"),
   )
   def test_serves_at_interface_of_store(
-      self, address, store_locator, store, wanted
+      self, address, store_locator, store, expected
   ):
     config = base_config.make(
         publish__address=address,
         store__locator=store_locator,
         store__address=store,
     )
-    self.assertEqual(carrier.serve_address(config), wanted)
+    self.assertEqual(carrier.serve_address(config), expected)
 
   def test_unknown_store_host_names_setting(self):
     config = base_config.make(store__address="nowhere.invalid:0")

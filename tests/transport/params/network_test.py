@@ -165,13 +165,13 @@ class NetworkTest(carrier_test.CarrierCase):
       go_on.wait(20)
       return decrypt(*args)
 
-    found = []
+    result = []
     self.enter_context(
         mock.patch.object(network.seal_lib.Seal, "decrypt", wait)
     )
     reader = self.make("network")
     thread = threading.Thread(
-        target=lambda: found.append(self.read(reader, self.packed))
+        target=lambda: result.append(self.read(reader, self.packed))
     )
     thread.start()
     self.assertTrue(entered.wait(20))
@@ -180,7 +180,7 @@ class NetworkTest(carrier_test.CarrierCase):
     self.assertFalse(self.writer.is_full())
     go_on.set()
     thread.join()
-    self.check(found[0])
+    self.check(result[0])
     waiting.wait_until(lambda: not server.num_dropped(), wait_s=20)
     self.assertIsNone(self.read(reader, self.packed))
 

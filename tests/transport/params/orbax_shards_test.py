@@ -64,10 +64,10 @@ class OrbaxTest(carrier_test.CarrierCase):
     self.enter_context(
         mock.patch.object(orbax_shards, "open_array", wait_and_open)
     )
-    found = []
+    result = []
     reader = self.make("orbax")
     thread = threading.Thread(
-        target=lambda: found.append(self.read(reader, packed))
+        target=lambda: result.append(self.read(reader, packed))
     )
     thread.start()
     self.assertTrue(entered.wait(20))
@@ -75,7 +75,7 @@ class OrbaxTest(carrier_test.CarrierCase):
     self.assertLen(self.files(), 1)
     go_on.set()
     thread.join()
-    np.testing.assert_array_equal(found[0]["['b']"], self.leaves["['b']"])
+    np.testing.assert_array_equal(result[0]["['b']"], self.leaves["['b']"])
     self.carrier.serve(self.transport, None)
     self.assertEmpty(self.files())
 
@@ -97,11 +97,11 @@ class OrbaxTest(carrier_test.CarrierCase):
 
   def test_torn_leaf_is_named(self):
     packed = self.publish(self.carrier)
-    wanted = self.leaves["['b']"].tobytes()[400:440]
+    expected = self.leaves["['b']"].tobytes()[400:440]
     hits = 0
     for file in self.path.rglob("d/*"):
       data = file.read_bytes()
-      if (at := data.find(wanted)) >= 0:
+      if (at := data.find(expected)) >= 0:
         file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         hits += 1
     self.assertEqual(hits, 1)

@@ -64,8 +64,8 @@ class PeersTest(absltest.TestCase):
     helper.forget(4)
     for version in (3, 6):
       leader.begin(tag(version), path=f"gs://b/{version}", keep=["k"])
-      found = leader.collect(0)
-      self.assertEqual(found, [{"w": f"digest {version}", "keep": ["k"]}])
+      result = leader.collect(0)
+      self.assertEqual(result, [{"w": f"digest {version}", "keep": ["k"]}])
     self.assertEqual(self.written, [("gs://b/3", 3), ("gs://b/6", 6)])
     waiting.wait_until(lambda: not self.client.values, "an empty store")
 
