@@ -242,7 +242,6 @@ def _check_callable(argument: str, value: Any) -> None:
 class TrainingRun:
   """A run of `tba_jax.train`; a notebook shows its report.
 
-  config: config of the run.
   workdir: local folder of the run; None of a run without files.
   status: exit status, None while the run is live: 0, or 128 and the number of
     the signal that ended it, saved; also of `stop`.

@@ -195,9 +195,9 @@ class Behind:
     """Takes the parts.
 
     Args:
-      learner: learner, which reads the metrics.
-      source: source of the batches.
-      recorder: recorder of spans and events.
+      learner: reads the metrics.
+      source: replay service that drew the batches.
+      recorder: receives spans and events.
       decisions: log of the decisions of asynchrony; None for none.
       hooks: called with metrics on the host, in this order.
       may_run_ahead: whether a step whose data is there may begin before the
@@ -565,13 +565,13 @@ class Save:
 class TrainerParts:
   """The parts of a trainer.
 
-  learner: learner, whose state is that of the newest checkpoint, or of step 0.
-  source: source of the data.
+  learner: holds the newest checkpoint's state, or the state of step 0.
+  source: replay service that provides the data.
   sink: takes the params that are published.
   checkpointer: writer of checkpoints; None for a run that leaves no files.
   evaluations: runs evaluations, in the loop or beside it.
   initial_params: loads the params that the run started from.
-  guards: guards against a run that goes wrong.
+  guards: checks that stop or slow a diverging run.
   recorder: writer of metrics, events and results.
   decisions: log of the decisions of asynchrony; None for such a run.
   """
@@ -600,8 +600,6 @@ class TrainerRun:
     """Takes the parts, and what a resumed run has.
 
     Args:
-      config: config of the run.
-      parts: parts of the trainer.
       saved: host state of the checkpoint, or {}.
       changes: settings that differ from the checkpoint's, by key.
     """

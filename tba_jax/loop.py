@@ -61,7 +61,7 @@ class Inline:
       `search.sampler` and `offline.path`.
     params: returns the params after the steps so far.
     collector: samples and rewards the completions of prompts.
-    schedule: schedule that pins versions.
+    schedule: pins the version of each step.
     buffer: replay buffer, empty.
     order: prompt order of the run.
     should_stop: checked before each step.

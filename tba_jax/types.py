@@ -27,7 +27,7 @@ PyTree = Any
 class Column:
   """Definition of a column.
 
-  axes: axes in a group, "" for one integer; a batch has B and K for S.
+  axes: dimensions in a group, "" for one integer; a batch has B and K for S.
   meaning: description of the value.
   mask: tokens with a value, "completion" or "sampled"; others are 0 in the
     buffer and after it. "" without an axis T.
@@ -282,7 +282,7 @@ class Draw(Batch, BufferColumns):
   epochs: [B, K] int32, start count of the trainer that published the params.
   staleness_steps: [B, K] int32, updates between those params and the trainer's;
     0 is on-policy. See `buffer.staleness`.
-  step: the step that will train on the batch.
+  step: optimizer step that will use the batch.
   """
 
   completion_mask: None = None
@@ -329,7 +329,7 @@ def abstract_batch(
   """Returns the shapes and dtypes of a batch without packed rows.
 
   Args:
-    sizes: sizes of B, K, P and T.
+    sizes: values of B, K, P and T.
     columns: optional columns, see `collect.optional_columns`.
   """
   columns = columns or {}

@@ -24,10 +24,11 @@ from tba_jax.models.hf import hf_names
 class Hardware:
   """One machine that trainer and searchers share, or a trainer's slice.
 
-  kind: kind of device, as `--program=plan` takes it.
+  kind: accelerator, as in `--program=plan`.
   gib: memory of a device.
-  devices: devices of the machine or slice.
-  hosts: hosts of the slice, a process each; 0 = one machine for the whole run.
+  devices: number in the machine or slice.
+  hosts: number in the slice, one process each; 0 = one machine for the whole
+    run.
   searcher: sizes of a searcher: devices of a machine, or of a host of its own.
   """
 

@@ -130,7 +130,6 @@ def apply_overrides(
   replaces the fields by that task's.
 
   Args:
-    config: config of a file.
     overrides: `key=value` each, with or without `--config.`; the last one wins.
       The present value gives the type; a bool without a value becomes true.
 

@@ -42,7 +42,6 @@ def check(
   """Checks the settings that a stage was trained with; saves them if new.
 
   Args:
-    config: config of the run.
     folder: WORKDIR/sft or WORKDIR/reward_model.
     section: "sft" or "reward_model".
 

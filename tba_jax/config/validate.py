@@ -102,8 +102,8 @@ def validate(
 
   Args:
     config: complete config.
-    program: program to run; sections that it does not read are checked for
-      types and ranges alone.
+    program: sections that it does not read are checked only for types and
+      ranges.
     elsewhere: files and packages are those of other machines: what this one
       lacks is no problem.
 

@@ -89,7 +89,7 @@ class TextArena:
     """Makes the game.
 
     Args:
-      name: name of the game, such as "GuessTheNumber-v0".
+      name: TextArena id, such as "GuessTheNumber-v0".
       make_opponent: agent as TextArena has it, a class or a function of the
         observation, which plays the other side; None in a game for one.
     """
@@ -147,8 +147,8 @@ class Gem:
     """Makes the environment.
 
     Args:
-      name: name of the environment, and after commas those of wrappers, such as
-        "python_tool", each of GEM's `WRAPPER_FACTORY`.
+      name: GEM id, then wrappers from GEM's `WRAPPER_FACTORY`, separated by
+        commas, such as "python_tool".
     """
     name, *wrappers = (part.strip() for part in name.split(","))
     self._env = _registry("gem", name).make(name)

@@ -58,7 +58,7 @@ _LITERALS = {"True": True, "False": False, "None": None}
 class ParsedCall:
   """A call of a tool.
 
-  name: name of the tool; "" after an error.
+  name: called tool; "" after an error.
   arguments: values by name; of a line, the text of the only one.
   error: problem of its form, "" without one.
   start: characters of the turn before the call.

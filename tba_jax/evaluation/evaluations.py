@@ -131,9 +131,9 @@ class Evaluations:
 
     Args:
       config: reads `evaluate`, `search.lockstep` and `mesh`.
-      evaluator: evaluator of held-out prompts, before and after training; its
-        `while_training` is used during training.
-      recorder: recorder that receives the results.
+      evaluator: used before and after training; its `while_training` is used
+        during training.
+      recorder: receiver of the results.
       best: keeper that is offered the params evaluated during training; None =
         keep none.
     """
@@ -178,7 +178,7 @@ class Evaluations:
     Args:
       name: "before", "after", or "" during training.
       step: steps done by the params.
-      params: params of the policy.
+      params: policy, on its mesh.
       should_stop: checked between batches.
     """
     with self._recorder.span("evaluate", step=step):

@@ -282,15 +282,14 @@ class Evaluator:
 
     Args:
       config: reads `evaluate` and the samplers' settings.
-      policy: policy that samples the completions.
-      judge: judge that rewards completions and tells which are correct; closed
-        with this.
-      split: split to draw prompts from, "train" or "held_out".
-      comparer: comparer for the win-rate against the task's reference
-        completions; closed with this; None = no win-rate.
+      judge: gives rewards and correctness; closed with this.
+      split: "train" or "held_out".
+      comparer: gives the win-rate against the task's reference completions;
+        closed with this; None = no win-rate.
       reference: policy that the KL is measured against; None = no KL.
       plain_reference: the same at temperature 1, for the papers' perplexity.
-      environments: environments of a task that has some; closed with this.
+      environments: interactive environments of the task, if any; closed with
+        this.
     """
     self._config = config.evaluate
     self._fallback = config.reward.fallback
@@ -338,9 +337,9 @@ class Evaluator:
     """Returns the results over the first `num_prompts` prompts of the split.
 
     Args:
-      params: params of the policy.
+      params: policy, on its mesh.
       num_prompts: 1 up to the size of the split.
-      version: version of the params.
+      version: step at which the params were published.
       should_stop: function checked before each batch.
       on_progress: function called with (prompts done, all prompts) after each
         batch.
@@ -361,17 +360,17 @@ class Evaluator:
       ref_perplexity: exp of the reference's mean nats per token, likewise.
       diluted_perplexity: see `_add_perplexity`; of the greedy completions if
         any, with a plain reference.
-      turns: turns of a judged completion that an environment answered, with
-        environments.
+      turns: mean number of turns per judged completion that an environment
+        answered; only with environments.
       [greedy_]win_rate, gold_reward, gold_margin, no_verdict (by cause): from
         the comparer; docs/guides/offline_data.md.
       …_stderr, …_interval: standard error over prompts and bootstrap interval
         of these, but for `pass_at` and `ref_perplexity`. A mean of no value,
         since nothing could be judged, is None and has neither.
       k: completions per prompt.
-      confidence: confidence of the intervals.
-      distinct_correct: distinct correct solutions among a prompt's k
-        completions, mean over prompts.
+      confidence: coverage of the intervals, between 0 and 1.
+      distinct_correct: mean number of distinct correct solutions among a
+        prompt's k completions.
       distinct_correct_per_solved: the same over solved prompts; 0 if none is.
       distinct_share: distinct texts among the k completions, over k.
       mean_length: tokens per completion, stop token included.

@@ -47,8 +47,8 @@ class ModelJudge(judges.Judge):
     """Stores the model.
 
     Args:
-      scorer: scorer of the reward model.
-      task: task with prompts and references.
+      scorer: scores completions with the reward model.
+      task: gives prompts and references.
       on_event: event sink, see `Judge`.
       with_keys: whether to count completions that score above the task's
         reference as correct; scores the references too.
@@ -172,9 +172,9 @@ def make_judge(
   Args:
     config: reads `reward`, `task` and the settings of `load_scorer`.
     workdir: directory with the run's own reward model, if it has one.
-    task: task with prompts and references.
+    task: gives prompts and references.
     on_event: function that receives failures.
-    mesh: mesh of the frozen models.
+    mesh: devices of the frozen models.
     with_keys: whether to score references too, see `ModelJudge`.
 
   Raises:

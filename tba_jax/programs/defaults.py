@@ -59,7 +59,7 @@ class Choice:
   """A value that a rule gave.
 
   key: setting.
-  value: value of the setting.
+  value: chosen value.
   why: reason, in words.
   """
 
@@ -76,7 +76,7 @@ class ModelFacts:
   """Facts of the model that the policy starts from.
 
   name: setting that names it.
-  shape: shape, from its config.json.
+  shape: architecture in the model's config.json.
   is_chat: whether its tokenizer has a chat template.
   thinks: whether that template marks thoughts before an answer.
   """
@@ -398,7 +398,7 @@ def choose(
   the model cannot be read, which validation explains.
 
   Args:
-    config: config of `load_config`, before it is validated or copied.
+    config: result of `load_config`, not yet validated or copied.
     machine: devices of the run; None is this machine.
     saved: settings of the run when it began, by key, if it has.
   """

@@ -96,8 +96,8 @@ def run(
   Holds the workdir's lock: a run that trains there also writes `eval.json`.
 
   Args:
-    config: config of the run; samples `evaluate.num_completions` completions of
-      (at most) `evaluate.final_prompts` held-out prompts.
+    config: samples `evaluate.num_completions` completions of at most
+      `evaluate.final_prompts` held-out prompts.
     workdir: directory of the run; made if missing, for operands that are
       folders.
     operands: steps of checkpoints, Hugging Face folders; none is the newest

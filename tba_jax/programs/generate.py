@@ -87,8 +87,8 @@ class Counts:
 class _Prompt:
   """A prompt of the input.
 
-  text: text of the prompt, copied to the output.
-  request: request to the sampler.
+  text: prompt as given, copied to the output.
+  request: input of the sampler.
   other: the line's other fields, copied to the output.
   """
 
@@ -101,7 +101,7 @@ class _Prompt:
 class _Episode:
   """An episode of the input.
 
-  seed: seed of the environment.
+  seed: seed of the environment's `reset`.
   max_tokens: most tokens of each completion; None takes the sampler's.
   other: the line's other fields, copied to the output.
   """
@@ -200,8 +200,8 @@ def complete(
   """Returns completions of prompts, with the records of the program's files.
 
   Args:
-    config: config of `generate`; needs no `generate.input` or
-      `generate.output`.
+    config: settings of `generate`; `generate.input` and `generate.output` are
+      ignored.
     inputs: prompts, or records of the program's input.
 
   Returns:
@@ -424,7 +424,7 @@ def turns_of(
   """Returns who said what in a completion.
 
   Args:
-    tokenizer: tokenizer of the completion.
+    tokenizer: decodes the completion.
     tokens: [n] int, its tokens.
     sampled: [n] bool or longer, True on those of the policy.
     turn_ends: tokens up to the end of each of the policy's turns.
@@ -763,8 +763,8 @@ def run_lines(
   """Processes all lines of the input that the output lacks.
 
   Args:
-    config: config, of which `generate.input`, `generate.output` and
-      `generate.batch_lines` are read.
+    config: only `generate.input`, `generate.output` and `generate.batch_lines`
+      are read.
     settings: values that the output depends on beside the input.
     prepare: parser of a line (line number from 1, JSON object); a ValueError
       reports the line.

@@ -37,9 +37,8 @@ from tba_jax.sampling import offline_sampler
 class Loop:
   """The parts of `loop.run` with a source in its own thread.
 
-  config: config of the run.
-  learner: learner, whose state is before step 0.
-  collector: collector of training prompts.
+  learner: state before step 0.
+  collector: samples the training prompts.
   """
 
   config: ml_collections.ConfigDict
@@ -101,10 +100,10 @@ class LoopMaker:
   and those whose micro-batches have as many prompts share the reference, which
   holds params of its own.
 
-  policy: policy that all start from.
-  sampler: sampler of training prompts.
-  judge: judge of their completions.
-  evaluator: evaluator of `Loop.learner.params`, with the KL if there is a
+  policy: initial params of every loop.
+  sampler: decodes the training prompts.
+  judge: rewards the training completions.
+  evaluator: evaluates `Loop.learner.params`, with the KL if the run has a
     reference.
   """
 
@@ -145,7 +144,7 @@ class LoopMaker:
     """Returns a loop that has not begun.
 
     Args:
-      config: config of the loop, with the policy of the others.
+      config: must have the other loops' policy.
       name: key of the train step: loops of one name differ in seed, lag and
         replay alone.
     """

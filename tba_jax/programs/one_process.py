@@ -83,7 +83,6 @@ def train(
   raised here.
 
   Args:
-    config: config of the run.
     run_info: the run; without files, if it keeps its records in memory.
     operands: place of the process in its cluster.
     stop: interrupts the trainer; set after an error of a searcher.

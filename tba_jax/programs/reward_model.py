@@ -377,9 +377,9 @@ def relabel_pairs(
   Source: Noukhovitch et al. 2024 (arXiv:2410.18252), the controlled setting.
 
   Args:
-    pairs: pairs in the order of the file.
+    pairs: training pairs, in the order of the file.
     score: [(prompt, completion)] -> scores [N], higher is better.
-    path: path of the file.
+    path: JSONL file.
     stop: event, checked before each batch of pairs.
 
   Raises:

@@ -34,9 +34,8 @@ def settle(
   A run that has begun keeps its values, which its config.json has.
 
   Args:
-    config: config of `load_config`.
+    config: result of `load_config`.
     workdir: the run's directory.
-    program: program to run.
     operands: its operands; the first may name the device of a plan.
 
   Raises:

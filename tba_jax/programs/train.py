@@ -84,8 +84,8 @@ class Child:
   errors: consecutive exits with an error while the run made no progress.
   furthest: the run's step at the latest of these exits.
   group: processes restarted together, itself included; may be empty.
-  operands: operands of its program, after the index.
-  program: program name; "" = the role's.
+  operands: further arguments of its program, after the index.
+  program: "" = the role's.
   environment: variables of its own, such as those that name its accelerators.
   """
 
@@ -291,7 +291,7 @@ class Children:
     """Stops processes of some roles: SIGTERM, then SIGKILL.
 
     Args:
-      roles: roles of the processes to stop.
+      roles: processes to stop.
       deadline_s: seconds until SIGKILL.
       is_urgent: function that returns whether SIGKILL comes at once.
     """

@@ -246,7 +246,7 @@ class ReplayBuffer:
     Args:
       group: S valid completions (`messages.reject_reason`), or completions
         without a sampled token, of which none is stored; padding is ignored.
-      step: step at which they arrive; must not decrease.
+      step: arrival step; must not decrease.
 
     Returns:
       What left the buffer, or never entered it, without a use.
@@ -359,7 +359,7 @@ class ReplayBuffer:
     Args:
       num_prompts: B.
       num_completions: K.
-      step: the step that will train on the batch; must not decrease.
+      step: optimizer step that will use the batch; must not decrease.
 
     Raises:
       ValueError: the buffer is empty, or `step` decreased.
@@ -402,7 +402,7 @@ class ReplayBuffer:
     Args:
       num_prompts: B.
       num_completions: K.
-      step: step that will train on the batch; must not decrease.
+      step: optimizer step that will use the batch; must not decrease.
       arrived_from: first step whose arrivals count.
       skip: number of groups before the batch.
     """

@@ -52,9 +52,9 @@ class Start:
   """A start of the trainer.
 
   epoch: start count of the trainer.
-  step: step that it began with.
+  step: first step.
   applied: position in the journal to which the data had been applied.
-  config: config of the run then, as plain values.
+  config: settings of that time, as plain values.
   machine: facts of the process on which bits depend, by name.
   """
 
@@ -85,8 +85,8 @@ class Step:
 
   decision: decisions about it.
   draw: checksums of its draw, see `sums_of`.
-  metrics: metrics of the train step, [] float32 by name.
-  start: start of the trainer that took it.
+  metrics: values of the train step, [] float32 by name.
+  start: the trainer's start that took it.
   """
 
   decision: Decision
@@ -99,7 +99,6 @@ class Step:
 class Recording:
   """The record of a run, without steps that were trained again.
 
-  starts: starts of the trainer.
   steps: recorded steps by number.
   """
 

@@ -34,7 +34,7 @@ class Amount(NamedTuple):
   """A count of data; adds and subtracts elementwise.
 
   prompts: groups, one for each time a prompt was sampled.
-  completions: completions of those groups.
+  completions: number in those groups.
   tokens: sampled tokens of those completions, stop tokens included.
   """
 
@@ -83,7 +83,7 @@ class Ledger:
     Args:
       searcher: id of the searcher that generated the block.
       totals_after: the searcher's totals after this block.
-      amount: amount of the block.
+      amount: size of the block.
     """
     self.announce(searcher, totals_after)
     self._applied[searcher] += amount

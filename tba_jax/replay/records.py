@@ -257,7 +257,6 @@ class RecordTable:
     """Writes a column of tokens; leaves the rows' lengths as they are.
 
     Args:
-      name: name of the column.
       rows: [n] int64.
       values: [n, up to T, ...], 0 past the row's tokens.
     """
@@ -500,7 +499,7 @@ class RecordTable:
 class PromptRecords:
   """A prompt and its rows, oldest first.
 
-  columns: columns [P, ...] of its newest visit by name, without padding.
+  columns: prompt columns [P, ...] of the newest visit by name, unpadded.
   """
 
   def __init__(self, columns: Mapping[str, np.ndarray]):

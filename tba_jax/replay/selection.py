@@ -50,7 +50,7 @@ def choose_by_reward(
     rng: source of randomness.
     rewards: [n] float, finite.
     count: number of indices to draw.
-    temperature: temperature in units of reward, above 0.
+    temperature: reward per unit of log-weight, above 0.
   """
   log_weights = (rewards.astype(np.float64) - rewards.max()) / temperature
   if len(rewards) == count:

@@ -165,7 +165,7 @@ def thin(
 
   Args:
     records: metrics records, one per step, with `step` and `time`.
-    name: name of the metric.
+    name: metric to plot.
     band: metric drawn around it; "" draws the range of the steps that a point
       covers.
     band_scale: factor of `band`.

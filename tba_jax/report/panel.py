@@ -337,7 +337,7 @@ class Panel:
 
     Args:
       workdir: run directory.
-      console: console to draw on.
+      console: terminal to draw on.
       memory: records of a run that has no files.
       line_every_s: least seconds between two lines of a phase.
     """

@@ -22,7 +22,7 @@ from tba_jax.tasks import base
 class Comparison:
   """A completion against the task's reference completion.
 
-  prompt: prompt, as the task gives it.
+  prompt: text or messages, as the task gives it.
   request: prompt index, and the policy's completion.
   reference: text to compare with; ends with a stop token.
   """

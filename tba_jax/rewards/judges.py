@@ -169,8 +169,8 @@ class Judge(abc.ABC):
   def totals(self) -> dict[str, Any]:
     """Returns counts since the start, as JSON types.
 
-    completions: completions judged, failures included.
-    failures: failures by cause.
+    completions: number judged, failures included.
+    failures: counts by cause.
     sums: sum of each part of the reward, failures excluded.
     counts: completions that have the part; not all prompts have the same.
     """

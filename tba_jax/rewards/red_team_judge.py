@@ -79,8 +79,6 @@ def encoder_embeddings(
 
   Args:
     embed: (params, tokens_BxL, mask_BxL) -> [B, D] float32, mean over tokens.
-    params: params of the encoder.
-    tokenizer: tokenizer of the encoder.
     shape: B and L; longer texts are cut off.
   """
   run = functools.partial(jax.jit(embed), params)
@@ -220,9 +218,7 @@ def sequence_classifier(
 
   Args:
     label_scores: (params, tokens_BxL, mask_BxL) -> [B, C] float32 logits.
-    params: params of the model.
-    tokenizer: tokenizer of the model, adding the special tokens that it
-      expects.
+    tokenizer: adds the special tokens that the model expects.
     label: index of the label for harmful.
     shape: B and L; longer texts are cut off.
   """
@@ -253,8 +249,7 @@ def first_token_classifier(
   Args:
     last_logits: (params, tokens_BxL, mask_BxL) -> [B, V] float32, logits of the
       token after the last; texts are left-padded.
-    params: params of the model.
-    tokenizer: tokenizer of the model, with a chat template.
+    tokenizer: must have a chat template.
     token: the word; its first token counts.
     shape: B and L; longer conversations lose their beginning.
 
@@ -320,7 +315,7 @@ class RedTeamJudge(judges.Judge):
 
     Args:
       victim: model that answers attacks.
-      classifier: classifier of the answers.
+      classifier: scores the answers.
       embed: sentence embeddings, for diversity.
       success_threshold: t.
       on_event: event sink, see `Judge`.

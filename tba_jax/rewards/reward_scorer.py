@@ -21,7 +21,7 @@ _NUM_LENGTHS = 3
 class Text:
   """A completion to score.
 
-  prompt: prompt, as the task gives it.
+  prompt: text or messages, as the task gives it.
   completion: text, without its stop token.
   stopped: whether it ended with one; the reward model then sees its own.
   """
@@ -48,8 +48,7 @@ class RewardScorer:
 
     Args:
       rewards: (params, tokens [B, L], mask [B, L]) -> [B] float32.
-      params: params of the model.
-      tokenizer: tokenizer of the model; may differ from the policy's.
+      tokenizer: may differ from the policy's.
       max_prompt_tokens: prompts keep this many tokens from their end.
       max_completion_tokens: completions keep this many from their start.
       batch_size: texts scored at a time.

@@ -220,10 +220,9 @@ class SpanWriter:
     """Starts the flushing thread.
 
     Args:
-      file: file open for appending; the writer closes it.
-      role: role of the process.
-      index: index of the process.
-      clock: clock that also receives the spans.
+      file: open for appending; the writer closes it.
+      index: number of the process within its role.
+      clock: also receives the spans.
     """
     self._head = (
         f'{{"role": {json.dumps(role)}, "index": {int(index)}, "kind": '

@@ -126,7 +126,7 @@ def step_record(
   """Returns the record of one optimizer step in `metrics.jsonl`.
 
   Args:
-    metrics: metrics of the train step, without prefix.
+    metrics: output of the train step, without prefix.
     draw: the batch's trajectories.
     seconds: trainer's time since the last step, by kind of span.
     buffer: `ReplayBuffer.stats`.
@@ -223,12 +223,11 @@ class Recorder:
     """Opens the files for appending and starts the threads.
 
     Args:
-      config: config of the run.
-      run: run whose files are written.
+      run: identity and paths of the run to record.
       epoch: start count of the trainer.
       queue: has the searchers' leases; publishes the status to other hosts.
-      tokenizer: tokenizer that decodes sampled completions.
-      judge: judge that explains wrong completions.
+      tokenizer: decodes sampled completions.
+      judge: explains wrong completions.
     """
     self._config = config
     self._num_steps = config.train.num_steps
@@ -321,9 +320,9 @@ class Recorder:
 
     Args:
       step: index of the step.
-      metrics: metrics of the train step, without prefix.
+      metrics: output of the train step, without prefix.
       draw: the batch's trajectories.
-      service: service with the buffer's statistics and the ledger.
+      service: gives the buffer's statistics and the ledger.
       failures: share of training completions that could not be judged.
     """
     self._progressed()

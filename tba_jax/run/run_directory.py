@@ -404,7 +404,7 @@ def check_format(path: pathlib.Path, saved: dict[str, Any]) -> None:
   """Raises ValueError if a run directory was made by another version.
 
   Args:
-    path: path of its `config.json`.
+    path: its `config.json`.
     saved: contents of that file.
   """
   if saved["format"] != FORMAT:

@@ -87,7 +87,7 @@ def completion(
 
   Args:
     call: the agent's call.
-    id: id of the answer.
+    id: identifier in the response.
     created_s: Unix time.
     model: name of the model.
     message: result of `answer`.

@@ -40,7 +40,6 @@ class Engine:
   samples, episodes, replays: sampling, agents, and training by the server.
 
   Args:
-    config: config of the server.
     workdir: its directory; a `serve` folder is made there.
     on_done: called with the ids of requests that are done, by the thread.
 

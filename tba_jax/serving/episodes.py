@@ -36,9 +36,9 @@ FIRST, REWRITTEN, BRANCHED = "first", "rewritten", "branched"
 class EpisodeRow:
   """A prompt and what followed it, token by token.
 
-  messages: messages as the agent has them; None for a text.
+  messages: chat history as sent by the agent; None for a text prompt.
   rendered: the same for the chat template, sampled turns as they were sampled.
-  text: text of the tokens.
+  text: decoded tokens.
   tokens: [L] token ids.
   start: tokens before the first that was sampled.
   sampled: [L], whether the policy sampled a token.
@@ -95,12 +95,12 @@ class Turn:
 class Episode:
   """The rows of an episode, and how its calls continue them.
 
-  rows: rows, in the order of their first calls.
+  rows: token rows, in the order of their first calls.
   counts: calls, and rows that are not the first, by cause.
 
   Args:
-    tokenizer: tokenizer with a chat template.
-    most_tokens: most tokens that the model sees.
+    tokenizer: must have a chat template.
+    most_tokens: context length of the model.
   """
 
   def __init__(self, tokenizer: tokenizer_lib.Tokenizer, most_tokens: int):
@@ -237,7 +237,7 @@ class Episode:
 
     Args:
       record: result of `end`.
-      messages: messages of the call; None for a text.
+      messages: chat history of the call; None for a text prompt.
       answer: the assistant's message, as the agent has it.
     """
     is_chat, context = messages is not None, record["context_ids"]

@@ -111,7 +111,7 @@ class GroupPasses:
     Args:
       params: trained params.
       grads: gradient so far, which is donated; None runs forward alone.
-      name: name of the objective.
+      name: objective.
       changes: settings of it.
       batch: groups.
       has_reference: whether the batch has the reference's log-probs.

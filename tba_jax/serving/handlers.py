@@ -129,8 +129,7 @@ class Handlers:
     """Returns a body; raises StatusError if it is too large or too slow.
 
     Args:
-      request: request.
-      most: most bytes; None is what JSON other than a pass may have.
+      most: limit in bytes; None = the limit of JSON requests other than a pass.
     """
     if most is None:
       most = MOST_OF_JSON + BYTES_OF_TOKEN * self.engine.base.max_tokens

@@ -54,8 +54,7 @@ def objective_config(
   """Returns a config with an objective of groups, and settings of `loss`.
 
   Args:
-    config: config of the server.
-    name: name of the objective.
+    name: objective.
     changes: changed settings of it.
 
   Raises:

@@ -89,8 +89,7 @@ class Registry:
     """Adds an episode, unless it has come before.
 
     Args:
-      id: id of the episode.
-      session: session that it is of.
+      session: session of the episode.
       spec: facts about it.
       together: group that its rows are trained in; "" = none.
       size: episodes of the group.

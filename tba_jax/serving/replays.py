@@ -80,7 +80,6 @@ class Replays:
 
     Args:
       model: id of the replay.
-      id: id of the sample.
       rewards: reward of each completion.
 
     Raises:
@@ -103,7 +102,7 @@ class Replays:
     """Lets the group of an episode in once all of it have finished.
 
     Args:
-      spec: spec of an episode.
+      spec: settings of the episode, as JSON.
 
     Returns:
       Groups that enter, and rows that are left out; {} if none can.

@@ -31,7 +31,7 @@ class ServerRequest:
   owner: model or sampling session that it is for.
   seq: number among the owner's requests.
   kind: name of the operation, as `optim_step`.
-  body: body as it came; None once a checkpoint holds its effect.
+  body: JSON as received; None once a checkpoint holds its effect.
   accepted_s: Unix time of its arrival.
   """
 
@@ -220,7 +220,7 @@ class RequestJournal:
     """Returns an owner's requests finished after a place of `finish`.
 
     Args:
-      owner: owner of the requests.
+      owner: sequence of requests: a model, a session or a sampler.
       after: place.
       first: lowest number of a request.
       last: highest number.

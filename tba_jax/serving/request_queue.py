@@ -40,7 +40,7 @@ class RequestQueue:
   lock: held while requests come at the same time: none begins meanwhile.
 
   Args:
-    journal: journal of the requests.
+    journal: stores the requests.
     gap_deadline_s: longest wait of a request for the one before.
     on_done: called with the ids of requests that are done.
   """
@@ -75,12 +75,11 @@ class RequestQueue:
     """Journals a request and queues it, unless it has come before.
 
     Args:
-      kind: kind of the request.
       owner: model, sampling session or episode.
       seq: its number; None takes the next one.
-      body: body of the request.
-      name: name among the owner's requests, by which it is known if it comes
-        again; "" = its number.
+      body: JSON as received.
+      name: key among the owner's requests that identifies a retry; "" = its
+        number.
 
     Raises:
       ConflictError: another request has this number.

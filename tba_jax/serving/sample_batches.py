@@ -47,7 +47,7 @@ class SampleJob:
   """Requested completions.
 
   owner: sampling session or episode.
-  path: path of the version, "" for the base model.
+  path: `tinker://` path of the version; "" for the base model.
   pack: (result, optimizer steps of the version) -> result of the request.
   last_n: prompt tokens, from the end, that get log-probs; 0 = none.
   """

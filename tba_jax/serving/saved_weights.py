@@ -52,7 +52,7 @@ class SavedWeights:
   lora_alpha: `config.lora.alpha`.
   base_name: name of what adapters are of.
   abstract_state: returns shapes and shardings of the state of a spec's models.
-  folder: folder of the server.
+  folder: root directory of the server.
   insist: repeats a write until the disk takes it.
   """
 

@@ -538,7 +538,7 @@ class _Completions(Message):
   """Completions of a chat or a text.
 
   max_tokens: most tokens of each; None is as many as there is room for.
-  seed: seed of sampling; None takes one of the request's.
+  seed: start of the sampler's random numbers; None takes one from the request.
   """
 
   nothing = {

@@ -34,17 +34,14 @@ _SECTIONS = ("model", "tokenizer", "sampling", "loss", "lora")
 class ServedBase:
   """The base model of a server.
 
-  config: config of the server.
   policy: model and tokenizer.
-  name: name for clients.
+  name: shown to clients.
   base_name: name in checkpoints of what adapters are of.
   tokenizer_id: name or folder that clients load the tokenizer from.
-  params: params on the devices.
 
   Args:
-    config: config of the server.
     workdir: its directory.
-    folder: folder of the server there.
+    folder: root directory of the server there.
     registry: holds the settings that must not change.
 
   Raises:

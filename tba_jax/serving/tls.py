@@ -41,8 +41,8 @@ def make(folder: pathlib.Path, names: Sequence[str]) -> None:
   """Writes key, certificate and authority, unless they are there.
 
   Args:
-    folder: folder of the files, mode 0700.
-    names: names and addresses that the certificate is for.
+    folder: directory with mode 0700.
+    names: DNS names and IP addresses for the certificate.
 
   Raises:
     ValueError: a name cannot be in a certificate.

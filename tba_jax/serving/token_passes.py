@@ -86,7 +86,7 @@ class TokenPasses:
     """Returns [L] float32 of each sequence: nan, then log-probs of its tokens.
 
     Args:
-      params: params of the model, not of adapters.
+      params: full model, not adapters.
       sequences: [L] int32 each.
     """
     out = [np.full(len(ids), np.nan, np.float32) for ids in sequences]

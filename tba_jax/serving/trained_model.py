@@ -137,7 +137,7 @@ class TrainedModel:
     """Replaces the params, drops the gradient.
 
     Args:
-      params: params to go on with.
+      params: values to continue from.
       opt_state: their optimizer state; None begins a new one.
     """
     self.params, self._grads = params, None

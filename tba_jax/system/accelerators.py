@@ -86,7 +86,7 @@ class Accelerators:
   """The accelerators that JAX would find here.
 
   kind: "gpu", "tpu" or "cpu" (none).
-  ids: ids for CUDA_VISIBLE_DEVICES or TPU_VISIBLE_CHIPS.
+  ids: values for CUDA_VISIBLE_DEVICES or TPU_VISIBLE_CHIPS.
   """
 
   kind: str
@@ -341,7 +341,7 @@ def of_run(
   """Returns the environments that give a run's processes their accelerators.
 
   Args:
-    config: config, of which `devices`, `mesh`, `trainer` and `search` are read.
+    config: only `devices`, `mesh`, `trainer` and `search` are read.
     alone: whether one process has all of the trainer's devices and there are no
       searchers, as in fine-tuning.
 

@@ -105,7 +105,7 @@ def stage(workdir: str, program: str, *, key: str = "--workdir") -> str:
 
   Args:
     workdir: path, which is returned as it is, or URL.
-    program: program to run there.
+    program: program that will read the directory.
     key: flag or setting of `workdir`, for messages.
 
   Raises:
@@ -244,7 +244,7 @@ class LockState:
 
   token: random, of the last holder.
   holder: description of the current holder; "" if released.
-  generation: generation number of the object.
+  generation: GCS generation number.
   """
 
   token: str = ""

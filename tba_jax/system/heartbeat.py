@@ -104,7 +104,7 @@ def start(name: str) -> None:
   """Starts the thread, if this process's supervisor listens.
 
   Args:
-    name: name of what the process does while it has no other activity.
+    name: activity of an otherwise idle process.
   """
   descriptor = os.environ.pop(_VARIABLE, None)
   if descriptor is None:

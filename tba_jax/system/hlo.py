@@ -137,7 +137,7 @@ def costs(text: str, host_size: int = 0) -> Costs:
   its most expensive branch.
 
   Args:
-    text: text of the module.
+    text: HLO of the module.
     host_size: devices of a host, if hosts are joined by a network; else 0.
   """
   computations, entry = _parse(text)
@@ -269,8 +269,8 @@ def _walk(
   Args:
     computations: all computations of the module, by name.
     name: computation to walk.
-    channels: channels counted already in this run: an asynchronous collective
-      stands in several fusions under one channel.
+    channels: already counted in this run; an asynchronous collective appears in
+      several fusions under one channel.
     received: (computation, collective, kind) -> bytes.
   """
   flops, collectives = 0.0, {}

@@ -36,7 +36,7 @@ def to_json(value: Any, non_finite: list[str], name: str = "") -> Any:
   Args:
     value: nested mappings, sequences, arrays and scalars of any library.
     non_finite: receives the dotted name of each non-finite number.
-    name: name of `value` itself.
+    name: label of `value` itself.
   """
   if value is None or isinstance(value, bool | int | str):
     return value
@@ -301,7 +301,7 @@ def schema_error(value: Any, schema: Any, name: str = "") -> str:
     schema: a type (`float` allows int, `int` not bool), `[schema]` for a list,
       or `{key: schema}` for an object: a key ending in "?" may be missing or
       null, "*" stands for all other keys. Keys without a schema are allowed.
-    name: name of the value, for messages.
+    name: shown in messages.
   """
   where = f"{name!r} " if name else ""
   if isinstance(schema, Mapping):

@@ -195,8 +195,8 @@ def make_box(
     readable: files, and folders with all that is in them, which processes read
       after `enter`.
     shown: the same for what they read before.
-    folders: folders to show as Python's path and the working directory are
-      shown, without entries that begin with a dot or have hidden paths in them.
+    folders: shown like Python's path and the working directory, without entries
+      that start with a dot or contain hidden paths.
     hidden: paths; the user's home is hidden too.
     network: whether processes keep the network.
   """
@@ -466,8 +466,8 @@ def enter(
 class Confinement:
   """Confinement of one completion's process, a fork of one that has entered.
 
-  folders: folders that its forks alone use, which `clean` empties.
-  modes: modes of what was in them, by path.
+  folders: used only by its forks, emptied by `clean`.
+  modes: permissions of their contents, by path.
   is_limited: whether they can write to nothing else.
   missing: keys of `FREEDOMS` that `enter` could not take.
   Otherwise as `enter` has them.

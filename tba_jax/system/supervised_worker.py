@@ -48,7 +48,7 @@ _SEES = (
 class ChildProcess:
   """A process in its own group, to be killed with all that it started.
 
-  pipes: pipes to it.
+  pipes: stdin and stdout of the process.
   """
 
   def __init__(
@@ -257,11 +257,11 @@ class WorkerPool:
     """Starts the threads, and reports what is not confined.
 
     Args:
-      module: module of the processes, which calls `keeper.serve`.
+      module: entry point of the processes; calls `keeper.serve`.
       hello: fields of their first message.
       config_reward: `config.reward`.
       box: their confinement.
-      links: links in a completion's directory, {path in it: folder}.
+      links: symlinks in a completion's directory, {path in it: folder}.
       on_event: function that receives ("sandbox_limited", message).
     """
     if on_event is not None and box.missing:

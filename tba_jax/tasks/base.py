@@ -132,7 +132,7 @@ class Task(abc.ABC):
     `config.task.<field>`.
   reads_data: whether the task reads files and has a `report`.
   rewards_where: allowed values of `config.reward.backend`; () for all.
-  packages: packages that it needs, each with the extra that installs it.
+  packages: required packages, each with the extra that installs it.
   more_splits: further held-out splits, evaluated before and after training.
   has_turns: whether environments answer the completions, see
     `environments/environment_task.py`.

@@ -55,11 +55,10 @@ class CustomTask(rows_task.RowsTask):
   held_out: training prompts to hold out at random if `test` is "": a share
     below 1, else a number; None = a tenth, at most 1,000; 0 = no evaluation.
   validation_prompts: training prompts to hold out if `validation` is "".
-  prompt: the prompt's text, with field names in braces; or a JSON list of
-    messages with such texts, `[{"role": "user", "content": "{question}"}]`; or
-    a field alone that has a text or a list of messages. An assistant's message
-    at their end is no part of the prompt; it is the answer where the row has no
-    other.
+  prompt: template with field names in braces; or a JSON list of messages with
+    such texts, `[{"role": "user", "content": "{question}"}]`; or a single field
+    with a text or a list of messages. A final assistant message is not part of
+    the prompt; it is the answer if the row has no other.
   completion: text with field names in braces, the target of supervised
     fine-tuning; "" = no fine-tuning on this data.
   answer: field with the reference answer.
@@ -74,8 +73,8 @@ class CustomTask(rows_task.RowsTask):
   reason: "FILE.py:FUNCTION" or "MODULE:FUNCTION" of (prompt, completion, row)
     that returns why a completion is wrong, for displayed samples; "" = from the
     built-in rewards.
-  tokenizer: tokenizer with `tokenizer.source="task"`: "characters", or "words",
-    for texts whose held-out words all occur in training.
+  tokenizer: vocabulary with `tokenizer.source="task"`: "characters", or
+    "words", for texts whose held-out words all occur in training.
   split_seed: seed of the choice of held-out and validation prompts.
   """
 
@@ -302,7 +301,7 @@ def prompt_of(template: str, fields: Mapping[str, Any]) -> base.Prompt:
 
   Args:
     template: `config.task.prompt`.
-    fields: fields of the row.
+    fields: values of the row by name.
 
   Raises:
     rows.UnusableError: a field has no text, or no messages.

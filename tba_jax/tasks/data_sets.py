@@ -41,7 +41,7 @@ def read(
   Args:
     name: a folder, FOLDER/SUBSET, ORG/NAME[@REVISION] or
       ORG/NAME[@REVISION]/SUBSET; the subset "*" stands for all of them.
-    split: a split, "" = train.
+    split: "" = train.
     preferred: subset to take if `name` has none and there is one of this name.
 
   Raises:

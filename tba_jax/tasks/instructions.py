@@ -95,7 +95,7 @@ def _is_wrapped(text: str, left: str, right: str) -> bool:
 class _Draft:
   """A completion in the making, which instructions shape in turn.
 
-  words: words so far.
+  words: text so far, split at white space.
   most: number of words that it may have.
   end: its last characters.
   """
@@ -109,9 +109,9 @@ class _Draft:
 class Kind:
   """A kind of instruction.
 
-  aspect: aspect of an answer that it is about; those of a prompt differ.
+  aspect: property of the answer that it constrains; differs within a prompt.
   wordings: texts of the instruction, with `{}` for its value.
-  values: values to draw from.
+  values: choices to draw from.
   holds: function of (text, value), whether a text follows the instruction.
   shape: function of (draft, value) that changes a draft towards it.
   write: function of (text, value) that lays out the text of a draft.

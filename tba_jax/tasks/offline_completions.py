@@ -28,7 +28,7 @@ _STOPS = ("stop", "tool_calls")
 class Completion:
   """A completion of a log.
 
-  text: text without the stop token; None if there are token ids alone.
+  text: without the stop token; None with token ids only.
   token_ids: ids with the stop token that ended it; None if unknown.
   reward: task units; None if it is not read.
   logprobs: natural logs, one per token, of the policy that sampled it; None if

@@ -320,7 +320,7 @@ def write_report(
   """Writes data.json and one "data" event per line of the report.
 
   Args:
-    task: task, which may have a report.
+    task: may have a report.
     write: takes the name and the value of a JSON file.
     on_event: takes kind and message of an event.
   """

@@ -25,11 +25,11 @@ HELD_OUT_SHARE, MOST_HELD_OUT = 0.1, 1000
 class Example:
   """A usable row.
 
-  index: index in its split, before long prompts were dropped.
-  place: place of the row.
+  index: position in its split before long prompts are dropped.
+  place: file and line of the row.
   prompt: text that the policy sees, or messages, see `tasks/base.py`.
   answer: reference, "" if the task has none.
-  fields: fields of the row, as read.
+  fields: values of the row, as read.
   """
 
   index: int

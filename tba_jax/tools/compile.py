@@ -475,9 +475,8 @@ def compile_program(
   """Returns the compiler's figures, and the text of the module.
 
   Args:
-    program: program to compile.
     other_bytes: bytes that its role holds beside the program's arguments.
-    device: device of the role.
+    device: must be of the role.
     host_size: see `targets.host_size`.
   """
   start = time.perf_counter()

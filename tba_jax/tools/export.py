@@ -47,7 +47,7 @@ def run(
   """Writes the folder and returns it; replaces a model that is there.
 
   Args:
-    config: config of the run, of which `export` is read.
+    config: only `export` is read.
     workdir: directory of the run; no process may run there.
     operands: see the module.
 

@@ -71,8 +71,8 @@ class RoleMemory:
   """What a role holds; arrays are shapes with dtypes and shardings.
 
   mesh: devices of the role.
-  model: model of the policy.
-  params: params of the model.
+  model: policy.
+  params: policy, as shapes.
   frozen: models beside the policy and its reference.
   resident: bytes held all the time; a searcher's, while a version comes in.
   peak: `resident`, and the most that comes on top of it.
@@ -92,8 +92,8 @@ class TrainerMemory(RoleMemory):
 
   adapters: None if all params are trained.
   value_model: None if the objective learns none.
-  state: state of the train step.
-  batch: batch of the train step, of the largest size.
+  state: train state, as shapes.
+  batch: largest batch of the train step, as shapes.
   step: bytes that a train step adds.
   evaluation: bytes that an evaluation adds.
   """
@@ -110,8 +110,8 @@ class TrainerMemory(RoleMemory):
 class SearcherMemory(RoleMemory):
   """What a searcher holds.
 
-  programs: programs of its sampler; their state has the KV cache.
-  settings: settings of its sampler.
+  programs: compiled functions of its sampler; their state has the KV cache.
+  settings: limits of its sampler.
   decode_params: params in the form that decodes.
   """
 
@@ -135,8 +135,7 @@ def trainer(
   """Returns a trainer's arrays on a mesh of the size of `config.mesh`.
 
   Args:
-    config: config of the run.
-    mesh: mesh of `sharding.make_mesh` or `abstract_mesh`.
+    mesh: result of `sharding.make_mesh` or `abstract_mesh`.
     workdir: may hold the reward model.
 
   Raises:

@@ -79,7 +79,6 @@ def memory_sections(
   """Yields what a trainer's and a searcher's device hold, as titled rows.
 
   Args:
-    config: config of the run.
     workdir: may hold the reward model.
     kinds: trainer's and searchers' kinds of device, keys of `DEVICE_GIB` or
       _CPU; [] leaves it open what fits.
@@ -323,7 +322,6 @@ def expected_staleness(
   any phase between the two.
 
   Args:
-    config: config of the run.
     sample_s: seconds that one searcher needs for a step's completions.
     train_s: seconds of a train step.
     rounds_under_way: w, from 1 where rewards take no time to 2 where they take
@@ -371,7 +369,7 @@ def staleness_rows(
   paper, the mean here, of both runs.
 
   Args:
-    config: config of the planned run.
+    config: planned run.
     workdir: run that was measured, taken to be stable.
     expected: mean staleness of the planned run, steps.
   """
@@ -468,7 +466,7 @@ def mesh_sections(
   """Yields the meshes of both roles, and how their best ones balance.
 
   Args:
-    config: config of the run; its meshes do not count.
+    config: its meshes are ignored.
     workdir: may hold the reward model.
     topologies: the trainer's and a searcher's.
   """
@@ -594,9 +592,8 @@ def plan(
   """Yields the plan as titled rows.
 
   Args:
-    config: config of the run.
     workdir: run directory, which may hold the reward model.
-    operands: operands of `parse`.
+    operands: command-line operands, see `parse`.
 
   Raises:
     ValueError: a setting, operand, file or folder cannot be used.

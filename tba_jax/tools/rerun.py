@@ -367,7 +367,7 @@ class _Replay:
     Args:
       last: step to end before.
       export: step to write to a file, or None.
-      path: path of that file.
+      path: step file.
       on_step: called after each step that has the same bits.
 
     Raises:

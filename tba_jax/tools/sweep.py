@@ -129,9 +129,9 @@ class SweepRun:
   """A run of a sweep.
 
   objective: name in `config.sweep.objectives`.
-  lag: lag of its samples.
-  seed: seed of its prompts and samples.
-  config: config with the settings of its objective.
+  lag: staleness of its samples.
+  seed: start of the prompts' and samples' random numbers.
+  config: includes the settings of its objective.
   """
 
   objective: str
@@ -173,7 +173,6 @@ class Bench:
     """Trains and evaluates; returns the result as plain JSON types.
 
     Args:
-      run: run of this sweep.
       should_stop: called before each step.
 
     Returns:
@@ -243,10 +242,10 @@ class Bench:
       kl: Σ_t (log π - log π_ref), nats.
       ref_perplexity: exp of the mean of -log π_ref over all tokens.
       length: tokens, with the stop token.
-      distinct: distinct completions among those of a prompt.
+      distinct: mean number of distinct completions per prompt.
       pass_at_1, pass_at_k: shares of `Evaluator.run`.
-      distinct_correct: distinct correct solutions among those of a prompt.
-      turns: turns of the policy, with environments.
+      distinct_correct: mean number of distinct correct solutions per prompt.
+      turns: mean number of policy turns; only with environments.
     """
     result = self.loops.evaluator.run(
         loop.learner.params, self._evaluate.final_prompts, version=step
@@ -441,7 +440,7 @@ _MARKERS = "osD^vP*X"
 class Cell:
   """A quantity over the seeds of an objective at a lag.
 
-  mean: mean over the finished, finite runs; NaN without any.
+  mean: average over the finished, finite runs; NaN if none.
   half_width: half of the mean's confidence interval; NaN below two seeds.
   num_seeds: number of runs in the mean.
   num_diverged: number of runs that ended with a loss that is not finite.
@@ -486,8 +485,7 @@ def table_cells(
   """Returns the cell of each objective and lag, in the order of the runs.
 
   Args:
-    runs: runs of the sweep.
-    results: results of the finished runs, by name.
+    results: finished runs' results, by run name.
     quantity: key of an evaluation.
   """
   values: dict[tuple[str, Lag], list[float]] = {}

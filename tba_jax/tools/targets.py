@@ -45,7 +45,7 @@ class _Gpu:
   """A GPU as its maker describes it.
 
   name: JAX's device kind.
-  major: major number of its compute capability; the minor one is 0.
+  major: CUDA compute capability; its minor number is 0.
   cores: streaming multiprocessors.
   lanes: float32 lanes of each.
   shared_kib: shared memory of each, of which a block leaves 1 KiB.

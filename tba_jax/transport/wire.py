@@ -124,7 +124,7 @@ def encode(
 
   Args:
     header: JSON types with string keys.
-    arrays: arrays of bool, int, uint or float dtypes, by name.
+    arrays: bool, int, uint or float, by name.
     secret: key of the hash, 16 to 64 bytes.
 
   Raises:
@@ -180,7 +180,7 @@ def decode_message(
   Args:
     data: result of `encode_message`.
     secret: key of the hash.
-    schema: schema of the fields, see `jsonl.schema_error`.
+    schema: types of the fields, see `jsonl.schema_error`.
 
   Raises:
     WireError: `decode` raised it, or the fields do not match the schema.

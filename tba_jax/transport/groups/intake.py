@@ -25,8 +25,8 @@ from tba_jax.transport.groups import messages
 class Entry(NamedTuple):
   """A record to be journaled.
 
-  header: header of the record.
-  arrays: arrays of a block.
+  header: fields of the record.
+  arrays: content of a block.
   data: wire message of both; None to encode it.
   groups: a block's, if they are unpacked already.
   """
@@ -153,7 +153,7 @@ class Intake:
     """Delivers what the journal has beyond the checkpoint.
 
     Args:
-      leases: leases on disk.
+      leases: content of the lease files, by searcher.
     """
     if self.written_off:
       # The checkpoint has all that these searchers announced.
@@ -223,8 +223,8 @@ class Intake:
 
     Args:
       is_resumed: whether there is a checkpoint.
-      searchers: searchers that have sent blocks and are not written off.
-      leases: leases on disk.
+      searchers: have sent blocks and are not written off.
+      leases: content of the lease files, by searcher.
     """
     log = self.ack_log
     damage = log.damage

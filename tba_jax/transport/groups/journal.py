@@ -60,7 +60,7 @@ def read_segment(
   """Returns a segment's records with the damage between them, and its size.
 
   Args:
-    path: path of the file.
+    path: segment file.
     start: position of its first byte.
     size: number of bytes to read, None for all.
 
@@ -211,7 +211,7 @@ class Journal:
     """Opens or creates a journal, and repairs its end.
 
     Args:
-      directory: directory of the segments, created or changed to mode 0700.
+      directory: holds the segments; created or changed to mode 0700.
       max_segment_bytes: size at which a new segment begins; one append may
         exceed it.
       on_event: function called with (kind, message); kinds are journal_torn,
@@ -402,7 +402,7 @@ class AckLog:
   sequence, prompts, completions, tokens, CRC-32 of these]; a searcher's last
   line counts.
 
-  path: path of the file.
+  path: segment file.
   marks: sid -> [next sequence, prompts, completions, tokens].
   existed: whether the file exists.
   damage: problem with the file, "" for none.

@@ -35,7 +35,7 @@ class _Journal:
   """Content of the journal.
 
   segments: files by position, in order.
-  blocks: blocks in order.
+  blocks: journaled blocks, in order.
   ends: positions of records and segments.
   end: position after the last segment.
   num_records, num_bytes: counts over all segments.

@@ -59,7 +59,7 @@ class ReplayService:
 
     Args:
       config: reads `sampling` (P and T), and what `make_schedule` reads.
-      receiver: receiver made with the same `saved`.
+      receiver: must have been made with the same `saved`.
       buffer: empty.
       vocab_size: upper bound of token ids.
       num_experts: upper bound of the experts of routes; 0 without any.
@@ -320,7 +320,7 @@ class ReplayService:
     on which searcher was faster.
 
     Args:
-      step: step at which the data arrives.
+      step: arrival step.
       all_records: whether none of them is early.
     """
     self.take_records()

@@ -36,9 +36,8 @@ def send_version(
   """Sends a version: the carrier's data, then the manifest, then the pointer.
 
   Args:
-    transport: transport of the calling thread.
+    transport: owned by the calling thread.
     packed: version to send.
-    run: run whose params are published.
     base_name: base params of adapters; "" without adapters.
 
   Raises:
@@ -143,10 +142,9 @@ def read_version(
   """Returns the leaves of a version, None if it was dropped meanwhile.
 
   Args:
-    transport: transport of the calling thread.
-    version: version to read.
-    run: run of the reader.
-    carriers: carriers by name.
+    transport: owned by the calling thread.
+    run: identity of the reader's run.
+    carriers: readers by carrier name.
     expected: shape and dtype of every leaf; any float stands for any other.
     base_name: base params of the reader's adapters; "" without adapters.
 

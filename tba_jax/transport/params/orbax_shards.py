@@ -57,8 +57,9 @@ def write_folder(path: epath.Path, leaves: Mapping[str, Any]) -> Shards:
 
   Args:
     path: existing folder, local or `gs://`.
-    leaves: leaves by path, in the same order in all processes. Empty ones are
-      not written.
+    leaves: arrays by path, in the same order in all processes. Empty ones are
+      not
+      written.
 
   Raises:
     OSError, ValueError, RuntimeError: Orbax or TensorStore failed.

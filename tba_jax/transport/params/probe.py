@@ -122,8 +122,8 @@ class Check:
     Waits for the devices.
 
     Args:
-      leaves: leaves of the version, by path.
-      params: params that the sampler would use, made of these leaves.
+      leaves: the version's arrays, by path.
+      params: made of these leaves for the sampler.
     """
     wanted_BxL = np.asarray(leaves[LOGPROBS])
     own_BxL = np.asarray(self._answer(params, np.asarray(leaves[TOKENS])))

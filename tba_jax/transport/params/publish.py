@@ -63,10 +63,8 @@ class Publisher:
 
     Args:
       config: reads `publish.keep_versions` and `store.deadline_s`.
-      run: run whose params are published.
       make_transport: returns a new client of the run's store.
-      carriers: carriers to write with, in order of preference; closed at the
-        end.
+      carriers: writers in order of preference; closed at the end.
       copy: returns a copy of the published leaves of params, by path.
       epoch: the trainer's start count.
       lag_steps: exact lag of the schedule in steps, 0 for none.

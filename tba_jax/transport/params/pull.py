@@ -59,10 +59,9 @@ class Puller:
 
     Args:
       config: reads `search.num_searchers` and `store.deadline_s`.
-      run: run whose params are pulled.
       expected: shape and dtype of every published leaf, by path.
       make_transport: returns a new client of the run's store.
-      carriers: carriers by name; closed at the end.
+      carriers: readers by name; closed at the end.
       lag_steps: exact lag of the schedule in steps, 0 for none.
       on_event: function called with kind and message, of a lost store or a
         refused version.
