@@ -475,7 +475,7 @@ class TrainingRun:
       operands: Sequence[str],
       values: Mapping[str, Any],
   ) -> None:
-    """Runs a program on a run directory, and prints what it says."""
+    """Runs a program on a run directory, and prints its output."""
     done = subprocess.run(
         [
             *(sys.executable, "-m", "tba_jax.main", f"--program={name}"),

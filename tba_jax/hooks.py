@@ -4,7 +4,7 @@
 
 Each hook is called with a step, its batch and its metrics. `Publish` never
 waits for a device. The others need the metrics, and `Behind` calls them with
-those of the step before, while the devices work on the newest.
+the metrics of the previous step while the devices compute the newest.
 
 `TrainerRun` has the beginning and the end: what a start publishes and
 evaluates, and how a run is interrupted, resumed and completed.
@@ -250,7 +250,7 @@ class Behind:
     return False
 
   def flush(self) -> None:
-    """Calls the hooks with the step in progress, if there is one."""
+    """Calls the hooks with the step in progress, if any."""
     running, self._running = self._running, None
     if running is not None:
       self._end(running)
@@ -401,7 +401,7 @@ class StepEvaluator(Protocol):
 
 
 class Evaluate:
-  """Evaluates every `evaluate.every_steps`, in this thread or beside it."""
+  """Evaluates every `evaluate.every_steps`, in this or another thread."""
 
   def __init__(
       self,
@@ -468,7 +468,7 @@ class Evaluate:
     return True
 
   def finish(self, step: int) -> None:
-    """Waits for what runs beside the steps."""
+    """Waits for evaluations in the background."""
     self._guard.evaluated(step, self._evaluations.finish(self._stop.asked))
 
 
@@ -569,7 +569,7 @@ class TrainerParts:
   source: replay service that provides the data.
   sink: takes the params that are published.
   checkpointer: writer of checkpoints; None for a run that leaves no files.
-  evaluations: runs evaluations, in the loop or beside it.
+  evaluations: runs evaluations, in the loop or in the background.
   initial_params: loads the params that the run started from.
   guards: checks that stop or slow a diverging run.
   recorder: writer of metrics, events and results.
@@ -684,8 +684,8 @@ class TrainerRun:
       if step:
         recorder.event(
             "evaluation_lost",
-            "eval.json lacks the evaluation before training; using that of"
-            f" step {step}",
+            "eval.json lacks the evaluation before training; using the one"
+            f" of step {step}",
         )
       return evaluate.run("before", step)
     # An earlier process may have ended before it evaluated this step.

@@ -90,7 +90,7 @@ _TRAINERS = ("trainer", "one_process")
 _WITHOUT_CONFIG = ("report", "verify", "rerun")
 # Programs that work in a run's directory for long.
 _IN_A_RUN = ("train", "trainer", "searcher", "store", "one_process", "serve")
-# Programs that write where the user says, and no more of a run.
+# Programs that write only to paths given by the user.
 _SHARING = ("generate", "score", "plan", "compile")
 # Programs that may change settings of the run whose config they read.
 _CHANGING = ("train", "evaluate", "export")
@@ -332,7 +332,7 @@ def _load_config(
 def _config_of(
     values: dict[str, str], overrides: Sequence[str]
 ) -> ml_collections.ConfigDict:
-  """Returns the config of `_ARGUMENTS`, over that of --config, if any."""
+  """Returns the config of `_ARGUMENTS`, applied to --config if given."""
   config = None
   if _CONFIG.value is not None:
     config = load.load_config(_CONFIG.value)
@@ -351,7 +351,7 @@ def _config_of(
 def run() -> None:
   """Console entry: takes `--config.key=value` out before absl sees the rest."""
   if len(sys.argv) < 2:
-    print(_USAGE, "--help says more", sep="\n", file=sys.stderr)
+    print(_USAGE, "see --help", sep="\n", file=sys.stderr)
     sys.exit(processes.EXIT_CONFIG)
   for i, arg in enumerate(sys.argv[1:], 2):
     if arg == "--":

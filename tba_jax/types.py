@@ -3,10 +3,10 @@
 """Records that pass between the parts of a run, and the table of columns.
 
 A *column* is a fact about a prompt, its completions or their tokens. It is
-defined once, in the record that says how far it goes: `StepColumns` reach the
-optimizer step, `BufferColumns` the replay buffer, and those of `Group` the
-trainer. Messages, the journal, the buffer, draws, batches, checksums and step
-files are derived from these definitions.
+defined once, in the record for its last consumer: `StepColumns` reach the
+optimizer step, `BufferColumns` the replay buffer, and the columns of `Group`
+the trainer. Messages, the journal, the buffer, draws, batches, checksums and
+step files are derived from these definitions.
 
 Axes: B prompts, K completions of a prompt in a batch, S completions of a
 prompt as sampled, P prompt tokens, T completion tokens, N layers, A experts of
@@ -118,7 +118,7 @@ class BufferColumns(StepColumns):
   """Columns of completions in the replay buffer."""
 
   completion_lengths: Any = column(
-      "int32[S]", "tokens with the stop token and those of an environment"
+      "int32[S]", "tokens, including the stop token and an environment's"
   )
   sampled_mask: Any = column(
       "bool[ST]", "True on tokens that the policy sampled", mask="completion"

@@ -4,7 +4,7 @@
 
 `apply` reads a finished config (starting model, batch sizes, frozen models) and
 sets mesh, micro-batches, rematerialization, and the searchers with their mesh.
-The rule is memory: `bytes_a_param` has that of `tools/memory_model.py`, which
+The rule is memory: `bytes_a_param` approximates `tools/memory_model.py`, which
 counts exactly but needs JAX and the model's config file, while a config is read
 without either. A test holds one to the other.
 """
@@ -64,9 +64,9 @@ MODELS = {
     "openai-community/gpt2": (0.12, 1),
     "realtreetune/rho-1b-sft-GSM8K": (1.10, 4),
 }
-# Share of a device's memory for params and what has their shape, beside the
-# GiB of a chunk of logits and its gradient (`losses/logprobs.py`); the rest is
-# for activations and caches. A test has the plan say that this suffices.
+# Share of a device's memory for arrays of the params' shapes, after the GiB of
+# a chunk of logits and its gradient (`losses/logprobs.py`); the rest is for
+# activations and caches. A test checks with `plan` that this suffices.
 _SHARE = 0.728
 _LOGITS_GIB = 2
 # A mesh that splits sequences further has too little work on each device.
@@ -280,7 +280,7 @@ def _searcher(
     if (params + frozen) / size <= share:
       return size
   raise ValueError(
-      f"a searcher holds {params + frozen:.0f} GB of params, too much for"
+      f"a searcher holds {params + frozen:.0f} GB of params, which exceeds"
       f" {hardware.searcher[-1]} devices of {hardware.gib} GiB"
   )
 

@@ -214,13 +214,13 @@ def make_paths_absolute(config: ml_collections.ConfigDict) -> None:
 
 
 def are_same_files(key: str, a: Any, b: Any) -> bool:
-  """Tells whether two values differ in the folders of their files alone."""
+  """Returns whether two values differ only in the folders of their files."""
   names = lambda text: re.sub(r"[^\s,:*\[\]'\"]*/", "", str(text))
   return settings.names_files(key) and names(a) == names(b)
 
 
 def are_moved_files(key: str, before: Any, now: Any) -> bool:
-  """Tells whether a setting's files have moved to another folder.
+  """Returns whether a setting's files have moved to another folder.
 
   Names of the hub, which are no absolute paths, do not move.
   """
@@ -241,7 +241,7 @@ def complete(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   """
   config = config.copy_and_resolve_references()
   out = settings.get_config()
-  # The validation tells a value of another type.
+  # Validation reports a value of another type.
   with out.unlocked(), out.ignore_type():
     for name, value in config.items():
       is_section = isinstance(value, ml_collections.ConfigDict)

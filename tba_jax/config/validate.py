@@ -104,8 +104,8 @@ def validate(
     config: complete config.
     program: sections that it does not read are checked only for types and
       ranges.
-    elsewhere: files and packages are those of other machines: what this one
-      lacks is no problem.
+    elsewhere: whether files and packages are on other machines, so that ones
+      missing here are no problem.
 
   Returns:
     With `elsewhere`, a line for each model or data that is not here.
@@ -184,7 +184,7 @@ def _check_values(
 
 
 def _is_text(value: str) -> bool:
-  """Tells whether files and command lines can hold a text."""
+  """Returns whether a text can be written to files and command lines."""
   try:
     return b"\0" not in value.encode()
   except UnicodeEncodeError:  # A byte of a command line, or half a pair.

@@ -98,7 +98,7 @@ class EnvironmentTask(base.Task):
 
   @property
   def can_demonstrate(self) -> bool:
-    """Whether the environment can say turns itself, for fine-tuning."""
+    """Whether the environment can demonstrate turns, for fine-tuning."""
     return hasattr(self.make, "demonstrate")
 
   def identity(self) -> list[str]:
@@ -117,7 +117,7 @@ class EnvironmentTask(base.Task):
     return [pathlib.Path(path).expanduser().read_text("utf-8")]
 
   def prompt(self, split: str, index: int) -> str:
-    raise NotImplementedError("an environment in a process says the prompt")
+    raise NotImplementedError("prompts come from environments in processes")
 
   def solution_key(self, split: str, index: int, completion: str) -> str | None:
     raise NotImplementedError("an environment judges while it is sampled")

@@ -9,7 +9,7 @@ after the other, each in a process of its own (`system/keeper.py`):
     ["step", text]             {"said", "reward", "done", "success", "metrics"}
     ["demonstrate", seed, n]   {"turns": [prompt, turn, answer, …], "tools"}
 
-or `failure` and `message`. What an environment says is a text or a list of
+or `failure` and `message`. An observation is a text or a list of
 messages; `tools` are the schemas of its tools, if it has any. An episode may
 hang, crash and print.
 """
@@ -26,7 +26,7 @@ from tba_jax.tasks import base
 
 # Fields of a message.
 _FIELDS = ("role", "name", "content")
-# Characters of what an environment says at a time.
+# Most characters of an observation.
 _MAX_CHARACTERS = 2**16
 
 
@@ -104,7 +104,7 @@ class _Episode:
     success = info.get("success")
     done = any(_flag("done", end) for end in ends)
     return {
-        # What is said last is not read, and often is [], {} or None.
+        # The last observation is not read, and often is [], {} or None.
         "said": "" if done else _checked("step", observation),
         "reward": base.number(reward, "step, as its reward,"),
         "done": done,
@@ -113,7 +113,7 @@ class _Episode:
     }
 
   def demonstrate(self, seed: int, max_turns: int) -> dict[str, Any]:
-    """Plays an episode with the turns that the environment itself says."""
+    """Plays an episode with the turns that the environment demonstrates."""
     first, done = self.reset(seed), False
     turns = [first["said"]]
     while not done and len(turns) < 2 * max_turns:
@@ -138,7 +138,7 @@ def _flag(name: str, value: Any) -> bool:
 
 
 def _checked(method: str, observation: Any) -> str | list[dict[str, str]]:
-  """Returns what an environment says, if it is a text or messages."""
+  """Returns an observation; raises unless it is a text or messages."""
   is_list = isinstance(observation, list) and bool(observation)
   if is_list and all(
       isinstance(message, dict)

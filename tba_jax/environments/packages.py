@@ -81,8 +81,8 @@ class TextArena:
   """A game of TextArena, of which the policy is player 0.
 
   An observation is what the policy has not seen yet: the messages since its
-  last turn, without its own. Wrappers that repeat the game so far, as the
-  default ones do, are passed over; those of actions are not.
+  last turn, without its own. Observation wrappers that repeat the game so
+  far, such as the default ones, are removed; action wrappers are kept.
   """
 
   def __init__(self, name: str, make_opponent: Callable[..., Any] | None):

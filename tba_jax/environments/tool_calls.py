@@ -43,7 +43,7 @@ _LINE = re.compile(r"([A-Za-z_]\w*): ?(.*)\Z")
 _THINK, _THOUGHT = "<think>", "</think>"
 _SPACE = re.compile(r"\s*")
 _FUNCTION = re.compile(r"<function=([^<>\n]+)>\s*")
-# A text may have the end tag, too.
+# A text may contain the end tag.
 _PARAMETER = re.compile(
     r"<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>\s*"
     r"(?=<parameter=|</function>)",
@@ -139,7 +139,7 @@ def read_text(text: str, form: Mapping[str, Any]) -> Any:
 
 
 def fits(value: Any, form: Mapping[str, Any]) -> bool:
-  """Tells whether a value is of a type; the inside of objects is not read."""
+  """Returns whether a value has a type; objects are not checked inside."""
   if value is None and form.get("nullable"):
     return True
   if "anyOf" in form:
@@ -161,7 +161,7 @@ def fits(value: Any, form: Mapping[str, Any]) -> bool:
 
 
 def _in_chat(text: str, parameters: Parameters) -> tuple[list[ParsedCall], str]:
-  """Returns the calls between tags, and what the turn says after thoughts."""
+  """Returns the calls between tags, and the turn's text after thoughts."""
   calls: list[ParsedCall] = []
   at = said = 0
   while match := _TAG.search(text, at):

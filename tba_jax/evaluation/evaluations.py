@@ -36,7 +36,7 @@ class BestModel:
   WORKDIR/best/model is a Hugging Face folder; best/best.json has its step,
   result by `metrics.deciding_metric`, and split. If that is the held-out one,
   since the task has no validation split, the best result is biased upwards;
-  what a run reports is that of its last step.
+  a run reports the result of its last step.
   """
 
   def __init__(self, workdir: pathlib.Path, policy: policy_lib.Policy):
@@ -162,7 +162,7 @@ class Evaluations:
     return min(c.num_prompts, self._validator.num_prompts)
 
   def is_due(self, step: int) -> bool:
-    """Tells whether the params after `step` steps are due for evaluation."""
+    """Returns whether the params after `step` steps are due for evaluation."""
     every = self._config.every_steps
     return bool(every) and step % every == 0 and self.size("") > 0
 

@@ -132,8 +132,7 @@ def summarize(
         for p in judged
     ]
 
-  # Lists of values by prompt. A mean is that of all values, whichever prompt
-  # they are of.
+  # Lists of values by prompt. Means are over all values, not over prompts.
   values = {"pass_at_1": passes(1), "pass_at_k": passes(n)}
   values["mean_reward"] = lists("rewards")
   values["failure_share"] = [
@@ -417,7 +416,7 @@ class Evaluator:
     """Returns the results of `run`, and of the task's further splits.
 
     Those have the metrics `SPLIT/NAME`, but for samples, of up to `num_prompts`
-    prompts each. Arguments are those of `run`.
+    prompts each. For the arguments, see `run`.
     """
     result = self.run(params, min(num_prompts, self.num_prompts), **options)
     for split in self._task.more_splits:
@@ -554,7 +553,7 @@ class Evaluator:
       prompts: Sequence[base.Prompt],
       asked_BxS: Sequence[Sequence[judges.JudgeRequest]],
   ) -> None:
-    """Adds verdicts against the task's reference, if there is a comparer."""
+    """Adds verdicts against the task's reference if a comparer exists."""
     if self._comparer is None:
       return
     comparisons = [
@@ -629,7 +628,7 @@ def _logprobs(
       rows,
       (len(rows),),
       num_completions=num_completions,
-      # Environments that fail say no prompt.
+      # Failed environments have no prompt.
       max_prompt_tokens=max(1, *(len(prompt) for prompt, _ in rows)),
       max_completion_tokens=num_tokens,
   )

@@ -3,7 +3,7 @@
 """Builds judges, comparers and evaluators from a config.
 
 A judge rewards completions: by the task's own code, a verifier process, frozen
-models of the task, or a reward model. A comparer tells which of two is better.
+models of the task, or a reward model. A comparer prefers one of two.
 Frozen models lie on the mesh of the role that judges; None is one device.
 """
 

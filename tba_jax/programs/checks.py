@@ -69,5 +69,5 @@ CHECKS = (
                       for axis in ("data", "fsdp", "tensor")}}),
 )
 # fmt: on
-# Those of `generate` and `score`, of which the model is the folder's.
+# Checks of `generate` and `score`, whose model comes from the folder.
 OF_LINES = (_line_program, environments.played)

@@ -48,7 +48,7 @@ _CPU_SAMPLES = 2
 _CPU_EVERY_STEPS = 5
 # Passes of fine-tuning over the training prompts.
 _SFT_PASSES = 3
-# Share of the memory left beside the params that a KV cache gets.
+# Share of the memory not taken by params that a KV cache gets.
 _CACHE_SHARE = 0.8
 # Settings that no rule knows, which a run with a pretrained model shows.
 _SHOWN = ("loss.beta", "train.num_steps", "search.samples_per_prompt")
@@ -249,12 +249,12 @@ def fine_tuning(
 ) -> Iterator[tuple[str, Rule]]:
   """Yields settings of `sft` for a pretrained model, with their rules.
 
-  The rate is ten times that of `learning_rate`, as TRL's SFTConfig (2e-5) is
+  The rate is ten times `learning_rate`, like TRL's SFTConfig (2e-5) relative
   to its GRPOConfig (1e-6), rounded down; the passes are TRL's.
   """
   sft, mesh = config.sft, config.mesh
   rate, why = learning_rate(model, config.lora.rank)
-  yield "sft.learning_rate", (10 * rate, f"ten times that of RL, {why}")
+  yield "sft.learning_rate", (10 * rate, f"ten times the rate of RL, {why}")
   steps = max(1, -(-_SFT_PASSES * data.num_prompts // sft.batch_size))
   why = f"{_SFT_PASSES} passes over the {data.num_prompts} training prompts"
   yield "sft.num_steps", (steps, why)
@@ -281,7 +281,7 @@ def rows_that_fit(
   completion = _length(config) * token / (mesh.sequence * mesh.tensor)
   return int(free / completion), (
       f"a completion takes {completion / 2**20:.0f} MiB of activations, and"
-      f" {free / 2**30:.1f} GiB are free beside the model"
+      f" {free / 2**30:.1f} GiB are free after the model"
   )
 
 
@@ -369,7 +369,7 @@ def read_data(config: ml_collections.ConfigDict) -> DataFacts:
   task = task_table.make_task(config.task)
   split = base.TRAIN if task.num_prompts(base.TRAIN) else base.HELD_OUT
   count = task.num_prompts(split)
-  # Environments say their prompts in processes of their own.
+  # Environments produce their prompts in separate processes.
   if task.has_turns or not count:
     return DataFacts(count)
   tokenizer = prompt_preview.prompt_tokenizer(config, task)
@@ -451,7 +451,7 @@ def _rules(
     try:
       data = read_data(config)
     except (ValueError, OSError):
-      pass  # Validation says what is wrong.
+      pass  # Validation reports the error.
   if set(lengths) & set(left_open):
     unknown = 1024, "the lengths of prompts are not known beforehand"
     rule = max_prompt_tokens(model, data) if data.prompt_tokens else unknown

@@ -62,7 +62,7 @@ _ROWS = (
     ("cosine distance of successful attacks", "cosine_distance_right"),
     ("tokens of a completion", "mean_length"),
     ("share with a stop token", "stop_rate"),
-    # Shown only where there are any; counts are by cause.
+    # Shown only if any; counts are by cause.
     ("share not judged", "failure_share"),
     ("completions not judged", "reward_failures"),
     ("comparisons without a verdict", "no_verdict"),
@@ -195,7 +195,7 @@ def _variants(
 
 
 def _check(workdir: str, operand: str) -> None:
-  """Raises ValueError or FileNotFoundError if there is no such source."""
+  """Raises ValueError or FileNotFoundError for a missing source."""
   if operand.isdecimal():
     model_source.check_checkpoint(workdir, int(operand))
   elif not hf_hub.find(operand).is_dir():

@@ -61,7 +61,7 @@ _SCORE_FIELDS = (*_PROMPT_FIELDS, *_COMPLETION_FIELDS)
 # Settings that change the speed of sampling, and of the completions only what
 # the rounding of another number of rows does, in bfloat16 more than in float32.
 _SPEED = ("num_slots", "chunk_steps")
-# Settings, beside model and input, that the log-probs of `score` depend on.
+# Settings that affect the log-probs of `score`, apart from model and input.
 _SCORE_SETTINGS = (
     "generate.chat", "generate.append_stop_token", "sampling.temperature",
     "sampling.max_prompt_tokens", "sampling.max_completion_tokens",
@@ -227,7 +227,7 @@ def complete(
 def _generate_settings(
     config: ml_collections.ConfigDict, source: model_source.ModelSource
 ) -> dict[str, object]:
-  """Returns all that the completions depend on beside the input."""
+  """Returns all values that affect the completions, apart from the input."""
   return {
       **model_source.settings(config, source),
       "config.seed": config.seed,
@@ -287,7 +287,7 @@ def _parse_seed(
   del number
   if "seed" not in record or any(name in record for name in _PROMPT_FIELDS):
     raise ValueError(
-        "must be seed, that of the environment, which says the prompt itself"
+        "must be seed, for the environment, which produces the prompt"
     )
   _check_whole("seed", record["seed"], 0, requests.UINT32 - 1)
   other = _other_fields(record, ("seed", "max_tokens"))
@@ -421,12 +421,12 @@ def turns_of(
     turn_ends: Sequence[int],
     schemas: Sequence[Mapping[str, Any]],
 ) -> list[Record]:
-  """Returns who said what in a completion.
+  """Returns the turns of a completion with their roles.
 
   Args:
     tokenizer: decodes the completion.
     tokens: [n] int, its tokens.
-    sampled: [n] bool or longer, True on those of the policy.
+    sampled: [n] bool or longer, True on policy tokens.
     turn_ends: tokens up to the end of each of the policy's turns.
     schemas: JSON schemas of the environment's tools.
 
@@ -589,7 +589,7 @@ def _prompt_tokens(
   special tokens of the chat template, `prompt_token_ids` their own.
 
   Raises:
-    ValueError: the prompt is missing, empty, too long, or not a text.
+    ValueError: the prompt is missing, empty, overlong, or not a text.
   """
   tokenizer = source.tokenizer
   name = _only_field(record, _PROMPT_FIELDS)
@@ -765,7 +765,7 @@ def run_lines(
   Args:
     config: only `generate.input`, `generate.output` and `generate.batch_lines`
       are read.
-    settings: values that the output depends on beside the input.
+    settings: values that affect the output, apart from the input.
     prepare: parser of a line (line number from 1, JSON object); a ValueError
       reports the line.
     answer: function from a list of parsed lines to their output records.
@@ -862,8 +862,8 @@ def _progress(console: rich.console.Console) -> rich.progress.Progress:
 class Output:
   """The output file, opened to append to what an earlier start wrote.
 
-  `.NAME.settings.json` beside it has its settings: it is not continued with
-  others.
+  `.NAME.settings.json` in the same folder has its settings; it is not
+  continued with different ones.
 
   done: numbers of the input lines that it has.
   """

@@ -95,7 +95,7 @@ class Loop:
 class LoopMaker:
   """Makes loops of one process, one after the other; compiles nothing twice.
 
-  All loops share policy, sampler and judge; those of one name share the train
+  All loops share policy, sampler and judge; loops of one name share the train
   step, unless it holds a proximal policy or values for another number of steps,
   and those whose micro-batches have as many prompts share the reference, which
   holds params of its own.
@@ -135,7 +135,7 @@ class LoopMaker:
         self.policy,
         reference=self._reference_of(config) if has_reference else None,
     )
-    # By name and the number of steps that a snapshot is held, if there is one.
+    # By name and by the lifetime of a snapshot in steps, if any.
     self._steps: dict[
         tuple[str, int], tuple[train_step.TrainStep, train_step.TrainState]
     ] = {}

@@ -23,7 +23,7 @@ from tba_jax.tasks import task_table
 
 @dataclasses.dataclass(frozen=True)
 class FrozenModel:
-  """A frozen model of a role, beside the policy and its reference.
+  """A frozen model of a role, other than the policy and its reference.
 
   name: label in programs and messages.
   key: setting that names its folder.

@@ -527,8 +527,8 @@ def calibration_summary(
   Source: Guo et al. 2017 (arXiv:1706.04599), expected calibration error.
 
   Args:
-    margins_N: [N] float, N at least 1: reward of the chosen minus that of the
-      rejected completion. A margin of 0 is half right.
+    margins_N: [N] float, N at least 1: reward of the chosen minus reward of
+      the rejected completion. A margin of 0 is half right.
     num_bins: number of bins, 1 or more.
 
   Returns:

@@ -74,4 +74,4 @@ def _saved(workdir: str | None) -> dict | None:
   try:
     return load.flatten(run_directory.load_config(workdir))
   except (ValueError, OSError):
-    return None  # The program itself says what is wrong with it.
+    return None  # The program reports the error itself.

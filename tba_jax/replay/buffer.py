@@ -27,9 +27,8 @@ from tba_jax.replay import similarity
 from tba_jax.system import ramps
 
 _NO_REWARD = (
-    "there is nothing to train on: none of the completions that came has a"
-    " reward. Mend what the events reward_failed tell, and begin in another"
-    " --workdir"
+    "there is nothing to train on: no completion received a reward. Fix the"
+    " errors in the events reward_failed, and start in another --workdir"
 )
 # 128 bits: among 10^9 completions, a collision has probability 1e-21.
 _DIGEST_BYTES = 16
@@ -237,7 +236,7 @@ class ReplayBuffer:
     """Stores the completions of a group; they are recent from `step` on.
 
     By default the newest of equal completions is kept, and the oldest are
-    evicted: first the prompt's, then those of all prompts. If the group alone
+    evicted: first the prompt's, then any prompt's. If the group alone
     exceeds a capacity, its first completions are evicted. With
     `replay.skip_equal_rewards` a group of equal rewards is stored, but only a
     draw from all prompts may find it. What is not `rewarded`, or lacks what the
@@ -396,8 +395,8 @@ class ReplayBuffer:
     """Returns groups in their order of arrival.
 
     A group with fewer completions, since others could not be judged, repeats
-    them in turn. If there are too few groups, the first are repeated; if there
-    are none, all that are stored are drawn, as `sample` does.
+    them in turn. With too few groups, the first are repeated; with none, all
+    stored completions are drawn, as by `sample`.
 
     Args:
       num_prompts: B.

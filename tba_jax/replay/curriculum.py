@@ -153,7 +153,7 @@ class CurriculumOrder(prompt_order.PromptOrder):
     return self._folder and self._folder / f"order-{number:06d}.json"
 
   def _read(self, number: int) -> np.ndarray | None:
-    """Returns a round that was drawn before, None if there is none."""
+    """Returns a round drawn earlier, or None."""
     path = self._path(number)
     saved = path and jsonl.read_object(path, _SCHEMA)
     if not saved:

@@ -119,8 +119,8 @@ def sums_of(draw: types.Draw) -> dict[str, int]:
 class DecisionLog:
   """Writes the record; for the trainer's thread.
 
-  A line that cannot be written (full disk) is told once and left out: the run
-  goes on, and cannot be trained again across it.
+  A line that cannot be written (full disk) is reported once and dropped: the
+  run continues, but cannot be rerun across it.
   """
 
   def __init__(

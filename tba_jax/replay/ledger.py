@@ -137,8 +137,8 @@ class Ledger:
       Each term as {"prompts", "completions", "tokens"}, `rejected` and `lost`
       by reason and cause; `accounted`, the right side's sum; `difference`, left
       minus right; `unknown`: why more may be lost; `closed`: no difference, no
-      negative term, and nothing unknown; `environment_tokens`: those of
-      environments, in no term.
+      negative term, and nothing unknown; `environment_tokens`: not sampled,
+      in no term.
     """
     undelivered = {
         searcher: announced - self.applied(searcher)
@@ -258,7 +258,7 @@ def audit(run: auditing.AuditedRun) -> auditing.Findings:
     for reason in ledger["unknown"]:
       yield name, f"may lack losses: {reason}", auditing.COPY
   elif not ledger["closed"]:
-    yield name, "adds up, but says that it is not closed", advice
+    yield name, "adds up, but is marked as not closed", advice
   if run.finished and ledger["queued"]["completions"]:
     yield name, "has queued completions after the end", advice
   newest = run.saved.get(run.newest, {}).get("data")

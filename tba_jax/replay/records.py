@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Storage of completions: a table of columns, and the rows of each prompt.
 
-Rows are reused, *ids* are not: an id counts arrivals, so a lookup by id tells
+Rows are reused, *ids* are not: an id counts arrivals, so a lookup by id shows
 whether the completion has been evicted.
 """
 

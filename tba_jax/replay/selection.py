@@ -5,7 +5,7 @@
 Source: Bartoldson et al. 2025 (arXiv:2503.18929) §4.2, with two differences.
 New data makes a prompt of the recent window undrawn again. If a pool is
 refilled in the middle of a batch, prompts that the batch already has are drawn
-again only if there is no other.
+again only if no other is left.
 """
 
 import collections
@@ -42,8 +42,8 @@ def choose_by_reward(
 ) -> np.ndarray:
   """Returns indices drawn with weights exp(reward/temperature), [count] int64.
 
-  Without replacement if there are `count` items, else with replacement. The
-  Gumbel top-k trick draws without replacement and without weights that
+  Without replacement if at least `count` items exist, else with replacement.
+  The Gumbel top-k trick draws without replacement and without weights that
   underflow.
 
   Args:

@@ -29,7 +29,7 @@ _RESTORE_ROWS = 1024
 
 
 class SimilarityFilter:
-  """Admits a completion if its value is above that of all similar ones.
+  """Admits a completion if its value exceeds the value of all similar ones.
 
   The value is the reward, or log R = log π_ref + reward / β. It then replaces
   them. The *feature* of a completion is its sampled tokens without stop tokens

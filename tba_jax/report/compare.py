@@ -66,7 +66,7 @@ def names(paths: Sequence[epath.Path]) -> list[str]:
 
 def settings(runs: Sequence[run_reader.RunData]) -> list[dict[str, Any]]:
   """Returns rows of name and values: settings and versions that differ."""
-  # Settings beside versions and the like, which are at the top of the file.
+  # Settings, without versions and the like at the top of the file.
   flat = [
       {
           key.removeprefix("config."): value
@@ -233,7 +233,7 @@ def render(runs: Sequence[run_reader.RunData]) -> str:
 
 
 def write_comparison(paths: Sequence[epath.PathLike]) -> epath.Path:
-  """Writes `compare.html` beside the first of several runs; returns it."""
+  """Writes `compare.html` next to the first of several runs; returns it."""
   runs = [run_reader.read_run(path) for path in paths]
   path = runs[0].workdir.parent / "compare.html"
   page.write_page(path, render(runs))

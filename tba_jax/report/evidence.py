@@ -19,7 +19,7 @@ from tba_jax.run import text
 # Name -> whether it holds, a sentence with its numbers, and what to do.
 Rows = Mapping[str, tuple[bool, str] | tuple[bool, str, str]]
 # Standard errors of a difference that is taken as real, and of a loss, which
-# takes at least this share of the best value, too.
+# must also be at least this share of the best value.
 _CLEAR, _CLEAR_LOSS, _LEAST_LOSS = 2.0, 3.0, 0.05
 # Share of correct completions, or of wins, above which little is left to learn.
 _FULL = 0.98
@@ -257,7 +257,7 @@ def _evaluations(
 ) -> list[tuple[int, Mean]]:
   """Returns (step, value) of the evaluations' deciding metric.
 
-  An outside judge's score, where there is one, rather than the reward.
+  An external judge's score if available, rather than the reward.
   """
   best = {
       r["step"]: {k.removeprefix("eval/"): v for k, v in r.items()}

@@ -73,7 +73,7 @@ def outcomes(run: run_reader.RunData) -> evidence.Rows:
       "unclear": (
           training.rose,
           f"Not clear yet: {words}, which may be chance, and the {trained}."
-          " More held-out prompts (evaluate.final_prompts) would tell.",
+          " More held-out prompts (evaluate.final_prompts) would settle it.",
       ),
       "nothing": (
           True,

@@ -195,7 +195,7 @@ class _Reader:
 def read_run(workdir: epath.PathLike) -> RunData:
   """Reads a run directory, and warns on stderr of files that are damaged.
 
-  Raises ValueError if there is no such directory.
+  Raises ValueError if the directory does not exist.
   """
   workdir = epath.Path(workdir)
   if not workdir.is_dir():

@@ -148,7 +148,7 @@ class Follower:
     self._records += map(evidence.relevant_fields, new)
     every = len(self._records) // _MAX_RECORDS + 1
     if every > 1:
-      # Fewer tell as much.
+      # Fewer records suffice.
       self._records = [
           record
           for i, record in enumerate(self._records)

@@ -63,7 +63,7 @@ class Scores(Comparer):
 
   @abc.abstractmethod
   def score(self, comparisons: Sequence[Comparison]) -> list[float | None]:
-    """Returns the score of each comparison's request; None if there is none."""
+    """Returns the score of each comparison's request, or None."""
 
   def __init__(self):
     # Every evaluation asks for the same references.

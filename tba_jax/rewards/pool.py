@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pool of sandboxed worker processes that judge completions.
 
-The workers are those of `system/supervised_worker.py`.
+For the workers, see `system/supervised_worker.py`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -153,7 +153,7 @@ def make_box(
 ) -> sandbox.Box:
   """Returns how workers are confined here, after a trial.
 
-  They see what the task's fields and `readable` name, and what lies beside a
+  They see the files of the task's fields and of `readable`, and the folder of a
   file with rewards.
   """
   readable = settings_lib.listed_paths(config_reward.readable)

@@ -243,7 +243,7 @@ def first_token_classifier(
   """Returns a guard model's probability that its verdict begins with a word.
 
   The tokenizer's chat template formats the attack as the user's turn and the
-  answer as the assistant's, as for Llama Guard. The log-prob is that of the
+  answer as the assistant's, as for Llama Guard. The log-prob is under the
   full distribution, so it is defined however small it is.
 
   Args:
@@ -321,7 +321,7 @@ class RedTeamJudge(judges.Judge):
       on_event: event sink, see `Judge`.
     """
     super().__init__(on_event=on_event)
-    # A sampler serves one thread at a time; evaluations run beside training.
+    # A sampler serves one thread at a time; evaluations run during training.
     self._models_lock = threading.Lock()
     self._victim = victim
     self._classifier = classifier

@@ -259,14 +259,14 @@ class Recorder:
     self._loop_started = False
     self._last_error = ""
     self._failed_files: set[str] = set()
-    self._tell_damage(run, epoch)
+    self._report_damage(run, epoch)
     self._background = background.JobQueue("recorder")
     # A judge may take long to start, or to explain.
     self._explaining = background.JobQueue("samples")
     self._refresher = background.Thread("status", self._refresh)
 
-  def _tell_damage(self, run: run_directory.RunInfo, epoch: int) -> None:
-    """Tells of lines that cannot be read, but for one cut by each crash."""
+  def _report_damage(self, run: run_directory.RunInfo, epoch: int) -> None:
+    """Reports unreadable lines, except for one torn by each crash."""
     for name in ("metrics.jsonl", "samples.jsonl", "events.jsonl"):
       skipped = self._files.records(name).skipped
       if skipped >= max(1, epoch):

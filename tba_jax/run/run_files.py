@@ -134,7 +134,7 @@ def audit_results(run: auditing.AuditedRun) -> auditing.Findings:
       of_eval = evaluations.get(key) or {}
       shown = {k: v for k, v in of_eval.items() if k != "samples"}
       if saved[key] != shown:
-        yield (name, f"{key!r} is not that of eval.json", advice)
+        yield (name, f"{key!r} differs from eval.json", advice)
     if ledger and (saved["ledger_closed"], saved["completions"]) != (
         ledger["closed"],
         ledger["generated"]["completions"],

@@ -59,7 +59,7 @@ class AgentEpisodes:
     """Returns the completions that an agent's call asks for.
 
     Raises:
-      ValueError: the call is wrong, too long, or after the episode's end.
+      ValueError: the call is invalid, overlong, or after the episode's end.
     """
     call = schemas.read_completions(schemas.parse_json(request.body))
     if request.kind == kinds.CALL:

@@ -74,7 +74,7 @@ class EpisodeRow:
 class Turn:
   """Where a call stands in an episode.
 
-  row: index of its row; that of the next one for a new row.
+  row: index of its row, or of the next row if it begins one.
   length: tokens of the row before the call.
   tokens: [P] token ids that the model sees.
   text: their text.

@@ -300,7 +300,7 @@ def _check_group_inputs(n: int, datum: protobufs.Datum) -> None:
         f"data[{n}]: staleness = {staleness}: must be steps from 0"
     )
   group = datum.inputs["group"][0]
-  # A larger float32 may stand for its neighbors, too.
+  # Larger float32 values are not exact integers.
   is_exact = group == int(group) and abs(group) < 2**24
   if group.dtype.kind == "f" and not is_exact:
     raise ValueError(

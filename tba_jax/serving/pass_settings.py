@@ -18,8 +18,8 @@ PASS_SETTINGS = (
     "moment_cap", "anchor", "ema_decay", "baseline", "baseline_shift",
     "baseline_temperature", "length_norm", "ties",
 )  # fmt: skip
-# Settings that have no effect in a server, and the only value of each. Those of
-# sampling come with each request.
+# Settings that have no effect in a server, and the only value of each. Sampling
+# settings come with each request.
 _FIXED_SETTINGS = {
     "loss.reward_weight": 1.0, "loss.missing_stop": "keep",
     "loss.entropy_weight": 0.0, "loss.behavior_logprobs": "sampler",

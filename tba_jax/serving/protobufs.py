@@ -28,7 +28,7 @@ _NAMED = {"float32": _FLOAT32, "int64": _INT64}
 _STOPPED, _TOO_LONG = 0, 1  # Numbers of the enum StopReason.
 
 # Message -> (number, name, type); an upper-case type is a message, [] a list,
-# {} a map from text, and ? tells whether it is there.
+# {} a map from text, and ? marks an optional field.
 _MESSAGES = {
     "Tensor": (
         (1, "dense", "bytes"), (2, "sparse_csr", "bytes"),

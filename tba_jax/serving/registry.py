@@ -55,7 +55,7 @@ class Registry:
     )
 
   def model(self, id: str) -> dict[str, Any] | None:
-    """Returns the spec of a model; None if there is none."""
+    """Returns the spec of a model, or None."""
     row = self._db.one("SELECT spec FROM models WHERE id=?", id)
     return row and json.loads(row[0])
 
@@ -180,7 +180,7 @@ class Registry:
     self._db.all("DELETE FROM checkpoints WHERE path=?", path)
 
   def checkpoint(self, path: str) -> dict[str, Any] | None:
-    """Returns the spec of a checkpoint; None if there is none."""
+    """Returns the spec of a checkpoint, or None."""
     row = self._db.one("SELECT spec FROM checkpoints WHERE path=?", path)
     return row and json.loads(row[0])
 

@@ -171,7 +171,7 @@ class RequestQueue:
     self._waiting.setdefault(owner, {})[request.seq] = request
 
   def _take(self) -> list[request_journal.ServerRequest]:
-    """Returns the requests to do next, if there are any."""
+    """Returns the next requests, possibly none."""
     self._give_up_gaps()
     ready = [
         waiting[self._expected[owner]]

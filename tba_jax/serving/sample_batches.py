@@ -251,7 +251,7 @@ def decode_request(
 
 
 def path_of(registry: registry_lib.Registry, sampler: str) -> str:
-  """Returns the path of a sampling session; ValueError if there is none."""
+  """Returns the path of a sampling session; raises ValueError if unknown."""
   path = registry.sampler(sampler)
   if path is None:
     raise ValueError(f"sampling session {sampler}: there is none")

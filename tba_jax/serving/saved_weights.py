@@ -68,7 +68,7 @@ class SavedWeights:
     return self.folder / "models" / model.replace(":", "_")
 
   def place(self, path: str) -> tuple[str, pathlib.Path]:
-    """Returns kind and folder of a path; ValueError if there is none."""
+    """Returns kind and folder of a path; raises ValueError if unknown."""
     parts = path.removeprefix(SCHEME).split("/")
     # Its parts were checked before it was registered.
     if not path.startswith(SCHEME) or self.registry.checkpoint(path) is None:
@@ -86,7 +86,7 @@ class SavedWeights:
     return (spec or {}).get("step", 0)
 
   def read(self, path: str) -> tuple[dict[str, Any], types.PyTree]:
-    """Returns spec and state of a checkpoint; ValueError if there is none."""
+    """Returns spec and state of a checkpoint; raises ValueError if unknown."""
     kind, folder = self.place(path)
     if kind == EXTERNAL_WEIGHTS:
       raise ValueError(f"{path}: an export is for other programs")
@@ -174,7 +174,7 @@ class SavedWeights:
     return path, sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
 
   def delete(self, path: str) -> None:
-    """Deletes a checkpoint; ValueError if there is none."""
+    """Deletes a checkpoint; raises ValueError if unknown."""
     _, folder = self.place(path)
     self.registry.drop_checkpoint(path)
     shutil.rmtree(folder, ignore_errors=True)

@@ -85,7 +85,7 @@ def _general_name(name: str) -> x509.GeneralName:
 
 
 def _names(path: pathlib.Path) -> list[x509.GeneralName] | None:
-  """Returns the names of a certificate; None if there is none."""
+  """Returns the names of a certificate, or None."""
   try:
     cert = x509.load_pem_x509_certificate(path.read_bytes())
     extension = cert.extensions.get_extension_for_class(

@@ -124,7 +124,7 @@ class Trainable:
 
 @contextlib.contextmanager
 def donating() -> Iterator[None]:
-  """Makes a ValueError one that says that the gradient is lost.
+  """Converts a ValueError to one that reports the lost gradient.
 
   Whoever sees a ValueError may go on with the gradient.
   """

@@ -116,8 +116,8 @@ def find(environment: Mapping[str, str] = os.environ) -> Accelerators:
 def memory() -> tuple[str, int, int, str]:
   """Returns kind, GiB of a device, and number of devices here, and their name.
 
-  The kind is "cpu", "gpu", or of a TPU its generation, such as "v5e". Of a TPU
-  whose generation the environment does not say, memory is that of the smallest.
+  The kind is "cpu", "gpu", or of a TPU its generation, such as "v5e". For a
+  TPU of unknown generation, memory is that of the smallest.
   """
   machine = find()
   if machine.kind == CPU:
@@ -169,7 +169,7 @@ def prepare() -> None:
 
 
 def _has_other_plugins() -> bool:
-  """Tells whether JAX has plug-ins for other devices than GPUs of NVIDIA."""
+  """Returns whether JAX has plug-ins for devices other than NVIDIA GPUs."""
   names = [p.name for p in importlib.metadata.entry_points(group="jax_plugins")]
   spec = importlib.util.find_spec("jax_plugins")
   folders = spec.submodule_search_locations if spec else []
@@ -182,7 +182,7 @@ def _is_installed(package: str) -> bool:
 
 
 def multiplies_bfloat16(cpuinfo: pathlib.Path = _CPUINFO) -> bool:
-  """Tells whether this machine's CPU has instructions for bfloat16 products."""
+  """Returns whether the CPU has instructions for bfloat16 products."""
   try:
     match = re.search(r"^flags\s*:(.*)$", cpuinfo.read_text(), re.M)
   except OSError:
@@ -206,8 +206,8 @@ def _tpu_chips() -> list[str]:
 def list_gpus() -> list[tuple[str, int, str]]:
   """Returns index, MiB and name of each GPU; asks once.
 
-  Containers may lack nvidia-smi, or have it in a folder that PATH does not
-  name: then CUDA's driver says what JAX would find.
+  Containers may lack nvidia-smi, or have it in a folder outside PATH: then the
+  CUDA driver is queried for the GPUs that JAX would find.
   """
   commands = _NVIDIA_SMI, [sys.executable, "-c", ASK_CUDA]
   for command in commands:
@@ -238,7 +238,7 @@ def assign(
   """Splits the accelerators over the processes of a run.
 
   By default the trainer takes the first ones and each searcher the next. With
-  run.processes="many", all share a single GPU, and beside a single TPU chip
+  run.processes="many", all share a single GPU, and with a single TPU chip
   searchers use the CPU.
 
   Args:
@@ -383,7 +383,7 @@ def one_process(config: ml_collections.ConfigDict) -> tuple[bool, str]:
     return False, "a role of several devices"
   assigned = *config.devices.values(), trainer.cpu_devices, search.cpu_devices
   if any(assigned):
-    return False, "config.devices or cpu_devices say where roles run"
+    return False, "config.devices or cpu_devices assign devices to roles"
   if config.store.address or config.store.locator:
     return False, "config.store lets searchers of other hosts join"
   return True, f"a single {machine.kind} here"

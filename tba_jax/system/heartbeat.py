@@ -139,7 +139,7 @@ class Listener:
   """The supervisor's end of a pipe.
 
   pipe: the other end, for the process alone.
-  environment: tells the process its end.
+  environment: variables that name the process's end of the pipe.
   silent: looks since the last sign of life.
   """
 

@@ -159,8 +159,8 @@ def costs(text: str, host_size: int = 0) -> Costs:
 def kernels(text: str) -> dict[str, int]:
   """Returns how often the text of a module calls each kernel that XLA lacks.
 
-  Kernels of libraries have the name of the call's target, those of Pallas on
-  TPU their own.
+  Library kernels have the name of the call's target, Pallas kernels on TPU
+  their own.
   """
   counts = collections.Counter()
   for name, target in _KERNEL.findall(text):
@@ -385,11 +385,11 @@ def _moved_by(
   if op.opcode.startswith("all-reduce") or not op.opcode.endswith("-start"):
     return sum(map(_stored_bytes, operands)) + _stored_bytes(op.type)
   if op.opcode.removesuffix("-start") in _COLLECTIVES:
-    # The type is that of the operands, then of the results.
+    # The type lists the operands, then the results.
     return _stored_bytes(op.type)
   arrays = [match[0] for match in _TILED.finditer(op.type)]
   if op.opcode.removesuffix("-start") in _SLICES:
-    # The type is that of the operand, then of the result.
+    # The type lists the operand, then the result.
     read = _in_memory_of(arrays[1].replace("S(1)", ""), operands[0])
     return _stored_bytes(read) + _stored_bytes(arrays[1])
   # Bytes of a copy's target, of its source, and of a context.

@@ -105,7 +105,7 @@ def _link(hello: Mapping[str, Any]) -> None:
 
 
 def _num_threads() -> int:
-  """Returns this process's threads, those of libraries too (Linux)."""
+  """Returns the number of this process's threads, of libraries too (Linux)."""
   try:
     return len(os.listdir("/proc/self/task"))
   except OSError:
@@ -140,7 +140,7 @@ class _Keeper:
     self._hello = hello
     self._limits = _limits()
     self._pid = 0  # The completion's process.
-    self._pipes: frames.Pipes | None = None  # None if there is no such process.
+    self._pipes: frames.Pipes | None = None  # None without a process.
 
   def run(self, goes_on: Callable[[Any], bool]) -> None:
     """Answers requests until the pool has closed, or needs another keeper."""

@@ -84,7 +84,7 @@ def free_port() -> int:
   """Returns a free port of the loopback interface.
 
   Until this process exits, Linux assigns it to no other process, but a process
-  that is told the number can listen on it.
+  that knows the number can listen on it.
   """
   listener = socket.socket()
   listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -348,15 +348,15 @@ def die_with_supervisor() -> None:
 
 
 def index_of(operands: Sequence[str]) -> int:
-  """Returns the process number in the operands, 0 if there is none.
+  """Returns the process number in the operands, or 0.
 
   Raises:
     ValueError: the operands are not a single number.
   """
   if len(operands) > 1 or not all(text.isdecimal() for text in operands):
     raise ValueError(
-        f"operands {' '.join(operands)}: must be one whole number, that of this"
-        " process on its host"
+        f"operands {' '.join(operands)}: must be one whole number, the index"
+        " of this process on its host"
     )
   return int(operands[0]) if operands else 0
 
@@ -388,7 +388,8 @@ def start_role(role: str) -> threading.Event:
   """Sets up a role's process; returns the event of `stop_on_signals`.
 
   After a signal the process ends within seconds, unless `role` has called
-  `note_begun`: a compilation, say, ends no sooner, and nothing is to be saved.
+  `note_begun`: before that nothing is to be saved, and a compilation would not
+  react sooner.
   """
   absl_logging.use_absl_handler()
   absl_logging.set_verbosity(absl_logging.INFO)

@@ -297,7 +297,7 @@ def visible_paths(
     elif any(_is_in(folder, path) for path in (sys.prefix, *_SYSTEM)):
       continue
     elif os.path.basename(folder) in _PACKAGES and not holds(folder, closed):
-      # A venv below this one, say, may have any number of entries.
+      # A nested venv, for example, may have any number of entries.
       yield folder
     else:
       yield from entries(folder)
@@ -706,7 +706,7 @@ def _take_uid(
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-  except OSError:  # The container has few user ids, say.
+  except OSError:  # For example, the container has few user ids.
     return None, True
   capabilities = 0 if suffices else 1 << _CAP_DAC_READ_SEARCH
   header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)

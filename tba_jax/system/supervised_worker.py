@@ -77,8 +77,8 @@ class ChildProcess:
   def has_ended(self) -> bool:
     if self._process.returncode is not None or not hasattr(os, "waitid"):
       return self._process.poll() is not None
-    # Not waited for until `kill`: its number, which is also that of its group,
-    # might be another process's afterwards.
+    # Not waited for until `kill`: its pid, which is also its group's, might be
+    # reused afterwards.
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
     return os.waitid(os.P_PID, self.pid, flags) is not None
 

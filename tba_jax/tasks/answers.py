@@ -107,7 +107,7 @@ def without_calculator(text: str) -> str:
 
 
 def last_number(text: str) -> float | None:
-  """Returns the last number of a text, None if there is none.
+  """Returns the last number of a text, or None.
 
   Commas between groups of three digits belong to the number; a sign after a
   digit, letter or bracket does not: "10-3" ends with 3, "1,080." with 1080.
@@ -139,7 +139,7 @@ _TBA_NUMBER = re.compile(
 
 
 def tba_last_number(text: str) -> float | None:
-  """Returns the last number as TBA's GSM8K runs read it, None if there is none.
+  """Returns the last number as TBA's GSM8K runs read it, or None.
 
   All commas are removed and a sign always belongs to the number: "10-3" ends
   with -3, "1,2" with 12. Infinite if it is too large.
@@ -270,7 +270,7 @@ _ANSWER_TAG = re.compile(
 )
 # Right after "answer is" as a correction of what was marked before it.
 _DIRECTLY = re.compile(r"[\s:*$(]{0,9}[-+]?[$]?[.0-9]")
-# What a box leaves to compute, beside the formulas of plain texts.
+# Expressions in a box that are left to compute, in addition to `_FORMULA`.
 _LATEX_FORMULA = re.compile(
     r"\^\{|\\(?:sqrt|pi|theta)(?![a-zA-Z])|√|π"
     r"|[0-9](?:[abcijknpqrtuvwxyz]| [nxyz])(?![A-Za-z])"
@@ -414,7 +414,7 @@ def final_answer(text: str) -> float | None:
 
 
 def _last_box(text: str) -> int:
-  """Returns where the last box with contents begins, -1 if there is none."""
+  """Returns the start of the last box with contents, or -1."""
   start = -1
   if last_boxed(text) is not None:
     for box in _BOX.finditer(text):

@@ -168,7 +168,7 @@ class Task(abc.ABC):
     """Returns prompt `index`: a text or messages, see the module."""
 
   def identity(self) -> list[str]:
-    """Returns texts by which processes tell whether they have the same task.
+    """Returns texts by which processes check that they have the same task.
 
     They are some prompts, evenly spaced.
     """
@@ -326,7 +326,7 @@ class Task(abc.ABC):
 
 
 def are_messages(value: Any) -> bool:
-  """Tells whether a value is one or more messages with a known role each."""
+  """Returns whether a value is one or more messages with known roles."""
   return (
       isinstance(value, Sequence)
       and not isinstance(value, str)
@@ -355,7 +355,7 @@ def reference_text(task: Task, split: str, index: int) -> str:
 def split_while_training(task: Task) -> str:
   """Returns the split to evaluate on during training.
 
-  The validation split if there is one, so that the test split selects no
+  The validation split if the task has one, so that the test split selects no
   checkpoint.
   """
   return VALIDATION if VALIDATION in task.splits else HELD_OUT

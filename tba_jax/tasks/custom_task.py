@@ -13,7 +13,7 @@ the reference under "answer". The task's reward is a weighted sum:
     "my_package.rewards:polite"             a function in a module
     "exact, my_rewards.py:short * 0.1"      several, weighted
 
-Those of `REWARDS` read what follows a completion's thoughts (see
+Functions of `REWARDS` read the text after a completion's thoughts (see
 `answers.after_thinking`); a user's function gets the whole completion.
 """
 
@@ -498,7 +498,7 @@ def make_command(key: str, command: str) -> RewardFn:
     raise ValueError(f"{key}={command!r}: {error}") from error
   if not words:
     raise ValueError(f"{key}={command!r}: must be a command")
-  # Relative files are those of the folder that the run starts in.
+  # Relative paths start at the folder in which the run starts.
   words = [os.path.abspath(w) if os.path.isfile(w) else w for w in words]
 
   def verify(prompt: str, completion: str, row: Mapping[str, Any]) -> float:

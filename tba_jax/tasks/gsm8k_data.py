@@ -49,7 +49,7 @@ class Gsm8kBuilder(tfds.core.GeneratorBasedBuilder):
             }
         ),
         homepage="https://github.com/openai/grade-school-math",
-        # Keeps row numbers equal to those of the files.
+        # Keeps row numbers equal to line numbers of the files.
         disable_shuffling=True,
     )
 

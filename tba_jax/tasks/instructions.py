@@ -7,7 +7,7 @@ aspect of the answer, as in IFEval (Zhou et al. 2023, arXiv:2311.07911). The
 reward is the share of them that hold. The checks are functions of the text
 alone: no word lists, no detection of languages, so that a completion always
 gets the same reward. Where IFEval has the same kind of instruction, a test
-holds the checks to those of the package `if-verifiable`.
+compares the checks with the package `if-verifiable`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -364,7 +364,7 @@ class InstructionPrompt:
 
 
 def follows(instruction: Instruction, completion: str) -> bool:
-  """Tells whether a completion follows an instruction; not if it has no letter.
+  """Returns whether a completion follows an instruction; False without letters.
 
   Thoughts, and line breaks and spaces around an answer, do not count.
   """
@@ -497,7 +497,7 @@ class Instructions(base.Task):
   ) -> str:
     """Returns a text that follows all instructions; `rng` is not used.
 
-    It says nothing about the topic.
+    It ignores the topic.
     """
     return _follow(self.instructions(split, index))
 
@@ -544,7 +544,7 @@ def _make_prompts(
 ) -> list[InstructionPrompt]:
   """Returns distinct prompts, all of which can be followed.
 
-  Raises ValueError if there are not so many.
+  Raises ValueError if too few exist.
   """
   prompts: dict[str, InstructionPrompt] = {}
   for number in range(count):

@@ -301,7 +301,7 @@ def _brackets(text: str) -> tuple[str, str] | None:
 def _parts(text: str) -> tuple[str, list[str]]:
   """Returns kind and parts of an answer; ("", [text]) of what has none.
 
-  Kinds are those of `_UNORDERED`, and the brackets of tuples and intervals.
+  Kinds are the keys of `_UNORDERED`, and the brackets of tuples and intervals.
   """
   text = _MEMBER.sub("", text, count=1) if _MEMBER.match(text) else text
   text = _DIGIT_COMMA.sub(lambda m: m[0].replace(",", ""), text)
@@ -374,7 +374,7 @@ def _both(
 def _same(left: str, right: str, verify: Verify) -> bool:
   """Compares two answers of one spelling by their structure."""
   (kind, parts), (other, other_parts) = _parts(left), _parts(right)
-  if bool(kind) != bool(other):  # (x, y) = (1, 2) beside (1, 2)
+  if bool(kind) != bool(other):  # (x, y) = (1, 2) and (1, 2)
     (kind, parts), (other, other_parts) = (
         _parts(_unnamed(text)) for text in (left, right)
     )
@@ -550,7 +550,7 @@ def _quantity(text: str) -> tuple[str, _Unit]:
   if match["plain"]:
     name = match["plain"].strip()
     known = _unit(name)
-    # 5 x and 2i are formulas, and 5 m is where a space says so.
+    # 5x and 2i are formulas; 5 m is a quantity if it has the space.
     is_spaced = match["plain"][:1] == " " or len(name) > 1
     if known is None and not re.search("[A-Za-z]{3}", name):
       return text, None
@@ -565,7 +565,7 @@ def _quantity(text: str) -> tuple[str, _Unit]:
 
 
 def _unit(name: str) -> _Unit:
-  """Returns what a unit's name says, None if nothing is known of it."""
+  """Returns the unit of a name, or None if unknown."""
   power = re.search(r"\^\{?([23])\}?$", name)
   name = name[: power.start()] if power else name
   name = re.sub(r"\\text|[{}.]", "", name).strip().lower()
@@ -690,7 +690,7 @@ def _verify(reference: str, answer: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _parse(answer: str) -> list[Any]:
-  """Returns math-verify's parses of an answer, [] if there are none."""
+  """Returns math-verify's parses of an answer, possibly []."""
   import math_verify  # pylint: disable=g-import-not-at-top
 
   # Silences the warning that no timeout is set.
@@ -715,7 +715,7 @@ _DIGITS = 50
 
 
 def _equal_expressions(left: Any, right: Any) -> bool | None:
-  """Compares expressions by values at some points; None if there are none.
+  """Compares expressions by values at some points; None without values.
 
   `math-verify` rounds to some decimals, so that all small numbers are equal.
   """

@@ -20,7 +20,7 @@ from tba_jax.tasks import base
 # Rewards and log-probs are stored as float32.
 _MAX_NUMBER = float(np.finfo(np.float32).max)
 
-# What servers say of completions that were not cut off.
+# Finish reasons of servers for completions that were not truncated.
 _STOPS = ("stop", "tool_calls")
 
 
@@ -60,7 +60,7 @@ def read(
 ) -> dict[str, list[Completion]]:
   """Returns the completions of each prompt, in their order.
 
-  A prompt is known by its text, that of messages by `base.plain_text`.
+  A prompt is identified by its text, messages by `base.plain_text`.
 
   Args:
     path: file of JSON objects, one a line.

@@ -39,7 +39,7 @@ _NOT_PASSED = {
 
 
 def is_as_in_trl(function: Callable[..., Any]) -> bool:
-  """Tells whether a function has the second form; see the module."""
+  """Returns whether a function has the second form; see the module."""
   parameters = _parameters(function)
   kinds = {parameter.kind for parameter in parameters.values()}
   return bool({_COMPLETIONS, _IDS, _PROMPTS} & {*parameters}) or kinds == {
@@ -48,7 +48,7 @@ def is_as_in_trl(function: Callable[..., Any]) -> bool:
 
 
 def takes_group(function: Callable[..., Any]) -> bool:
-  """Tells whether a function judges completions of a prompt together."""
+  """Returns whether a function judges completions of a prompt together."""
   return is_as_in_trl(function) or _is_async(function)
 
 

@@ -227,7 +227,7 @@ def _message(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def value_at(fields: Mapping[str, Any], name: str) -> Any:
-  """Returns a field's value, None if there is none; a.b is b of object a."""
+  """Returns a field's value, or None; a.b is b of object a."""
   value: Any = fields
   if name in fields:
     return fields[name]
@@ -269,7 +269,7 @@ class DataReport:
     self.read: dict[str, int] = {}
     self.used: dict[str, int] = {}
     self.warnings: list[str] = []
-    # Split -> how its prompts were taken from those of "train".
+    # Split -> how its prompts were taken from "train".
     self.taken: dict[str, str] = {}
     self._left_out: dict[str, dict[str, list[str]]] = {}
 
@@ -341,8 +341,8 @@ def read_rows(key: str, source: str, preferred: str = "") -> Iterator[Row]:
   """Yields the rows of a source in order.
 
   `key` is the setting that names the source; `preferred` the subset to take
-  where the source names none. Raises ValueError if there is no such file,
-  folder or split, or it cannot be read.
+  where the source names none. Raises ValueError if the file, folder or split
+  does not exist or cannot be read.
   """
   try:
     match = _SOURCE.fullmatch(source)

@@ -16,8 +16,8 @@ from tba_jax.tasks import base
 from tba_jax.tasks import rows
 
 OVERLAPS = ("error", "leave_out", "keep")
-# What is held out of rows without a test split, unless `held_out` says it: more
-# prompts than these tell little more, and cost evaluations.
+# Prompts held out of rows without a test split, unless `held_out` is set: more
+# add little precision, and cost evaluations.
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.1, 1000
 
 
@@ -213,8 +213,8 @@ class RowsTask(base.Task):
         raise ValueError(
             f"config.task: {len(shared)} prompts of the split {split!r} are in"
             f" the {name} split too: {', '.join(pairs)}; must share none, or"
-            " config.task.overlap='leave_out' for those of 'train', or 'keep'"
-            " where rows of one prompt are different problems"
+            " config.task.overlap='leave_out' to drop them from 'train', or"
+            " 'keep' if rows of one prompt are different problems"
         )
       for example in shared:
         self.report.leave_out(split, f"in_{name}", example.place)

@@ -3,7 +3,7 @@
 """Generates small rows in the formats of GSM8K, MATH and TL;DR.
 
 For tests and trials without data or a pretrained model. They are not part of
-those data sets and say nothing about a model's quality on them.
+those data sets and do not measure a model's quality on them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -179,10 +179,10 @@ def _sum_of_fractions(rng: np.random.Generator) -> dict[str, str] | None:
   }
 
 
-# TL;DR. A post holds four facts among filler. A person's summary tells most of
-# them, some filler, at times a wrong word, hardly ever a fact twice. A reward
-# model learns little about repetition, so an over-optimized policy repeats
-# facts.
+# TL;DR. A post holds four facts among filler. A person's summary contains most
+# of them, some filler, at times a wrong word, hardly ever a fact twice. A
+# reward model learns little about repetition, so an over-optimized policy
+# repeats facts.
 FACTS: Mapping[str, tuple[str, ...]] = {
     "who": ("Ann", "Ben", "Eva", "Tom", "Kim", "Max"),
     "did": ("lost", "found", "sold", "broke", "hid", "drew"),

@@ -11,8 +11,8 @@ folder in `init` only config.json is read. A topology is a generation and a
 shape, such as "v5e:4x4", "h100:8" or "h100:8x8" (`targets`), or "cpu", this
 machine; without one, it is the smallest slice of v5e that holds the mesh.
 
-What a role keeps on its devices beside a program's arguments counts towards
-whether the program fits.
+Whatever a role keeps on its devices in addition to a program's arguments counts
+towards whether the program fits.
 
 It prints a table, and writes WORKDIR/compile.json and the compiled modules,
 WORKDIR/hlo/NAME.txt.
@@ -453,7 +453,7 @@ def _lower_publish(
 ) -> Any:
   """Lowers the copy that is published, gathered onto each process's devices."""
   by_process = sharding.mesh_by_process(memory.mesh)
-  # One program has one order of devices: here that of their processes.
+  # One program has one order of devices: here by process.
   mesh = jax.sharding.Mesh(
       by_process.devices.reshape(memory.mesh.devices.shape),
       memory.mesh.axis_names,
@@ -475,7 +475,7 @@ def compile_program(
   """Returns the compiler's figures, and the text of the module.
 
   Args:
-    other_bytes: bytes that its role holds beside the program's arguments.
+    other_bytes: resident bytes of its role other than the program's arguments.
     device: must be of the role.
     host_size: see `targets.host_size`.
   """

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a trainer and a searcher hold on each device, from shapes and shardings.
 
-The one place that says so: `plan` adds it up, `compile` compiles the programs
-of a role for it. Nothing is allocated, and the mesh may be abstract, of any
-platform: the shapes are those that the roles themselves would make.
+The only source of these figures: `plan` adds them up, `compile` compiles the
+programs of a role for them. Nothing is allocated, and the mesh may be abstract,
+of any platform: the shapes are the roles' own.
 """
 
 from collections.abc import Callable
@@ -73,7 +73,7 @@ class RoleMemory:
   mesh: devices of the role.
   model: policy.
   params: policy, as shapes.
-  frozen: models beside the policy and its reference.
+  frozen: models other than the policy and its reference.
   resident: bytes held all the time; a searcher's, while a version comes in.
   peak: `resident`, and the most that comes on top of it.
   """
@@ -207,7 +207,7 @@ def searcher(
 ) -> SearcherMemory:
   """Returns a searcher's arrays on a mesh of the size of `config.search.mesh`.
 
-  Arguments and errors are those of `trainer`.
+  For arguments and errors, see `trainer`.
   """
   model = _policy(config, mesh)
   params = sharding.abstract_params(model, mesh, "search.mesh")
@@ -398,8 +398,8 @@ def _activations(
 ) -> int:
   """Returns the least bytes that a micro-batch keeps for its gradient.
 
-  That is what differentiating the loss saves beside its arguments, as if all of
-  it were split over all devices. The compiler needs more to compute it.
+  These are the residuals of the loss's gradient, without its arguments, as if
+  all were split over all devices. The compiler needs more to compute it.
   """
   if platform_of(mesh) != accelerators.CPU and config.train.remat == "none":
     # Kernels of accelerators save no attention weights; nor is this saved then.

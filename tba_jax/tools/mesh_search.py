@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The meshes to use on given devices, by what the compiler says of each.
+"""The meshes to use on given devices, by the compiler's figures for each.
 
     --program=plan --config=FILE --meshes TRAINER_TOPOLOGY [SEARCHER_TOPOLOGY]
 
@@ -38,7 +38,7 @@ Programs = Mapping[str, compiler.Compiled]
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-  """A mesh, and what the compiler says of a role's programs on it.
+  """A mesh, and the compiler's figures for a role's programs on it.
 
   sizes: size of each axis.
   seconds: least time of the role's part of a train step; inf if it can't be
@@ -159,7 +159,7 @@ def _try(
     compile_on: Callable[[Sizes], tuple[Programs, float]],
     chip: targets.Chip,
 ) -> Iterator[Candidate]:
-  """Yields each mesh's candidate, and tells which is being compiled."""
+  """Yields each mesh's candidate, and prints which is being compiled."""
   start = time.perf_counter()
   for i, sizes in enumerate(meshes):
     took = text.duration(time.perf_counter() - start)

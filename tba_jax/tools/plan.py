@@ -11,7 +11,7 @@ compiler's workspace is not counted. HARDWARE is a machine or slice of
 `config/hardware.py`, such as "8xh100" or "v5e-16": the plan proposes meshes for
 it, and goes on with them. DEVICE is a kind, such as "h100", or "cpu",
 this machine, which is the default if it has no accelerator; or a topology, such
-as "v5e:4x4" or "h100:8": then memory is what the compiler says (`compile`).
+as "v5e:4x4" or "h100:8": then the compiler computes the memory (`compile`).
 `--calibrate` adds the balance of searchers and trainer at the speeds that RUN
 measured, and the staleness and learning rate to expect. `--meshes` compiles
 every mesh of the topologies and names the best (`mesh_search`).
@@ -47,7 +47,7 @@ DEVICE_GIB = accelerators.DEVICE_GIB
 # Bytes of a step in `replay/decisions.jsonl`, and of a block's header with 40
 # bytes for each of tens of prompts; measured.
 _RECORD_BYTES, HEADER_BYTES = 400, 2000
-# Mean staleness below which a run tells nothing of stale data, in steps.
+# Mean staleness in steps below which a run gives no evidence on stale data.
 _ON_POLICY = 0.1
 # A smaller speed-up does not repay asynchrony.
 _WORTHWHILE = 1.15
@@ -314,7 +314,7 @@ def expected_staleness(
       q w s / (F t) + 1 + (p - 1) / 2          free running: a step takes what
                                                has arrived
 
-  The first is Little's law, groups under way over those of a step, and so holds
+  The first is Little's law, groups in flight over groups of a step, so it holds
   for any lengths of completions; longer ones make s longer. Where training is
   slower, a step's groups are sampled once the step l before it begins, with its
   params, or the ones before if those have not come: l to l + 1. The last counts
@@ -355,7 +355,7 @@ def _balanced(sample_s: float, train_s: float) -> int:
 def staleness_rows(
     config: ml_collections.ConfigDict, workdir: str, expected: float
 ) -> titled_rows.TableRows:
-  """Returns a run's staleness beside the model's, and what rate it allows.
+  """Returns measured and predicted staleness, and the rate that a run allows.
 
   Stale gradients are biased by O(S η), with S the staleness and η the learning
   rate, and a run drifts by O(T η) in its T steps; a rate is stable while both
@@ -577,7 +577,7 @@ def _computes_in(
 ) -> str:
   """Returns the dtype of activations on the plan's devices, and why."""
   device = ", ".join(dict.fromkeys(kinds))
-  device = device or ("that of the host" if elsewhere else "")
+  device = device or ("the host's" if elsewhere else "")
   dtype, why = model_sizes.compute_dtype(config, device)
   if kinds and dtype == "auto":
     dtype = config_lib.compute_dtype(config.model, kinds[0])

@@ -77,7 +77,7 @@ def run(
   Without a store, prints the trainer's last `status.json`.
 
   Returns:
-    0; 1 if the run has no state yet; 2 if there is no run.
+    0; 1 if the run has no state yet; 2 without a run.
   """
   if operands:
     return processes.refuse(f"status takes no operand: {operands}")

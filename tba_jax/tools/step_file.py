@@ -107,7 +107,7 @@ def write(
 
 
 def run(operands: Sequence[str]) -> int:
-  """Computes the step of a file, and prints its metrics beside the recorded.
+  """Computes the step of a file, and prints computed and recorded metrics.
 
   Returns:
     0: they are equal up to rounding; 1: they are not.

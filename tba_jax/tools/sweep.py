@@ -452,7 +452,7 @@ class Cell:
   num_diverged: int
 
   def text(self, digits: int) -> str:
-    """Returns `mean ± half_width`, `–` where there is nothing."""
+    """Returns `mean ± half_width`, or `–` without values."""
     out = f"{self.mean:.{digits}f}" if self.num_seeds else "–"
     if self.num_seeds > 1:
       out += f" ± {self.half_width:.{digits}f}"
@@ -714,8 +714,8 @@ def _sweep(
     is_trained = (pathlib.Path(workdir) / "epoch.json").exists()
     if is_trained or not saved.get("sweep", {}).get("objectives"):
       raise ValueError(
-          f"--workdir={workdir}: a run of another program is there; must be an"
-          " empty directory or that of a sweep"
+          f"--workdir={workdir}: contains a run of another program; must be"
+          " an empty directory or a sweep's"
       )
     run_directory.update(workdir, config)
   progress = _Progress(workdir, runs)

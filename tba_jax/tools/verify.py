@@ -45,7 +45,7 @@ _AUDITS: dict[str, Callable[..., auditing.Findings]] = {
     "ledger": ledger.audit,
     "results": run_files.audit_results,
 }
-# Folders of models that are trained or kept beside the run's.
+# Folders of models trained or kept in addition to the policy.
 _MODELS = ("sft", "reward_model", "best")
 # Progress is shown on stderr after so many seconds, and every so many then.
 _QUIET_S, _SHOW_EVERY_S = 5.0, 2.0

@@ -75,7 +75,7 @@ class Transport(abc.ABC):
 
   @abc.abstractmethod
   def get(self, key: str) -> bytes | None:
-    """Returns the value, None if there is none."""
+    """Returns the value, or None."""
 
   @abc.abstractmethod
   def list(self, directory: str) -> dict[str, bytes]:

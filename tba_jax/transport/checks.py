@@ -57,7 +57,7 @@ def _store(c: rules.Values) -> rules.Problems:
   for key in ("store.address", "store.locator"):
     host = c[key].rpartition(":")[0].strip("[]")
     if host in _ALL_INTERFACES:
-      yield key, "must be one interface: clients are told its address"
+      yield key, "must be one interface: clients receive its address"
     elif not safe and not addresses.is_one_host(c[key]):
       yield key, (
           "must be this host alone without config.store.secret_file,"

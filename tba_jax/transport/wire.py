@@ -13,7 +13,7 @@ A message, all numbers little-endian:
 
 Before it has verified the keyed hash, a reader trusts nothing but the length.
 The hash proves that a process of this run wrote the message, not when or under
-which key: messages for which that matters say so in their headers.
+which key: messages for which that matters state it in their headers.
 """
 
 from collections.abc import Callable, Mapping

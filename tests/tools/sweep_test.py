@@ -438,7 +438,7 @@ class SweepTest(absltest.TestCase):
         run_directory.next_epoch(run)
       status, _, errors = self.run_sweep(load())
       self.assertEqual(status, processes.EXIT_CONFIG)
-      self.assertIn("a run of another program is there", errors)
+      self.assertIn("contains a run of another program", errors)
       self.assertEqual(
           run_directory.load_config(self.workdir).to_dict(), config.to_dict()
       )

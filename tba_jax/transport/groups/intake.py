@@ -120,11 +120,11 @@ class Intake:
     """
     positions = self.journal.append([self._data_of(entry) for entry in entries])
     for position, entry in zip(positions, entries, strict=True):
-      self._tell_missing(entry.header)
+      self._report_missing(entry.header)
       self._note(position, entry)
 
   def try_to_write(self, entries: Sequence[Entry]) -> bool:
-    """Journals records; returns False if there is no room for them."""
+    """Journals records; returns False without room for them."""
     try:
       self.write(entries)
     except journal_lib.JournalFullError as error:
@@ -133,7 +133,7 @@ class Intake:
     return True
 
   def write_off(self, sid: str, totals: Mapping[str, int], cause: str) -> bool:
-    """Journals that a searcher is gone; returns False if there is no room."""
+    """Journals the loss of a searcher; returns False without room."""
     header = {"kind": "gone", "sid": sid, "cause": cause, "totals": totals}
     if not self.try_to_write([Entry(header)]):
       return False
@@ -237,7 +237,7 @@ class Intake:
       return ""
     return f"{damage}; blocks since the checkpoint may be lost"
 
-  def _tell_missing(self, header: Mapping[str, Any]) -> None:
+  def _report_missing(self, header: Mapping[str, Any]) -> None:
     if header.get("kind") == "missing":
       sid = header["sid"]
       first, last = self.watermarks.get(sid, 0), header["next"] - 1

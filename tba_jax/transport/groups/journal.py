@@ -10,7 +10,7 @@ Numbers are little-endian. `start` is the position of the first byte, so that a
 copy elsewhere (inside a payload, in a reused disk block) is not taken for a
 record. The digest is a 16-byte BLAKE2b of header fields and payload.
 
-The *position* of a record is that of its end: `replay(position)` continues
+The *position* of a record is its end: `replay(position)` continues
 after it. Positions only increase, also across restarts and repairs. Payloads
 are on disk when `append` returns. Damage is skipped and reported, and never
 hides the records after it.

@@ -213,7 +213,9 @@ def _read_block(
   mask = arrays["sampled_mask"]
   counts = [len(mask), math.prod(mask.shape[:2]), int(mask.sum())]
   if counts != amount:
-    raise ValueError(f"has {counts} {', '.join(_UNITS)}, says {amount}")
+    raise ValueError(
+        f"has {counts} {', '.join(_UNITS)}; its header states {amount}"
+    )
   if max(header["epoch"]) > run.epoch > 0:
     raise ValueError(f"epoch {max(header['epoch'])} of {run.epoch}")
   newest = int(arrays["versions"].max())

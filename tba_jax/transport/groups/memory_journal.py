@@ -48,7 +48,7 @@ class JournalHook(intake.Intake):
       on_event("damaged", f"{path}: no valid lease")
     leases = {sid: lease for sid, (lease, _) in read.items()}
     self.replay(leases)
-    # An absent log beside a checkpoint would look like a loss.
+    # A checkpoint without a log would look like a loss.
     self._when_there_is_room(self.ack_log.sync, lambda: True)
     self.left = {
         sid: lease["totals"]

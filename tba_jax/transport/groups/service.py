@@ -92,7 +92,7 @@ class ReplayService:
     self.unapplied: collections.deque[inbox_lib.Record] = collections.deque()
     self.applied = receiver.journal_start
     self.applied_positions = prompt_order.Positions()
-    # Applied ones, and those of unapplied records.
+    # Groups of applied and of unapplied records.
     self.journaled = prompt_order.Positions()
     self._watermarks: dict[str, int] = {}
     # Number of positions that had come at the last barrier.
@@ -188,8 +188,8 @@ class ReplayService:
   def take_failures(self) -> list[tuple[int, float]]:
     """Returns (position, share of completions without a reward) of groups.
 
-    Each applied group is returned once, those of environments that gave no
-    prompt included.
+    Each applied group is returned once, including groups without a prompt from
+    failed environments.
     """
     failures, self._failures = self._failures, []
     return failures
