@@ -20,7 +20,7 @@ and of the time in which completions wait to begin; `ratio_to_together` is over
 ratio; `ratio_by_round` is of a call that has one round, of as many
 completions as rows and places hold, to its end: its last completions leave rows
 idle, as no more are there to decode while their environments sleep. Runs of
-each kind alternate. Ratios are medians of those of runs in a row.
+each kind alternate. Ratios are medians over consecutive runs.
 """
 
 import collections
@@ -200,7 +200,7 @@ def best_ratios(work: Work, chunk_cost: float, rounds: int) -> dict[str, Any]:
 
   Args:
     work: sizes.
-    chunk_cost: time of a chunk beside its steps, in steps.
+    chunk_cost: overhead of a chunk, in steps.
     rounds: completions, in numbers of those that rows and places hold.
   """
   rng = random.Random(0)

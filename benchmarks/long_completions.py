@@ -4,13 +4,13 @@
 
     python -m benchmarks long_completions [DEVICES TOKENS REMAT MESH …]
 
-compiles the train step of each row (without operands, those of `ROWS`), and
+compiles the train step of each row (without operands, of `ROWS`), and
 prints a row of Markdown for it to standard error. MESH is such as
 `fsdp=16,sequence=4`; params are split over both axes. The model has the shape
 of Qwen3-8B, the step one micro-batch: on each of the `fsdp` shards a prompt of
 1,024 tokens with 8 completions of TOKENS. A row takes minutes of a core.
 
-Figures of one device beside the least that they can be. FLOP: 6 a weight and
+Figures of one device with their lower bounds. FLOP: 6 a weight and
 token, 12 a layer, head entry, query and key that it sees; then with what has to
 be computed again.
 """
@@ -52,8 +52,8 @@ class Ideal:
   """Least figures of a device.
 
   flops: FLOP of a step that keeps all results.
-  recomputed_flops: likewise of one that keeps what `train.remat` says, and
-    neither logits nor attention's scores.
+  recomputed_flops: likewise of one that keeps what `train.remat` keeps, and
+    neither logits nor attention scores.
   received_bytes: bytes from other devices; bfloat16 weights forward and
     backward, their gradients, and what all-to-alls move.
   """
@@ -88,7 +88,7 @@ def run(
 def set_row(
     c: ml_collections.ConfigDict, num_tokens: int, remat: str, mesh: str
 ) -> None:
-  """Sets what a row says."""
+  """Sets the values of a row."""
   c.model.param_dtype, c.model.compute_dtype = "float32", "bfloat16"
   c.sampling.max_prompt_tokens = _NUM_PROMPT
   c.sampling.max_completion_tokens = num_tokens

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of each objective beside trajectory balance, and the step's memory.
+"""Cost of each objective relative to trajectory balance, and step memory.
 
 `objectives [NAME …]` times the update of each objective in turn with TB's, on a
 Llama of 25.7 M params in float32 and 2 prompts x 8 completions of 32 + 32
@@ -59,7 +59,7 @@ def run(
   """Returns times of objectives, or bytes of the step.
 
   Args:
-    config: config, whose `optimizer` is that of the steps.
+    config: only `optimizer` is read.
     operands: names of objectives, none for all of them; or "memory".
     work: sizes of what is measured.
 

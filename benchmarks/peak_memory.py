@@ -18,7 +18,7 @@ ROLES = ("trainer", "searcher")
 class PeakMemory:
   """The most memory that this process's descendants had at a time.
 
-  Also of earlier processes, which a file tells.
+  Includes earlier processes, from a file.
 
   peak_bytes: sum of their shares of the memory (PSS), which counts a shared
     page once.

@@ -5,8 +5,8 @@
 With the model of `init`, or a random one of the config's shape: the trainer's
 answer, which the devices compute with each version, and a searcher's, which it
 waits for before it samples. Each is the fastest of some repeats (the operand,
-20 by default), for beside other load the others tell of the load. Read them
-beside the time of a step and of a round.
+20 by default), since slower ones measure other load. Compare them
+with the time of a step and of a round.
 """
 
 from collections.abc import Callable, Sequence

@@ -4,8 +4,8 @@
 
     python -m benchmarks prose
 
-Counts in files that git tracks. The figures follow from clear sentences: one
-that has a counted word is written anew, the word is not exchanged.
+Counts in files that git tracks. The figures follow from clear sentences: a
+sentence with a counted word is rewritten, the word is not replaced.
 `tests/prose_test.py` holds the limits.
 """
 

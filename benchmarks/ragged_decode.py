@@ -13,11 +13,11 @@ meet completions of all lengths.
 
 Figures of one device: the weights, the keys and values of the tokens that are
 there, what is touched outside of the layers (logits, mostly), and what the
-layers touch beside their weights. Models of two and of four layers are
-compiled: what two layers add, eight times, is what 16 touch. Those of plain
+layers touch in addition to their weights. Models of two and of four layers are
+compiled: what two layers add, eight times, is what 16 touch. Figures of plain
 steps are the compiler's. A program does not know how many pages a kernel reads:
 these are counted by the kernel's grid, everything else is the compiler's.
-Nothing is run: the figures say nothing of time.
+Nothing is run, so the figures do not include time.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens per second of a real model, beside PyTorch, vLLM and the machine.
+"""Tokens per second of a real model, versus PyTorch, vLLM and the machine.
 
     python -m benchmarks --config=configs/instructions.py real_speed [REPEATS]
 
@@ -14,10 +14,10 @@ median over repeats of the fastest of a turn's runs.
 A limit is the time of the matrix products alone, each in the layout in which
 it is fastest here, with weights that no cache holds: of a decode step, without
 prefill and attention; of a gradient three for each matrix, on each prompt once
-for all of its completions, as ours computes it. Tokens are those of
-completions.
+for all of its completions, as ours computes it. Only completion tokens
+count.
 
-Beside this file are the result, real_speed.json, and its tables, real_speed.md
+The same folder has the result, real_speed.json, and its tables, real_speed.md
 and real_speed_goals.md.
 """
 
@@ -164,7 +164,7 @@ def _factor(
 
 
 def make_table(speeds: Mapping[Side, Sequence[float]]) -> list[list[str]]:
-  """Returns a row per side: its speed, beside the limit's and ours."""
+  """Returns a row per side: its speed, relative to the limit and to ours."""
   rows = [
       ["work", "program", "dtype", "tokens/s", "of the limit", "ours over it"]
   ]
@@ -184,7 +184,7 @@ def make_table(speeds: Mapping[Side, Sequence[float]]) -> list[list[str]]:
 
 
 def make_goals(speeds: Mapping[Side, Sequence[float]]) -> list[list[str]]:
-  """Returns a row per goal, beside what was measured."""
+  """Returns a row per goal with the measured value."""
   rows = [["ours over", "in", "asked", "measured"]]
   for work, program, goal in GOALS:
     factor = _factor(speeds, (work, program, goal))

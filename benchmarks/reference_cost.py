@@ -6,7 +6,7 @@ With the config's sizes and a random model of its shape, in turn: a round of a
 searcher with and without the log-probs of the reference (`reference.role` of
 searcher and none), and a step of the trainer of TB, whose batch lacks them
 (role trainer), and of OAPL, which reads none. The operand is the number of
-turns, 20 by default. Read the ratios, medians of those of each turn.
+turns, 20 by default. Read the ratios, medians over the turns.
 """
 
 from collections.abc import Callable, Sequence

@@ -26,7 +26,7 @@ def parse(
 ) -> tuple[list[int], list[str]]:
   """Returns the seeds and names of `[SEED,… [NAME …]]`; 0 and all by default.
 
-  `table` in place of seeds stands for none: what is kept is drawn anew.
+  `table` in place of seeds means none: tables are redrawn from stored results.
 
   Raises:
     ValueError: an operand is wrong.
@@ -81,7 +81,7 @@ def keep(
   Args:
     folder: made if it is missing.
     result: row of one run; a non-finite number becomes null.
-    key: fields that tell runs apart, those that a result has.
+    key: fields that identify a run, as far as a result has them.
   """
   key_of = lambda row: tuple(row.get(field, "") for field in key)
   folder.mkdir(parents=True, exist_ok=True)

@@ -1,15 +1,15 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Many searchers on one store and one drain, beside the model of it.
+"""Many searchers on one store and one drain, measured and modeled.
 
 Searchers sleep in place of sampling, each for a time of its own, are granted
 prompts and hand over groups of 8 completions of 64 tokens as real ones do,
 through outbox, store, drain and synced journal; all of them share one process.
 The trainer is a thread that takes what comes and counts 32 groups as a step.
 
-The model, `Pipeline`, is calibrated by two runs: one searcher, and the most of
-them with half of the sleep, which fill the store. They say what a poll of the
-drain takes and what each further group of it costs. It predicts the others.
+The model, `Pipeline`, is calibrated by two runs: one searcher, and the most
+searchers with half of the sleep, which fill the store. They give the time of a
+poll of the drain and of each further group. The model predicts the other runs.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ class Pipeline:
   """Rate and staleness of n searchers in front of a store with its drain.
 
   The slower of both sets the rate. By Little's law (Little 1961: number = rate
-  times time) a group's staleness is the groups under way over those of a step.
+  times time) a group's staleness is the groups in flight over those a step.
 
   num_searchers: n.
   sample_s: seconds of one searcher for one group.
@@ -241,7 +241,7 @@ def calibrate(
 
 
 def _with_model(row: dict[str, float], model: Pipeline) -> dict[str, float]:
-  """Returns a row with what the model says to it."""
+  """Returns a row with the model's predictions."""
   out = dict(row)
   for name, value in (
       ("groups_per_s", model.groups_per_s()),

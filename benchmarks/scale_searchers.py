@@ -143,7 +143,7 @@ class _Searchers:
 
 
 def main() -> None:
-  """Does what standard input says until it ends."""
+  """Executes the commands on standard input until it ends."""
   processes.die_with_parent()
   settings = json.loads(sys.stdin.readline())
   processes.pin(settings["cores"])

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """GRPO of an adapter on SkyRL's server, by the `tinker` client.
 
-The loop is that of the client's examples: sample with the newest adapter, one
+The loop follows the client's examples: sample with the newest adapter, one
 forward and backward pass, one step of Adam, each waiting for the last.
 """
 
@@ -18,7 +18,7 @@ from benchmarks import served
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.system import jsonl
 
-# As in TRL, beside the standard deviation of a group's rewards.
+# Added to the standard deviation of a group's rewards, as in TRL.
 _EPSILON = 1e-4
 
 

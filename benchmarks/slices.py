@@ -4,9 +4,9 @@
 
     python -m benchmarks slices [CONFIG TRAINER_TARGET SEARCHER_TARGET …]
 
-compiles each config (`--program=compile`; without operands, those of `ROWS`),
+compiles each config (`--program=compile`; without operands, of `ROWS`),
 and prints a row of Markdown for it to standard error. No weights are needed:
-shapes are those of `tests/models/published_configs.json`.
+shapes come from `tests/models/published_configs.json`.
 Where arithmetic and links overlap perfectly, a step takes the longer of both,
 and the arithmetic's share of that is the utilization at most.
 """

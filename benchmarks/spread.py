@@ -109,7 +109,7 @@ def _measure(
     completions: int,
     tokens: int,
 ) -> None:
-  """Is one of the processes; that of process 0 prints what it measured."""
+  """Runs one of the processes; process 0 prints its measurements."""
   jax.config.update("jax_num_cpu_devices", 1)
   if num_processes > 1:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")

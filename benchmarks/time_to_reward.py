@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Seconds until the policy reaches a held-out pass@1, beside others' GRPO.
+"""Seconds to a held-out pass@1, versus GRPO of other libraries.
 
     python -m benchmarks time_to_reward [SEED,… [RUN …]]
 
@@ -16,7 +16,7 @@ second step.
 `TBA_JAX_TRL` or `TBA_JAX_TUNIX` (interpreters, by default this one) cannot
 import the library, its runs are left out. The folder runs/time_to_reward keeps
 a result per run and seed, so that later calls add to table and plot; remove it
-to measure anew.
+to start over.
 """
 
 from collections.abc import Mapping, Sequence
@@ -108,7 +108,7 @@ _PEERS = {
 _PEER_OF = {name: peer for peer, runs in _PEERS.items() for name in runs}
 RUNS = (*OURS, *_PEER_OF)
 TARGETS = (0.5, 0.6, 0.7)
-# Sizes of all peers' runs that do not say otherwise.
+# Default sizes of peers' runs.
 _PEER_SIZES = {
     "num_steps": 320, "prompts_per_batch": 32, "completions_per_prompt": 8
 }  # fmt: skip
@@ -311,7 +311,7 @@ def make_config(
 def train_ours(
     config: ml_collections.ConfigDict, folder: pathlib.Path
 ) -> dict[str, Any]:
-  """Trains; returns the time at the end of each step, without that of saves."""
+  """Trains; returns the end time of each step, minus the time of saves."""
   config = config.copy_and_resolve_references()
   with config.unlocked():
     # Before and after the run: the snapshots are evaluated later.

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens per second of one trajectory balance update, beside PyTorch's.
+"""Tokens per second of one trajectory balance update, versus PyTorch.
 
 A Llama of 25.7 M params in float32, or `--config.model.compute_dtype=bfloat16`,
 learns from 2 prompts x 16 completions of 64 + 64 tokens. The folder
@@ -14,14 +14,14 @@ A token is one of B·K·(P+T): a prompt counts once for each of its completions,
 however often it is computed. The limit is 6·params flops for each of these at
 the speed of a 2048³ product; sharing a prompt may pass it.
 
-With the operand `copies` it times the step of the config (that of
+With the operand `copies` it times the step of the config (by default
 `configs/countdown.py`: 32 x 4 completions of 18 tokens) on batches that repeat
 a completion in nearly half of their places, with and without its rows of
 distinct completions, in turn.
 
 With the operand `lengths` it times the step of the config, on its own model, on
 batches whose completions fill a half, a quarter, … of `max_completion_tokens`,
-beside one without the rows that leave padding out.
+compared with a step without packed rows.
 """
 
 from collections.abc import Sequence

@@ -9,10 +9,10 @@
   where thread and step share a core; the state of the run, written once a
   second, is part of it.
 - `paired`: the same from outside, with its 95 % interval. The run writes at
-  every fourth step alone. Of four steps, the first writes and the second runs
-  beside the thread; the third and fourth do neither. The median of the
+  every fourth step alone. Of four steps, the first writes, and the second runs
+  with the thread; the third and fourth do neither. The median of the
   differences of these halves holds what `cost` cannot see, caches and the
-  interpreter's lock, and the noise of the machine: the interval tells how much.
+  interpreter's lock, and the noise of the machine: the interval shows how much.
 
 Times begin after compilation and leave waiting out. The panel and the searchers
 have processes of their own.

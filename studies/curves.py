@@ -5,7 +5,7 @@
 `loop.run` with any amount of search a step: each step inserts
 `search.prompts_per_step` groups into the replay buffer and trains on a draw of
 it. Results by step do not depend on the machine's speed, so several runs may be
-made beside each other.
+made concurrently.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Seconds of on-policy distillation to a KL from the teacher, beside TRL's GKD.
+"""Seconds of on-policy distillation to a KL from the teacher, versus TRL's GKD.
 
     python -m studies distill [SEED,… [RUN …]]
 
@@ -23,7 +23,7 @@ distribution. Runs:
 
 All take the same prompts in the same order. Snapshots of the params are
 evaluated afterwards by this package's evaluator: KL(student ‖ teacher) of a
-completion, in nats, and held-out pass@1. The clock is that of `time_to_reward`.
+completion, in nats, and held-out pass@1. The clock is `time_to_reward`'s.
 `TBA_JAX_TRL` names an interpreter with TRL. The folder runs/distill keeps
 teachers, students and snapshots.
 """

@@ -23,9 +23,9 @@ prompts where one follows all instructions.
 
 table.md, levels.md and claims.png (what runs have kept at the same reward),
 lags.png and real.png are made from all results. A later command makes the runs
-that are missing, and goes on where one was cut off, or is to be longer;
-training by others begins anew unless it was over. Run directories are in
-runs/real: 1.6 GB for each time that params of `ours` are kept.
+that are missing, and resumes interrupted or extended ones; training by other
+libraries restarts unless it had finished. Run directories are in runs/real:
+1.6 GB for each time that params of `ours` are saved.
 """
 
 from collections.abc import Mapping, Sequence
@@ -190,7 +190,7 @@ def run(
   seeds, minutes, names = parse(operands)
   if config.init == "sft":
     raise ValueError(
-        "config.init='sft': must be a pretrained model, such as that of"
+        "config.init='sft': must be a pretrained model, as in"
         " --config=configs/instructions.py"
     )
   for peer in sorted({_package(name) for name in names if name in PEERS}):
@@ -494,7 +494,7 @@ def kept_steps(folder: pathlib.Path, num_steps: int) -> list[int]:
   if num_steps not in steps:
     raise RuntimeError(
         f"{folder}: the params of its last step, {num_steps}, were not saved"
-        " (events.jsonl says why); remove the folder to begin anew"
+        " (see events.jsonl); remove the folder to start over"
     )
   return steps
 
@@ -543,7 +543,7 @@ def _stop_after(
 
 
 def _records(folder: pathlib.Path) -> list[dict[str, Any]]:
-  """Returns the metrics of each step of a run; [] if there is none yet."""
+  """Returns the metrics of each step of a run, possibly none yet."""
   records = jsonl.read_jsonl(folder / "metrics.jsonl")
   return [r for r in metrics.last_per_step(records) if "train/loss" in r]
 
@@ -551,8 +551,8 @@ def _records(folder: pathlib.Path) -> list[dict[str, Any]]:
 def step_seconds(folder: pathlib.Path) -> list[float]:
   """Returns the seconds from each step's end to the next one's.
 
-  Without saves. The first step of all, which compiles, counts nothing; that of
-  a later process counts as the median one.
+  Saves are excluded. The very first step, which compiles, counts 0; the first
+  step of a later process counts as the median one.
   """
   records = _records(folder)
   spans = jsonl.read_jsonl(folder / "spans" / "trainer-0.jsonl")
@@ -704,7 +704,7 @@ def planned_bytes(config: ml_collections.ConfigDict) -> dict[str, int]:
 def _plot(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
   """Draws reward over minutes of training, a line per run and seed."""
   figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
-  # Other programs used the cores beside runs of the claims.
+  # Other programs used the cores during runs of the claims.
   timed = [result for result in runs if not _is_of_claims(result)]
   names = list(dict.fromkeys(result["name"] for result in timed))
   for result in timed:

@@ -12,7 +12,7 @@ are 128 / K prompts a step, of which online DPO trains on the best and the
 worst.
 
 table.md has reward and KL at the end by N, and the largest N up to which the
-mean reward stays within .03 of that of N = 1.
+mean reward stays within .03 of its value at N = 1.
 """
 
 from collections.abc import Mapping, Sequence
@@ -177,7 +177,7 @@ def _measure(
 
 
 def make_table(all_rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-  """Returns a row per setting: reward (KL) by N, and the largest N it bears."""
+  """Returns a row per setting: reward (KL) by N, and the largest N."""
   rows = [
       ["setting", "width x layers", "T", "K", "rate",
        *(f"N = {n}" for n in MINI_BATCHES), "bears N", "seeds"]

@@ -8,7 +8,7 @@ The runs of `staleness` have an exact lag in one process. Here `train` starts
 store, trainer and searcher as processes, which sample and train at the same
 time; the trainer publishes its params every N steps only, so that what is
 sampled is about N / 2 steps old on average, and up to N and what is on its way.
-Task, rates, steps and batches are those of `staleness` on `preference`;
+Task, rates, steps and batches are as in `staleness` on `preference`;
 `…_bounded` is the other one of its two best forms there, `bounded_token`.
 
 table.md has the reward, the measured staleness, and the KL of the last
@@ -52,7 +52,7 @@ def run(
   """Makes the runs that are missing; writes table.md.
 
   Args:
-    config: not read; that of `staleness` is.
+    config: ignored in favor of `staleness`'s.
     operands: seeds, then names; 0 and all by default.
 
   Returns:

@@ -577,7 +577,7 @@ def _plot(
     for axis in (left, right):
       axis.set_ylabel(f"{task}: held-out reward")
       axis.grid(alpha=0.3)
-  # Beside the plots: of so many entries it would hide points.
+  # Outside the plots, where so many entries would hide points.
   handles, names = axes[0, 1].get_legend_handles_labels()
   figure.legend(
       handles, names, loc="outside right center", frameon=False, fontsize=8
