@@ -101,7 +101,7 @@ class Pipeline:
     """Returns the rate of the whole."""
     return min(self.rates().values())
 
-  def groups_under_way(self) -> float:
+  def groups_in_flight(self) -> float:
     """Returns the groups sampled with a version but not yet trained on.
 
     Where searchers are the slowest, it is what they sample and hand over.
@@ -142,7 +142,7 @@ class Pipeline:
 
   def staleness_steps(self) -> float:
     """Returns the mean staleness of data when it is first trained on."""
-    return self.groups_under_way() / self.groups_per_step
+    return self.groups_in_flight() / self.groups_per_step
 
 
 def run(

@@ -73,14 +73,14 @@ class Draws:
       publish: "Publish",
       stop: Stop,
       first: int,
-      meanwhile: Callable[[], contextlib.AbstractContextManager[None]],
+      while_waiting: Callable[[], contextlib.AbstractContextManager[None]],
   ):
     """Takes the parts; the first step is `first`.
 
     Args:
       publish: publishes params before a step, if the schedule is late.
       stop: whether to end.
-      meanwhile: makes the context in which a step's data is awaited.
+      while_waiting: makes the context in which a step's data is awaited.
     """
     self._train = config.train
     self._source = source
@@ -88,7 +88,7 @@ class Draws:
     self._publish = publish
     self._stop = stop
     self._first = first
-    self._meanwhile = meanwhile
+    self._while_waiting = while_waiting
 
   def __iter__(self) -> Iterator[tuple[int, types.Draw]]:
     train, source = self._train, self._source
@@ -97,7 +97,7 @@ class Draws:
         return
       with (
           self._recorder.span("wait_fresh", step=step),
-          self._meanwhile(),
+          self._while_waiting(),
       ):
         if not source.begin_step(step, self._stop.asked):
           return
@@ -361,7 +361,7 @@ class TimeLimit:
 class StepEvaluator(Protocol):
   """Evaluates params between steps; see `evaluations.Evaluations`."""
 
-  beside: bool
+  in_background: bool
   runs_before: bool
 
   def is_due(self, step: int) -> bool:
@@ -376,7 +376,7 @@ class StepEvaluator(Protocol):
   ) -> dict[str, Any] | None:
     ...
 
-  def meanwhile(self) -> contextlib.AbstractContextManager[None]:
+  def while_waiting(self) -> contextlib.AbstractContextManager[None]:
     ...
 
   def start(
@@ -659,8 +659,10 @@ class TrainerRun:
     source.is_publishing = parts.sink.is_publishing
     publish.first(first, stop.asked)
     if self._evaluate_first(first, guard, evaluate):
-      meanwhile = parts.evaluations.meanwhile
-      draws = Draws(config, source, recorder, publish, stop, first, meanwhile)
+      while_waiting = parts.evaluations.while_waiting
+      draws = Draws(
+          config, source, recorder, publish, stop, first, while_waiting
+      )
       loop.run(draws, learner, [publish, behind])
       behind.flush()
     is_whole = behind.done >= config.train.num_steps or stop.reason

@@ -199,7 +199,7 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
         )
         if not_here:
           print("looked for on the hosts:", *not_here, sep="\n  ")
-        if not all(map(_is_of_data, not_here)):
+        if not all(map(_is_data_problem, not_here)):
           print("no plan without these models; all other settings are valid")
           return processes.EXIT_OK
       if name in _SHOW_DATA and not _ELSEWHERE.value:
@@ -277,7 +277,7 @@ def _check_text(name: str, value: str) -> None:
     raise ValueError(f"{name}={value!r}: must be a text in UTF-8") from error
 
 
-def _is_of_data(problem: str) -> bool:
+def _is_data_problem(problem: str) -> bool:
   """Returns whether a problem is about data files, which `plan` ignores."""
   key = problem.removeprefix("config.").partition("=")[0].strip()
   return key.startswith("task.") and settings.hosts(key) == "own"

@@ -117,7 +117,7 @@ def make_config(size: tuple[int, int]) -> ml_collections.ConfigDict:
   return c
 
 
-def own_config(
+def make_run_config(
     config: ml_collections.ConfigDict, setting: Setting
 ) -> ml_collections.ConfigDict:
   """Returns a copy with a setting, which is checked."""
@@ -162,7 +162,7 @@ def _measure(
             name,
             sweep.Lag(mini_batches=int(n), passes=setting.passes),
             seed,
-            own_config(config, setting),
+            make_run_config(config, setting),
         )
     )
     return {

@@ -102,7 +102,9 @@ def make_config(
     seed: int,
 ) -> ml_collections.ConfigDict:
   """Returns the config of a run, which is checked."""
-  run_config = sweep.Lag().apply(staleness.own_config(config, objective, rate))
+  run_config = sweep.Lag().apply(
+      staleness.make_run_config(config, objective, rate)
+  )
   with run_config.unlocked():
     run_config.seed = seed
     run_config.search.update(lockstep=False, lead_steps=1)

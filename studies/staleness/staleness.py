@@ -269,7 +269,7 @@ def make_config(task: str) -> ml_collections.ConfigDict:
   return c
 
 
-def own_config(
+def make_run_config(
     config: ml_collections.ConfigDict, objective: str, rate: float
 ) -> ml_collections.ConfigDict:
   """Returns a copy with the settings of an objective, which are checked."""
@@ -307,7 +307,7 @@ def measure_runs(task: str, runs: Iterator[Run]) -> None:
               f"{objective}_{rate:g}",
               sweep.Lag(staleness_steps=lag),
               seed,
-              own_config(config, objective, rate),
+              make_run_config(config, objective, rate),
           )
       )
       del trained["versions"]

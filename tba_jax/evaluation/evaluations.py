@@ -197,8 +197,8 @@ class Evaluations:
     return self._thread is not None and bool(self._running[0])
 
   @contextlib.contextmanager
-  def meanwhile(self) -> Iterator[None]:
-    """Marks a time in which the trainer waits, and evaluations may go on."""
+  def while_waiting(self) -> Iterator[None]:
+    """Marks a time in which the trainer waits and evaluations may continue."""
     self._idle.set()
     try:
       yield
@@ -230,7 +230,8 @@ class Evaluations:
     self._running, self._result = (name, step), None
     self._thread = background.Thread(
         f"evaluation of step {step}",
-        lambda stop: wait_first() or self._run_beside(name, step, copy, stop),
+        lambda stop: wait_first()
+        or self._run_in_background(name, step, copy, stop),
         close_s=BATCH_S,
     )
 
@@ -252,7 +253,7 @@ class Evaluations:
 
     The evaluation before training has no deadline; `should_stop` ends its wait.
     """
-    with self.meanwhile():
+    with self.while_waiting():
       while self.runs_before and self._thread.is_alive() and not should_stop():
         time.sleep(_LOOK_S)
       if self._thread is not None and not self.runs_before:
@@ -297,7 +298,7 @@ class Evaluations:
       self._best.offer(step, params, result)
     return result
 
-  def _run_beside(
+  def _run_in_background(
       self, name: str, step: int, params: types.PyTree, stop: threading.Event
   ) -> None:
     deadline_s = self._config.deadline_s

@@ -129,19 +129,19 @@ class Machine:
     return gb * 1e9 / shared
 
 
-def of_hardware(name: str) -> Machine:
+def hardware_machine(name: str) -> Machine:
   """Returns the machine of a name in `hardware.HARDWARE`."""
   return Machine(hardware.HARDWARE[name], name)
 
 
-def of_cluster() -> Machine:
+def cluster_machine() -> Machine:
   """Returns what hosts that each read the settings for themselves assume."""
   least = hardware.HARDWARE["v5e-16"]
   smallest = dataclasses.replace(least, devices=1, hosts=0)
   return Machine(smallest, f"any host, with {least.gib} GiB a device")
 
 
-def here() -> Machine:
+def this_machine() -> Machine:
   """Returns this machine."""
   kind, gib, count, name = accelerators.memory()
   return Machine(hardware.Hardware(kind, gib, count), name)
@@ -425,7 +425,7 @@ def choose(
   except (ValueError, OSError):
     return []
   out = []
-  for choice in _rules(config, left_open, model, machine or here()):
+  for choice in _rules(config, left_open, model, machine or this_machine()):
     _put(config, choice.key, choice.value)
     out.append(choice)
   for key in left_open:  # What no rule changed is as good as set.
@@ -525,7 +525,7 @@ def lines(
   if whys == {"as when the run began"}:
     return [f"settings left open: {len(choices)}, as when the run began"]
   start = hardware.start(config)
-  name = (machine or here()).name
+  name = (machine or this_machine()).name
   out = [f"settings left open, chosen for {start} on {name}:"]
   by_why: dict[str, list[str]] = {}
   for choice in choices:

@@ -66,7 +66,7 @@ def run_serve(
     os.close(lock)
 
 
-def tell_compiling(after_s: float = _COMPILE_S) -> None:
+def report_compiling(after_s: float = _COMPILE_S) -> None:
   """Prints on stderr which program compiles for longer than some seconds.
 
   The first requests of a size wait for it.
@@ -103,7 +103,7 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
   from tba_jax.serving import handlers
 
   processes.prepare_compiling()
-  tell_compiling()
+  report_compiling()
   processes.raise_open_files()
   try:
     # Before the model is loaded, which may take minutes.

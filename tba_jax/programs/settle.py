@@ -46,7 +46,7 @@ def settle(
   config = copy.deepcopy(config)
   machine = None
   if program in _ON_HOSTS:
-    machine = defaults.of_cluster()
+    machine = defaults.cluster_machine()
   elif program == "plan":
     machine = _planned(operands)
   choices = defaults.choose(config, machine, _saved(workdir))
@@ -60,7 +60,7 @@ def _planned(operands: Sequence[str]) -> defaults.Machine | None:
   """Returns the machine that a plan is for; None is this one."""
   name = next((o.lower() for o in operands if not o.startswith("--")), "")
   if name in hardware.HARDWARE:
-    return defaults.of_hardware(name)
+    return defaults.hardware_machine(name)
   kind = name.partition(":")[0]
   if gib := accelerators.DEVICE_GIB.get(kind):
     return defaults.Machine(hardware.Hardware(kind, gib, 1), f"one {kind}")

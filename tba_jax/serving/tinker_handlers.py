@@ -273,7 +273,7 @@ class TinkerHandlers(handlers.Handlers):
         "base_model": spec["base_model"],
         "is_lora": spec["rank"] > 0,
         "lora_rank": spec["rank"] or None,
-        "last_request_time": _iso(self.journal.last_asked_s(model)),
+        "last_request_time": _iso(self.journal.last_request_s(model)),
         "last_checkpoint": newest.get("training"),
         "last_sampler_checkpoint": newest.get("sampler"),
         "user_metadata": spec.get("user_metadata"),

@@ -87,11 +87,11 @@ def absolute(directory: str) -> epath.Path:
   """Returns an absolute local path, or a URL unchanged."""
   if not is_remote(directory):
     return epath.Path(directory).absolute()
-  list_anew()
+  relist()
   return epath.Path(directory)
 
 
-def list_anew() -> None:
+def relist() -> None:
   """Turns off gcsfs's cache of listings, also for etils and Orbax.
 
   It lacks what others write, including TensorStore in this process. Call this
@@ -461,7 +461,7 @@ def fetch(url: str, folder: pathlib.Path, *, logs_only: bool = False) -> None:
 
 def _filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
   """Returns the file system of a URL and the path on it."""
-  list_anew()
+  relist()
   return fsspec.core.url_to_fs(url)
 
 

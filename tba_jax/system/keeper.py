@@ -242,7 +242,11 @@ class _Keeper:
       with contextlib.suppress(ChildProcessError):  # Its status was taken.
         self._status()
     # Its processes may have changed the limits of this one, of the same user.
-    return _end_others() and self._cell.clean() and _limits() == self._limits
+    return (
+        _end_other_processes()
+        and self._cell.clean()
+        and _limits() == self._limits
+    )
 
 
 def _limits() -> list[Any]:
@@ -253,7 +257,7 @@ def _limits() -> list[Any]:
   return [limits, share, processes.available_cores()]
 
 
-def _end_others() -> bool:
+def _end_other_processes() -> bool:
   """Kills what this process has started; False if something does not end."""
   deadline = time.monotonic() + _GONE_S
   while time.monotonic() < deadline:

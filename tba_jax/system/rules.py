@@ -146,7 +146,7 @@ def one_of(*names: str) -> Allowed:
   return Allowed(", ".join(map(repr, names)), lambda v: v in names, names)
 
 
-def some_of(*names: str) -> Allowed:
+def subset_of(*names: str) -> Allowed:
   """Allows a comma-separated list of some of the names; "" is none."""
 
   def is_list(text: str) -> bool:

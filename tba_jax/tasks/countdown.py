@@ -118,11 +118,11 @@ class Countdown(base.Task):
     self._solution_start = _starts(pair_of_solution)
     pairs = pair_of_solution[self._solution_start[:-1]]
     num_solutions = np.diff(self._solution_start)
-    rich = np.flatnonzero(self._is_kept(num_solutions, min_solutions))
+    rich = np.flatnonzero(self._is_selected(num_solutions, min_solutions))
     self._pair_row, self._pair_target = np.divmod(pairs, MAX_VALUE + 1)
     self._rich_pairs = rich
 
-  def _is_kept(self, num_solutions: np.ndarray, limit: int) -> np.ndarray:
+  def _is_selected(self, num_solutions: np.ndarray, limit: int) -> np.ndarray:
     """Returns which pairs have enough solutions to be kept."""
     return num_solutions >= limit
 
@@ -370,5 +370,5 @@ class CountdownSparse(Countdown):
     base.check_integer("max_solutions", max_solutions, 1, 10_000)
     super().__init__(min_solutions=max_solutions, **fields)
 
-  def _is_kept(self, num_solutions: np.ndarray, limit: int) -> np.ndarray:
+  def _is_selected(self, num_solutions: np.ndarray, limit: int) -> np.ndarray:
     return num_solutions <= limit

@@ -391,7 +391,7 @@ class RewardPart:
       reward = value.get("reward")
       try:
         out = base.metrics_of(metrics, what)
-        if reward is None and reward_calls.is_as_in_trl(self.function):
+        if reward is None and reward_calls.has_trl_signature(self.function):
           return out
         return {self.name: base.number(reward, what), **out}
       except base.RewardError as raised:

@@ -54,7 +54,7 @@ def read(
     return
   local, hub = _local(path, preferred), hf_hub.data_name(name)
   if local is not None:
-    yield from _of_folder(*local, split or "train", preferred)
+    yield from _from_folder(*local, split or "train", preferred)
     return
   if hub is None:
     raise ValueError(
@@ -70,11 +70,11 @@ def read(
   split = split or "train"
   if folder is not None:
     try:
-      yield from [*_of_folder(folder, subset, split, preferred, repo)]
+      yield from [*_from_folder(folder, subset, split, preferred, repo)]
       return
     except ValueError as error:  # Perhaps only a part is in the cache.
       why = str(error)
-  yield from _of_hub(repo, revision, subset, split, preferred, why)
+  yield from _from_hub(repo, revision, subset, split, preferred, why)
 
 
 def read_file(path: pathlib.Path) -> Iterable[Mapping[str, Any]]:
@@ -246,7 +246,7 @@ def _check_split(split: str, splits: Sequence[str], where: str) -> None:
     )
 
 
-def _of_folder(
+def _from_folder(
     folder: pathlib.Path,
     subset: str,
     split: str,
@@ -300,7 +300,7 @@ def _check_files(
       )
 
 
-def _of_hub(
+def _from_hub(
     repo: str,
     revision: str | None,
     subset: str,

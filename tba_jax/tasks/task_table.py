@@ -98,7 +98,7 @@ def make_task(config_task: ml_collections.ConfigDict) -> base.Task:
   return task_class(**values)
 
 
-def of_settings(c: Mapping[str, Any]) -> base.Task:
+def configured_task(c: Mapping[str, Any]) -> base.Task:
   """Returns the task of settings by key; raises as `make_task`."""
   fields = {k.removeprefix("task."): v for k, v in c.items() if "task." in k}
   return make_task(fields)

@@ -509,13 +509,13 @@ def _frozen(
       length = config.task.encoder_max_tokens
     if source.kind == "scalar":
       shape = dataclasses.replace(source.shape(policy), compute_dtype=dtype)
-      model = _made(heads.ScalarModel, shape)
+      model = _cached_model(heads.ScalarModel, shape)
       fn = model.rewards
     elif source.kind == "policy":
-      model = _made(transformer.make_model, source.shape(policy))
+      model = _cached_model(transformer.make_model, source.shape(policy))
       fn = model.last_logits
     else:
-      model = _made(encoder_lib.Encoder, _encoder_shape(source))
+      model = _cached_model(encoder_lib.Encoder, _encoder_shape(source))
       fn = model.label_scores
       if source.key == "task.encoder":
         fn = model.mean_pooled
@@ -525,7 +525,7 @@ def _frozen(
 
 
 @functools.lru_cache(maxsize=16)
-def _made(make: Callable[[Any], Any], shape: Any) -> Any:
+def _cached_model(make: Callable[[Any], Any], shape: Any) -> Any:
   """Returns the same model for the same shape, so that it is traced once."""
   return make(shape)
 

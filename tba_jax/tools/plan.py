@@ -285,7 +285,7 @@ def _busy_s(run: run_reader.RunData, role: str, lane: str = "") -> float:
   return busy / max(len(rows), 1)
 
 
-def _rounds_under_way(workdir: str) -> float:
+def _rounds_in_flight(workdir: str) -> float:
   """Returns the rounds that a searcher of a run has under way, 1 to 2.
 
   While one is rewarded the next is decoded, and waits if rewards take longer.
@@ -301,7 +301,7 @@ def expected_staleness(
     config: ml_collections.ConfigDict,
     sample_s: float,
     train_s: float,
-    rounds_under_way: float = 1.0,
+    rounds_in_flight: float = 1.0,
 ) -> float:
   """Returns the mean staleness of fresh data in steps.
 
@@ -324,12 +324,12 @@ def expected_staleness(
   Args:
     sample_s: seconds that one searcher needs for a step's completions.
     train_s: seconds of a train step.
-    rounds_under_way: w, from 1 where rewards take no time to 2 where they take
+    rounds_in_flight: w, from 1 where rewards take no time to 2 where they take
       as long as decoding.
   """
   search, rounds = config.search, config.rounds
   groups = num_prompts(config)
-  of_one = search.prompts_per_round * rounds_under_way / groups
+  of_one = search.prompts_per_round * rounds_in_flight / groups
   under_way = search.num_searchers * of_one
   is_training_slower = sample_s / search.num_searchers < train_s
   between_versions = (config.publish.every_steps - 1) / 2
@@ -424,7 +424,7 @@ def balance_rows(
     turns = "rounds.lag_rounds=0"
   step_s = parallel_s + train_s if turns else longest_s
   expected = expected_staleness(
-      config, sample_s, train_s, _rounds_under_way(workdir)
+      config, sample_s, train_s, _rounds_in_flight(workdir)
   )
   stale = f"{expected:.2g} steps"
   if config.search.lockstep:

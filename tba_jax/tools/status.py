@@ -98,7 +98,7 @@ def run(
   last = _last_process(workdir)
   if not isinstance(status, dict):
     if not (any(state.made.values()) or state.event):
-      life = _sign_of_life(state, last)
+      life = _liveness(state, last)
       print(f"error: {workdir}: no state yet; {note}{life}", file=sys.stderr)
       return 1
     status = {}
@@ -107,7 +107,7 @@ def run(
   written_at = status.get("time")
   if text.is_number(written_at):
     note += f"; written {text.duration(max(0.0, time.time() - written_at))} ago"
-  state.note = note + _sign_of_life(state, last)
+  state.note = note + _liveness(state, last)
   console = rich.console.Console()
   console.print(panel.render_view(state))
   read = lambda name: jsonl.read_jsonl(pathlib.Path(workdir) / name)
@@ -140,9 +140,7 @@ def _last_process(workdir: str) -> tuple[int, bool] | None:
   )
 
 
-def _sign_of_life(
-    state: run_state.RunState, last: tuple[int, bool] | None
-) -> str:
+def _liveness(state: run_state.RunState, last: tuple[int, bool] | None) -> str:
   """Returns the end of the note on a run that is silent or has ended."""
   if state.phase == "done":
     return ""

@@ -29,10 +29,10 @@ class PipelineTest(parameterized.TestCase):
     # 4 groups/s: 8 searchers with 2 granted groups each have them for 4 s. Of
     # that .4 are sampling, and half of the rest is after it: 2.2 s.
     model = scale.Pipeline(8, 0.4, serve_s=0.25, granted_rounds=2, credits=4)
-    self.assertAlmostEqual(model.groups_under_way(), 4 * 2.2)
+    self.assertAlmostEqual(model.groups_in_flight(), 4 * 2.2)
     # Where credits bind, all that is granted was begun.
     model = dataclasses.replace(model, credits=0)
-    self.assertAlmostEqual(model.groups_under_way(), 8.0)
+    self.assertAlmostEqual(model.groups_in_flight(), 8.0)
 
   def test_counts_groups_in_transfer_as_in_flight(self):
     # 5 groups/s for half a second, in steps of 3.

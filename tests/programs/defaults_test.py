@@ -165,7 +165,7 @@ class RulesTest(parameterized.TestCase):
     config = settings.get_config()
     config.sampling.update(max_prompt_tokens=96, max_completion_tokens=256)
     config.mesh.update(data=2, fsdp=4)
-    machine = defaults.of_hardware("8xh100")
+    machine = defaults.hardware_machine("8xh100")
     _, prompts, _, _ = defaults.micro_batch(
         config, _model("Qwen/Qwen3-8B"), machine
     )
@@ -176,7 +176,7 @@ class RulesTest(parameterized.TestCase):
     config = settings.get_config()
     config.sampling.update(max_prompt_tokens=96, max_completion_tokens=256)
     slots = lambda: defaults.num_slots(
-        config, _model(), defaults.of_hardware("1xh100")
+        config, _model(), defaults.hardware_machine("1xh100")
     )[0]
     self.assertEqual(slots(), 256)
     config.sampling.max_completion_tokens = 4000
@@ -186,7 +186,7 @@ class RulesTest(parameterized.TestCase):
 
   def test_steps_on_cpu_are_small(self):
     self.assertEqual(defaults.prompts_per_batch(_CPU, 32)[0], 4)
-    gpu = defaults.of_hardware("1xh100")
+    gpu = defaults.hardware_machine("1xh100")
     self.assertEqual(defaults.prompts_per_batch(gpu, 32)[0], 32)
 
 
@@ -343,7 +343,7 @@ class ChooseTest(parameterized.TestCase):
     again = settings.get_config()
     again.init, again.task = first.init, first.task
     again.optimizer.learning_rate = 1e-5
-    gpu = defaults.of_hardware("8xh100")
+    gpu = defaults.hardware_machine("8xh100")
     choices = defaults.choose(again, gpu, saved)
     expected = {**saved, "optimizer.learning_rate": 1e-5}
     self.assertEqual(load.flatten(again), expected)

@@ -14,6 +14,7 @@ from absl.testing import absltest
 from tba_jax.learning import checkpoint
 from tba_jax.serving import agent_episodes
 from tba_jax.serving import completions
+from tba_jax.serving import crash_guard
 from tba_jax.serving import database
 from tba_jax.serving import engine as engine_lib
 from tba_jax.serving import kinds
@@ -23,7 +24,6 @@ from tba_jax.serving import request_queue
 from tba_jax.serving import sample_batches
 from tba_jax.serving import schemas
 from tba_jax.serving import served_models
-from tba_jax.serving import under_way
 from tests.support import serving_case
 from tests.support import waiting
 
@@ -201,7 +201,7 @@ class FailuresTest(absltest.TestCase):
           id, "", {**spec, "num_episodes": size}, together="r/g", size=size
       )
       registry.finish_episode(id, {"reward": 1.0, "rows": []})
-    db.all(
+    db.fetch_all(
         "INSERT INTO episodes VALUES ('c', '', 'r/g', ?, NULL)",
         json.dumps({**spec, "num_episodes": 3}),
     )
@@ -263,7 +263,7 @@ class FailuresTest(absltest.TestCase):
 
     complete = sample_batches.SampleBatches.complete
     with mock.patch.object(sample_batches.SampleBatches, "complete", die):
-      for _ in range(under_way.MOST_DEATHS):
+      for _ in range(crash_guard.MOST_DEATHS):
         self._start(runs=False)
         with contextlib.suppress(KilledError):
           self.engine.run()

@@ -120,7 +120,9 @@ class JournalTest(absltest.TestCase):
     with mock.patch.object(self.db, "all", wraps=self.db.all) as run:
       self.journal.finish({})
     (statement,) = [c.args for c in run.call_args_list if "DELETE" in c.args[0]]
-    plan = self.db.all(f"EXPLAIN QUERY PLAN {statement[0]}", *statement[1:])
+    plan = self.db.fetch_all(
+        f"EXPLAIN QUERY PLAN {statement[0]}", *statement[1:]
+    )
     self.assertIn("USING INDEX by_age", plan[0][-1])
 
   def test_keeps_first_value_of_fact(self):

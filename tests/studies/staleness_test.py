@@ -75,7 +75,7 @@ class StalenessTest(parameterized.TestCase):
       config = staleness.make_config(task)
       self.assertLessEqual(max(staleness.LAGS), config.train.num_steps / 5)
       for objective in staleness.OBJECTIVES:
-        own = staleness.own_config(config, objective, rates[0])
+        own = staleness.make_run_config(config, objective, rates[0])
         self.assertEqual(own.optimizer.learning_rate, rates[0])
 
   def test_makes_only_missing_runs(self):

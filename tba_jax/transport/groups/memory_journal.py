@@ -49,7 +49,7 @@ class JournalHook(intake.Intake):
     leases = {sid: lease for sid, (lease, _) in read.items()}
     self.replay(leases)
     # A checkpoint without a log would look like a loss.
-    self._when_there_is_room(self.ack_log.sync, lambda: True)
+    self._wait_for_room(self.ack_log.sync, lambda: True)
     self.left = {
         sid: lease["totals"]
         for sid, lease in leases.items()
@@ -74,10 +74,10 @@ class JournalHook(intake.Intake):
       header = {**fields, "run": self._run.run_id, "key": key, **header}
     entry = intake.Entry(header, arrays, groups=groups)
     write = lambda: self.write([entry])
-    if not self._when_there_is_room(write, should_stop):
+    if not self._wait_for_room(write, should_stop):
       return False
     # The block is in the journal, whether or not its mark still finds room.
-    self._when_there_is_room(self.ack_log.sync, should_stop)
+    self._wait_for_room(self.ack_log.sync, should_stop)
     return True
 
   def check(self) -> None:
@@ -92,7 +92,7 @@ class JournalHook(intake.Intake):
     with self._writing:
       super().close()
 
-  def _when_there_is_room(
+  def _wait_for_room(
       self, write: Callable[[], Any], should_stop: Callable[[], bool]
   ) -> bool:
     while not self._is_closed.is_set():

@@ -362,7 +362,7 @@ class KvTransport(byte_store.Transport):
       )
     tls = None if locator.address.startswith("unix:") else self._tls
     if locator.tls != (tls is not None):
-      raise byte_store.TransportError(_one_sided(locator))
+      raise byte_store.TransportError(_tls_mismatch(locator))
     left_s = max(0.0, deadline - time.monotonic())
     session = Session(locator, tls, self._root, self._operations, left_s)
     try:
@@ -413,7 +413,7 @@ class KvTransport(byte_store.Transport):
       self._in_use.release()
 
 
-def _one_sided(locator: locator_lib.Locator) -> str:
+def _tls_mismatch(locator: locator_lib.Locator) -> str:
   """Returns why a process with TLS and one without cannot meet."""
   jaxlib = f"jaxlib {certificates.NEEDED} or newer"
   if locator.tls:

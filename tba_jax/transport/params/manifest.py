@@ -112,7 +112,7 @@ def ask_again(
   transport.put(key, _encode_version(run, key, version))
 
 
-def take_asked(
+def take_requests(
     transport: byte_store.Transport,
     run: wire.RunIdentity,
     refusals: wire.Refusals,

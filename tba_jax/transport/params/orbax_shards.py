@@ -185,7 +185,7 @@ class OrbaxShards(carrier.Carrier):
       peers: Any = None,
   ):
     if bucket.is_remote(path):
-      bucket.list_anew()
+      bucket.relist()
     self._path = path
     self._run_id = run_id
     self._secret = secret

@@ -182,7 +182,9 @@ class Publisher:
         elif packed and time.monotonic() > checked_at + _CHECK_S:
           checked_at = time.monotonic()
           newest = packed[-1].version
-          requested = manifest.take_asked(transport, self._run, self._refusals)
+          requested = manifest.take_requests(
+              transport, self._run, self._refusals
+          )
           is_due = checked_at > sent_at + _REPEAT_EVERY_S
           # A replaced trainer that still writes, or a new store, changes it.
           if self._pointer(transport) != newest or (

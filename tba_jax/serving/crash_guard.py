@@ -17,7 +17,7 @@ DEADLY = (
 )
 
 
-class UnderWay:
+class CrashGuard:
   """A note of the requests under way, which outlives the process."""
 
   def __init__(self, path: pathlib.Path):
