@@ -325,7 +325,7 @@ class TrainingRun:
   def wait(self, timeout_s: float | None = None) -> "TrainingRun":
     """Waits until the run has ended; returns it; raises as `train`.
 
-    Raises TimeoutError after `timeout_s` seconds; the run goes on.
+    Raises TimeoutError after `timeout_s` seconds; the run continues.
     """
     if self._thread is not None:
       self._thread.join(timeout_s)

@@ -200,7 +200,7 @@ class Behind:
       recorder: receives spans and events.
       decisions: log of the decisions of asynchrony; None for none.
       hooks: called with metrics on the host, in this order.
-      may_run_ahead: whether a step whose data is there may begin before the
+      may_run_ahead: whether a step whose data has arrived may begin before the
         one before it is read.
       skips_nonfinite: whether a non-finite step is an event, not an error.
     """
@@ -617,7 +617,7 @@ class TrainerRun:
     """
     config, parts = self._config, self._parts
     recorder, source, learner = parts.recorder, parts.source, parts.learner
-    # A run that has stopped goes on with changed settings.
+    # A stopped run continues with changed settings.
     stopped_by = None if self._changes else self._saved.get("stopped_by")
     stop = Stop(should_stop, stopped_by or "")
     if "optimizer.learning_rate" in self._changes:

@@ -14,7 +14,7 @@ from tba_jax.config import settings
 from tba_jax.system import rules
 from tba_jax.tasks import task_table
 
-# Value of a key that a side neither has nor has a default for.
+# Value of a key that a side lacks and that has no default.
 MISSING = "not there"
 
 

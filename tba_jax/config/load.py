@@ -51,7 +51,7 @@ def split_argv(argv: Sequence[str]) -> tuple[list[str], list[str]]:
   """Splits the overrides from the other arguments; returns (rest, overrides).
 
   `--config.a.b=value` and `--config.a.b value` become `a.b=value`; without a
-  value, `a.b`. Arguments after `--` are left alone.
+  value, `a.b`. Arguments after `--` are unchanged.
   """
   rest, overrides = [], []
   items = list(argv)
@@ -222,7 +222,7 @@ def are_same_files(key: str, a: Any, b: Any) -> bool:
 def are_moved_files(key: str, before: Any, now: Any) -> bool:
   """Returns whether a setting's files have moved to another folder.
 
-  Names of the hub, which are no absolute paths, do not move.
+  Hub names are not absolute paths and do not move.
   """
   if not are_same_files(key, before, now):
     return False

@@ -70,7 +70,7 @@ def _unread(c: Mapping[str, Any]) -> rules.Problems:
       yield from rules.unread(c, key, setting.default, *setting.read_with)
 
 
-# Whether files and models are there, in all sections.
+# Existence of files and models, in all sections.
 _FILES = (rewards.readable, models.named)
 _CHECKS = (
     _unread,
@@ -257,7 +257,7 @@ def _lines(
     checks: Iterable[rules.Check],
     sections: set[str] | None = None,
 ) -> list[str]:
-  """Returns lines of what checks find in `sections` (None: in all)."""
+  """Returns lines of the problems in `sections` (None: in all)."""
   return [
       _line(c, key, allowed)
       for key, allowed in _failed_checks(c, checks)

@@ -8,7 +8,7 @@ with
     reset(seed) -> observation
     step(text) -> (observation, reward, done, info)
 
-`environments/turns.py` runs it in processes of its own, one a completion. The
+`environments/turns.py` runs it in separate processes, one per completion. The
 first observation is the prompt, the reward of a completion the sum over its
 turns.
 """

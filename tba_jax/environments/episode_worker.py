@@ -3,7 +3,7 @@
 """Process of an environment: `python -m tba_jax.environments.episode_worker`.
 
 Imports the environment that its first message names, then plays one episode
-after the other, each in a process of its own (`system/keeper.py`):
+after the other, each in a separate process (`system/keeper.py`):
 
     ["reset", seed]            {"said", "tools"}
     ["step", text]             {"said", "reward", "done", "success", "metrics"}

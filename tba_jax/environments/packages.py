@@ -70,7 +70,7 @@ def preload(source: str) -> None:
 
 
 def version(source: str) -> str:
-  """Returns the source with its package's version; "" if it is no package's."""
+  """Returns the source with its package's version; "" without a package."""
   module = source.partition(":")[0]
   if module not in PACKAGES:
     return ""
@@ -78,7 +78,7 @@ def version(source: str) -> str:
 
 
 class TextArena:
-  """A game of TextArena, of which the policy is player 0.
+  """A TextArena game; the policy is player 0.
 
   An observation is what the policy has not seen yet: the messages since its
   last turn, without its own. Observation wrappers that repeat the game so

@@ -185,7 +185,7 @@ def _in_chat(text: str, parameters: Parameters) -> tuple[list[ParsedCall], str]:
 def _read(
     text: str, opening: re.Match, parameters: Parameters
 ) -> tuple[ParsedCall, int]:
-  """Returns the call of a tag, and where the turn goes on."""
+  """Returns the call of a tag, and the position after it."""
   start = _SPACE.match(text, opening.end()).end()
   forms = [form for form in _FORMS if form.opens == opening[0]]
   form = next((f for f in forms if text.startswith(f.begins, start)), None)
@@ -221,7 +221,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_number(text: str) -> Any:
-  raise ValueError(f"{text} is no JSON")
+  raise ValueError(f"{text} is not JSON")
 
 
 # Models write the line breaks of a text as they are.
@@ -236,7 +236,7 @@ def _read_json(
   del parameters  # JSON has the types.
   try:
     call, end = _JSON.raw_decode(text, start)
-    # Half a surrogate pair can be escaped, but is no text.
+    # Half a surrogate pair can be escaped, but is not text.
     json.dumps(call, ensure_ascii=False).encode()
   except json.JSONDecodeError as error:
     raise _Error(f"not JSON: {error.msg}", error.pos) from error
@@ -250,7 +250,7 @@ def _read_json(
     try:
       given = _JSON.decode(given)
     except (ValueError, RecursionError):
-      pass  # It is no object.
+      pass  # Not an object.
   if not isinstance(name, str) or not name:
     raise _Error("name: must be a text", end)
   if not isinstance(given, dict):

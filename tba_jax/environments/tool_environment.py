@@ -16,7 +16,7 @@ from typing import Any
 
 from tba_jax.environments import tool_calls
 
-# Methods of an environment that are no tools.
+# Methods of an environment that are not tools.
 _OWN = frozenset(("reset", "close", "get_reward", "demonstrate"))
 _ARGUMENT = re.compile(r"\s*(\w+)\s*(?:\([^)]*\))?:\s*(.+)")
 # Kinds of parameters that a call can give by name.
@@ -126,7 +126,7 @@ class ToolEnvironment:
 
 
 def wrap(environment: Any) -> Any:
-  """Returns an environment: as it is, or with `step` if it has tools."""
+  """Returns an environment, wrapped to have `step` if it has tools."""
   return (
       environment
       if hasattr(environment, "step")

@@ -94,8 +94,8 @@ class BestModel:
 
 # A batch of completions takes at most this long, in seconds.
 BATCH_S = 60.0
-# The evaluation before training gives way to steps for so many times as long as
-# its last batch took.
+# The evaluation before training yields to steps for this multiple of the time
+# of its last batch.
 GIVE_WAY = 3.0
 # Seconds between two looks of a thread that waits.
 _LOOK_S = 0.05

@@ -529,7 +529,7 @@ class Evaluator:
     }
 
   def _reward(self, judgement: base.Judgement) -> float | None:
-    """Returns the reward, or the fallback of what could not be judged."""
+    """Returns the reward, or the fallback if the completion was not judged."""
     return self._fallback if judgement.failure else judgement.reward
 
   def _add_reasons(self, samples: list[dict[str, Any]]) -> None:

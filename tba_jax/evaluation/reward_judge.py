@@ -145,7 +145,7 @@ def _load_scorer(
 ) -> reward_scorer.RewardScorer:
   """Returns `frozen_models.load_scorer`, which can read the task's prompts.
 
-  Raises ValueError if it cannot: there is no chat template for messages.
+  Raises ValueError if it cannot: messages need a chat template.
   """
   scorer = frozen_models.load_scorer(config, key, folder, mesh)
   split = base.TRAIN if task.num_prompts(base.TRAIN) else base.HELD_OUT

@@ -392,7 +392,7 @@ def choose(
     machine: Machine | None = None,
     saved: Mapping[str, Any] | None = None,
 ) -> list[Choice]:
-  """Sets the settings that were left open, in place; returns what it chose.
+  """Sets the open settings in place; returns the choices.
 
   Nothing changes where the policy does not start from a pretrained model, or
   the model cannot be read, which validation explains.

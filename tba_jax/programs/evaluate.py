@@ -108,7 +108,7 @@ def run(
     each with `step` (None of a folder) and `time`.
 
   Raises:
-    FileNotFoundError: there is no such checkpoint.
+    FileNotFoundError: the checkpoint does not exist.
     ValueError: a source does not exist, cannot be read or does not fit the
       config; or another process runs in the workdir.
   """

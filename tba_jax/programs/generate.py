@@ -910,7 +910,7 @@ class Output:
     saved = jsonl.read_json(settings_path)
     remedy = "; remove the file or name another one"
     if not isinstance(saved, dict):
-      raise ValueError(f"{path}: it is there already{remedy}")
+      raise ValueError(f"{path}: exists already{remedy}")
     for key in [*settings, *saved]:
       if saved.get(key) != settings.get(key):
         raise ValueError(

@@ -172,7 +172,7 @@ def initial_model(
   A policy gets a random scalar head.
 
   Raises:
-    ValueError: there is no model, or its head has several labels.
+    ValueError: no model exists, or its head has several labels.
   """
   source = config.reward_model.init
   folder = (
@@ -322,7 +322,7 @@ def _parse_pair(
 def leave_out_shared(
     pairs: dict[str, list[Pair]], overlap: str, report: rows_lib.DataReport
 ) -> list[Pair]:
-  """Returns the training pairs that are no held-out pairs.
+  """Returns the training pairs that are not held-out pairs.
 
   Raises ValueError if some are, unless `overlap` is "leave_out", and if no pair
   is left.

@@ -179,7 +179,7 @@ def _take_run(
     run_directory.check_written(run)
     _check_epoch(run)
     channel.claim()
-    # The trainer of a cluster may have a directory of its own.
+    # The trainer of a cluster may have a separate directory.
     if any(settings.hosts(key) != "own" for key in changes):
       run_directory.update(str(run.workdir), config)
   except ValueError as error:
@@ -462,7 +462,7 @@ def make_searcher(
     closing: contextlib.ExitStack,
     channel: "Channel",
 ) -> searcher_lib.Searcher:
-  """Returns a searcher, once the trainer's settings are known to be its own.
+  """Returns a searcher after checking that the trainer has its settings.
 
   Args:
     run: directory and identity of the run.
@@ -669,7 +669,7 @@ class StoreChannel:
     self._agreement: agreement.Agreement | None = None
 
   def claim(self) -> None:
-    """Keeps other trainers out; raises ValueError if one is there."""
+    """Locks out other trainers; raises ValueError if one is running."""
     with contextlib.closing(self._connect()) as transport:
       lock_store(transport, self._run)
 

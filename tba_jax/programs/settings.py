@@ -10,7 +10,7 @@ from tba_jax.system import rules
 
 def _are_numbers(text: str) -> bool:
   try:
-    # Longer numbers are no devices, and would make lists as long.
+    # Longer numbers are not devices, and would make lists as long.
     return not re.search(r"\d{5}", text) and bool(processes.parse_cores(text))
   except ValueError:
     return False

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Settles the settings that a config leaves open, and shows what it chose."""
+"""Chooses the open settings of a config, and prints the choices."""
 
 from collections.abc import Sequence
 import copy
@@ -29,7 +29,7 @@ def settle(
     program: str,
     operands: Sequence[str] = (),
 ) -> ml_collections.ConfigDict:
-  """Returns a config with what it leaves open, before it is validated.
+  """Returns a config with its open settings, before it is validated.
 
   A run that has begun keeps its values, which its config.json has.
 

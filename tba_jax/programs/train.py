@@ -293,7 +293,7 @@ class Children:
     Args:
       roles: processes to stop.
       deadline_s: seconds until SIGKILL.
-      is_urgent: function that returns whether SIGKILL comes at once.
+      is_urgent: function that returns whether to send SIGKILL at once.
     """
     chosen = [
         c
@@ -418,7 +418,7 @@ def check_devices(config: ml_collections.ConfigDict) -> None:
       requests.append((section, f"config.{key} = {mesh.to_dict()}", count))
   if not requests and platforms in ("", accelerators.CPU):
     return
-  # A process of its own counts devices: the supervisor stays free of JAX.
+  # A separate process counts devices: the supervisor does not load JAX.
   process = subprocess.run(
       [sys.executable, "-c", _COUNT_DEVICES],
       env=processes.package_environment(),
@@ -452,7 +452,7 @@ def _read_live(path: pathlib.Path, schema: Any) -> dict[str, Any]:
 def _check_stages(
     config: ml_collections.ConfigDict, workdir: pathlib.Path
 ) -> None:
-  """Raises ValueError for what a stage would refuse after an earlier one."""
+  """Raises ValueError for settings that a later stage would refuse."""
   for role in stages.before_run(config):
     folder = workdir / role
     if (folder / "settings.json").exists():
@@ -586,7 +586,7 @@ class Supervisor:
   def _is_finished(self) -> bool:
     """Returns whether no step is left.
 
-    A run that a guard or a limit has ended goes on with changed settings.
+    A run ended by a guard or a limit continues with changed settings.
     """
     if not self._summary:
       return False

@@ -561,7 +561,7 @@ class ReplayBuffer:
     for j, length in enumerate(group.completion_lengths.tolist()):
       text = data[j * stride : j * stride + 4 * length]
       digest = _digest(group.prompt_id, text)
-      # The newest copy is kept, at its own place in the order.
+      # The newest copy is kept, at its place in the order.
       last.pop(digest, None)
       last[digest] = j
     rows = [self.row_of.get(digest) for digest in last]

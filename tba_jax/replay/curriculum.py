@@ -14,7 +14,7 @@ by half at each new one. So every prompt keeps a chance.
 
 A round is drawn when its first position is admitted, from the groups applied
 until then, and is in a file before anything of it is sampled: a trainer that
-goes on from an earlier checkpoint finds the order that its journal has.
+resumes from an earlier checkpoint finds the order that its journal has.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Record of what asynchrony decided, so that a run can be trained again.
+"""Record of asynchronous decisions, so that a run can be rerun.
 
 With the journal and a checkpoint, these make the input of every step a pure
 function: how far the journal was applied before the step, whether the step was
@@ -16,7 +16,7 @@ Lines of `replay/decisions.jsonl`, JSON, in the order of events:
                                here on
     {"step", "applied", "ahead", "scale", "draw", "metrics"}  a step
 
-A newer start replaces the steps from its own on: they were trained again.
+A newer start replaces the steps from its first one on: they were retrained.
 """
 
 import base64
@@ -191,7 +191,7 @@ def read(workdir: str | os.PathLike[str]) -> Recording:
   no checkpoint has.
 
   Raises:
-    ValueError: there is no record.
+    ValueError: the record does not exist.
   """
   path = pathlib.Path(workdir) / FILE_NAME
   starts: list[Start] = []

@@ -19,7 +19,7 @@ Data in the buffer is *untrained* until its first use. A prompt (one group) is
 trained with the first of its completions, and evicted untrained with its last
 if none was used.
 
-Tokens are those that the policy sampled. An environment's are counted apart,
+Tokens are policy tokens. An environment's are counted separately,
 once for each applied group.
 """
 
@@ -50,7 +50,7 @@ class Amount(NamedTuple):
 
 
 def amount_of(num_groups: int, num_tokens: Sequence[int]) -> Amount:
-  """Returns the amount of completions of so many sampled tokens each."""
+  """Returns the amount of completions, given the sampled tokens of each."""
   return Amount(num_groups, len(num_tokens), sum(num_tokens))
 
 
@@ -215,7 +215,7 @@ def _amounts(lists: dict[str, list[int]]) -> dict[str, Amount]:
 def audit_state(
     state: Mapping[str, Any], untrained: tuple[int, int, int]
 ) -> str:
-  """Returns what a saved state lacks of what was applied, "" for nothing.
+  """Returns what a saved state lacks of the applied data, or "".
 
   accepted = trained + evicted + rejected + lost + untrained in the buffer
 

@@ -31,7 +31,7 @@ _MISSING = "–"
 def find_runs(operands: Sequence[epath.PathLike]) -> list[epath.Path]:
   """Returns run directories: the operands, or the runs inside them.
 
-  Raises ValueError if an operand is no directory, or there are too many runs.
+  Raises ValueError if an operand is not a directory, or for too many runs.
   """
   runs: dict[epath.Path, None] = {}
   for operand in operands:

@@ -260,7 +260,7 @@ def axes(records: Records) -> dict[str, list[float]]:
 
 
 def custom_charts(records: Records) -> list[Chart]:
-  """Returns charts of what losses, rewards and environments name themselves.
+  """Returns charts of metrics named by losses, rewards and environments.
 
   At most `MAX_OWN` have one; with more parts, none of the rewards has.
   """

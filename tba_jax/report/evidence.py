@@ -148,7 +148,7 @@ def _loss(means: Sequence[Mean]) -> float:
 
 
 def _fell(means: Sequence[Mean]) -> bool:
-  """Returns whether half of what was gained is clearly gone."""
+  """Returns whether half of the gain is clearly lost."""
   gained = max(m.value for m in means) - means[0].value
   return _loss(means) > gained / 2
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The table of what may be found in a run, by what it is about.
+"""The table of possible findings in a run, by topic.
 
 `diagnosis` has the queries, `incidents` the rows of events. A difference counts
 from two standard errors on, a loss from three on: see `evidence`.
@@ -111,7 +111,7 @@ def unjudged(run: run_reader.RunData) -> evidence.Rows:
 
 
 # A role that waits for less than this share of its time is busy; roles that
-# both wait for more than the other are no bottleneck.
+# both wait for more than the other are not bottlenecks.
 _LITTLE, _IDLE = 0.1, 0.25
 # Work that takes this share of a role's time is worth a word.
 _MUCH = 0.1
@@ -280,8 +280,8 @@ def _round_steps(
 
 def data(run: run_reader.RunData) -> evidence.Rows:
   """Returns what the data was worth."""
-  loss, logged = (run.setting(name) or {} for name in ("loss", "offline"))
-  is_alone = bool(logged.get("path")) and logged.get("fraction") == 1
+  loss, offline = (run.setting(name) or {} for name in ("loss", "offline"))
+  only_offline = bool(offline.get("path")) and offline.get("fraction") == 1
   is_plain_tb = loss.get("name") == "tb" and not loss.get("baseline_shift")
   # Distributions of a teacher are matched, at prefixes of any policy.
   is_taught = losses.find(loss.get("name")).has_teacher
@@ -313,7 +313,7 @@ def data(run: run_reader.RunData) -> evidence.Rows:
   )
   return {
       "log alone": (
-          is_alone and is_plain_tb,
+          only_offline and is_plain_tb,
           "All data came from a log:",
           "loss.baseline_shift=-0.1 keeps the policy nearer to it, and may"
           " teach more (docs/guides/offline_data.md).",
@@ -361,7 +361,7 @@ def data(run: run_reader.RunData) -> evidence.Rows:
           " completions than a group draws",
           "(log more of each prompt, lower offline.fraction, or lower"
           " train.completions_per_prompt)."
-          if logged.get("path")
+          if offline.get("path")
           else "(raise search.samples_per_prompt, or lower"
           " train.completions_per_prompt).",
       ),
@@ -376,7 +376,7 @@ def data(run: run_reader.RunData) -> evidence.Rows:
 
 
 def causes(m: evidence.Moment) -> evidence.Rows:
-  """Returns causes of a lost reward; of those at once, the first one counts.
+  """Returns causes of a lost reward; the first of simultaneous ones counts.
 
   Entropy and KL show how far the policy has moved: far, for nothing, is enough.
   The others are causes of a reward that fell.

@@ -323,7 +323,7 @@ def plain_line(state: run_state.RunState) -> str:
 
 
 class Panel:
-  """Shows a run while it goes on; `update` is cheap."""
+  """Shows a run in progress; `update` is cheap."""
 
   def __init__(
       self,
@@ -333,7 +333,7 @@ class Panel:
       memory: files.Memory | None = None,
       line_every_s: float = _LINE_EVERY_S,
   ):
-    """Makes a panel, or lines where the console is no terminal.
+    """Makes a panel, or lines if the console is not a terminal.
 
     Args:
       workdir: run directory.
@@ -418,7 +418,7 @@ class Panel:
   def _print_line(self, now: float) -> None:
     """Prints a changed line where it is time, or the phase has changed.
 
-    A new error has a line of its own, at once.
+    A new error is printed at once on a separate line.
     """
     error = self._follower.state.error
     when = error.get("time") if error else None

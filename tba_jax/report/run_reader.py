@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a run directory, whether the run goes on, finished or was killed."""
+"""Reads a run directory; the run may be live, finished or killed."""
 
 import array
 import collections

@@ -115,7 +115,7 @@ def compare(
 
 
 def outcome(run: run_reader.RunData) -> dict[str, Any]:
-  """Returns `summary.json`, or what is known of it while the run goes on."""
+  """Returns `summary.json`, or its known part while the run is live."""
   figures: dict[str, Any] = {}
   if run.records:
     figures["steps"] = run.records[-1]["step"] + 1

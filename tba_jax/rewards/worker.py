@@ -3,7 +3,7 @@
 """A worker of the pool: `python -m tba_jax.rewards.worker`.
 
 Builds the task of its first message, then answers each request with a judgement
-or a reason, in a process of its own (`system/keeper.py`), which may hang or
+or a reason, in a separate process (`system/keeper.py`), which may hang or
 crash. A reward that imports JAX gets the CPU.
 """
 

@@ -144,7 +144,7 @@ def step_record(
       **buffer,
   }
   return {
-      # A loss of the user's names its own `loss/NAME`.
+      # A custom loss names its own `loss/NAME`.
       **{
           name if "/" in name else f"train/{name}": value
           for name, value in metrics.items()

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of agents: what they sample, and the episodes that they go on."""
+"""Calls of agents: their samples, and the episodes that they continue."""
 
 import collections
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class AgentEpisodes:
     """Returns rows, counts and outcome of an episode, JSON; for any thread.
 
     Raises:
-      LookupError: there is no such episode.
+      LookupError: the episode does not exist.
     """
     state = self.registry.episode(id)
     if state is None:

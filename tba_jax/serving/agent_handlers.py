@@ -109,7 +109,7 @@ class AgentHandlers(handlers.Handlers):
     return state
 
   def _open_episode(self, request: requests.Request) -> str:
-    """Returns the episode of a URL, which has not finished."""
+    """Returns the unfinished episode of a URL."""
     episode = request.path_params["episode"]
     if self._state(episode)[1] is not None:
       raise handlers.StatusError(
@@ -155,7 +155,7 @@ class AgentHandlers(handlers.Handlers):
   async def _call(
       self, kind: type[schemas.CompletionRequest], request: requests.Request
   ) -> Any:
-    """Answers a call without an episode, of which nothing is kept."""
+    """Answers a call without an episode; nothing is stored."""
     call, raw = await self.read(kind, request)
     name = self.engine.base.name
     if call.model != name and self.registry.checkpoint(call.model) is None:

@@ -96,7 +96,7 @@ class Engine:
   def stop(self) -> None:
     """Asks the thread to end after the request that it is doing."""
     self.queue.stop()
-    # What is under way may take longer than the process waits for it.
+    # The request in progress may take longer than the process waits for it.
     self._crash_guard.clear()
 
   def run(self) -> None:

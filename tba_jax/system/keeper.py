@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs user code on completions, each in a process of its own.
+"""Runs user code on completions, each in a separate process.
 
 A pool starts a keeper, which loads the user's code, confines itself, and forks
 a process for each completion. Only the keeper has the pool's pipes, and it
@@ -161,7 +161,7 @@ class _Keeper:
       self._pool.write(nonce + flag + answer)
 
   def _begin(self) -> None:
-    with contextlib.suppress(OSError):  # It is no file.
+    with contextlib.suppress(OSError):  # Not a file.
       os.ftruncate(2, 0)
       os.lseek(2, 0, os.SEEK_SET)
     requests, answers = os.pipe(), os.pipe()

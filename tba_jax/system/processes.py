@@ -75,7 +75,7 @@ _port_sockets: list[socket.socket] = []
 
 
 def refuse(error: Exception | str) -> int:
-  """Prints what is wrong with a program's input; returns its exit status."""
+  """Prints an error of a program's input; returns its exit status."""
   print(f"error: {error}", file=sys.stderr)
   return EXIT_CONFIG
 
@@ -206,7 +206,7 @@ def pin(cores: Sequence[int]) -> None:
 
 
 def raise_open_files() -> None:
-  """Lets this process open as many files as it may, up to 65,536.
+  """Raises this process's limit of open files, up to 65,536.
 
   The usual 1,024 are soon taken by connections of strangers, and then nobody
   else comes in.

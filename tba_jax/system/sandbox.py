@@ -311,7 +311,7 @@ def _home_of(uid: int) -> str:
 
 
 def _imported() -> Iterator[str]:
-  """Yields the folders and files of modules, which may lie anywhere."""
+  """Yields the folders and files of modules, which may be anywhere."""
   for name, module in list(sys.modules.items()):
     paths = getattr(module, "__path__", None) or [
         getattr(module, "__file__", None)
@@ -325,7 +325,7 @@ def _is_in(path: str, folder: str) -> bool:
 
 
 def _outermost(paths: Iterable[str]) -> list[str]:
-  """Returns the paths that exist and lie in none of the others, in order."""
+  """Returns the existing paths that are not inside others, in order."""
   outermost: list[str] = []
   for path in sorted({p for p in paths if os.path.exists(p)}):
     if not any(_is_in(path, other) for other in outermost):
@@ -392,7 +392,7 @@ class TemporaryHome:
 
 @functools.cache
 def remove_abandoned() -> None:
-  """Removes directories whose process has ended: nobody locks them."""
+  """Removes directories of ended processes, which are unlocked."""
   for path in pathlib.Path(tempfile.gettempdir()).glob(f"{_HOME}*"):
     try:
       status = path.lstat()
@@ -568,7 +568,7 @@ def _empty(folder: str, is_left: Callable[[os.DirEntry[str]], bool]) -> None:
 
 
 def _remove_folder(path: str) -> None:
-  """Removes a folder that nobody writes to, if it can, however deep it is."""
+  """Removes an unused folder of any depth, if possible."""
   with contextlib.suppress(OSError):
     os.chmod(path, 0o700)
     top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -46,7 +46,7 @@ _SEES = (
 
 
 class ChildProcess:
-  """A process in its own group, to be killed with all that it started.
+  """A process group leader, killed together with its descendants.
 
   pipes: stdin and stdout of the process.
   """
@@ -98,7 +98,7 @@ class ChildProcess:
 
 
 class _WorkerProcess(ChildProcess):
-  """A confined process with a directory of its own.
+  """A confined process with a private directory.
 
   home: temporary directory.
   num_threads: threads that it has before it forks.

@@ -77,7 +77,7 @@ def metrics_of(values: Any, what: str) -> dict[str, float]:
     what: source of the values, for messages.
 
   Raises:
-    RewardError: they are no such mapping.
+    RewardError: the value is not such a mapping.
   """
   if not isinstance(values, Mapping) or not all(
       isinstance(name, str) and re.fullmatch(r"[\w.-]+", name)
@@ -94,7 +94,7 @@ def metrics_of(values: Any, what: str) -> dict[str, float]:
 def number(value: Any, what: str) -> float:
   """Returns a reward, or a part of it, as a float: the rule for all judges.
 
-  A bool is 0 or 1. A text is no number: a "1" that nobody parsed is a bug of
+  A bool is 0 or 1. A text is not a number: an unparsed "1" is a bug of
   the reward's code.
 
   Args:
@@ -102,7 +102,7 @@ def number(value: Any, what: str) -> float:
     what: source of the value, for the message.
 
   Raises:
-    RewardError: the value is no number, or not finite in float32.
+    RewardError: the value is not a number, or not finite in float32.
   """
   try:
     item = value.item() if hasattr(value, "item") else value
@@ -220,7 +220,7 @@ class Task(abc.ABC):
 
   @property
   def has_reward(self) -> bool:
-    """Whether the task has a reward of its own; if not, a model is needed."""
+    """Whether the task has a reward; if not, a reward model is needed."""
     return True
 
   @property

@@ -503,7 +503,7 @@ def make_command(key: str, command: str) -> RewardFn:
 
   def verify(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
     question = {"prompt": prompt, "completion": completion, "row": row}
-    # What is no JSON is no text: bytes, pictures.
+    # Values that are not JSON, such as bytes and images, are not text.
     return _run(words, json.dumps(question, default=lambda value: None))
 
   return verify

@@ -28,7 +28,7 @@ ALL = "*"  # names all subsets
 # Files of JSON and Parquet, or rows.
 Content = Sequence[pathlib.Path] | Iterable[Mapping[str, Any]]
 _FILES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
-# Options of a subset, in a README.md, of which only the package knows.
+# Options of a subset in a README.md that only the package interprets.
 _OPTIONS = ("columns", "filters", "field", "features")
 _SHARD = re.compile(r"(.*)-[0-9]{5}-of-([0-9]{5})(.*)")
 

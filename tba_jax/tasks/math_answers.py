@@ -151,7 +151,7 @@ _STYLES = (
 _REWRITES = tuple(
     (re.compile(pattern), plain)
     for pattern, plain in (
-        # A dollar alone is no delimiter of formulas.
+        # A single dollar does not delimit a formula.
         (r"^(\s*-?\s*)\$(?=\s*[0-9.][^$]*$)", r"\1\\$"),
         (
             r"\\(?:left|right|displaystyle|textstyle|limits)(?![A-Za-z])"
@@ -426,7 +426,7 @@ def _letters(text: str) -> str:
 
 
 def _same_value(left: str, right: str, verify: Verify) -> bool:
-  """Compares two answers that are no lists."""
+  """Compares two answers other than lists."""
   if _joined(left) == _joined(right):
     return True
   if not left or not right:

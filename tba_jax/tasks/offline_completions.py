@@ -38,7 +38,7 @@ class Completion:
   tokens: strings of the tokens, as a run's `samples.jsonl` has them; None if
     unknown.
   has_turns: whether some of the tokens are an environment's.
-  lacks_logprobs: whether the log has log-probs that are no finite numbers.
+  lacks_logprobs: whether log-probs of the log are missing or not finite.
   """
 
   text: str | None

@@ -86,7 +86,7 @@ class Row:
 
 
 class UnusableError(ValueError):
-  """A row cannot be used: a key of `REASONS`, and what is wrong in words."""
+  """An unusable row: a key of `REASONS`, and the reason in words."""
 
   def __init__(self, reason: str, message: str):
     super().__init__(message)
@@ -442,7 +442,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def _whole(row: Any, source: bytes) -> dict[str, Any] | None:
-  """Returns a row, None if it is no object of texts that can be encoded."""
+  """Returns a row, or None unless it is an object of encodable texts."""
   if not isinstance(row, dict):
     return None
   try:

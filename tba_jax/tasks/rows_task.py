@@ -429,7 +429,7 @@ class RowsTask(base.Task):
 
 
 def _check_held_out(value: float | None) -> None:
-  """Raises ValueError for neither None, a share nor a whole number."""
+  """Raises ValueError unless given None, a share or a whole number."""
   is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
   if (
       value is None

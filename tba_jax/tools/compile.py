@@ -88,7 +88,7 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class RolePrograms:
-  """A role's programs, and what it holds on a device between them, in bytes."""
+  """A role's programs, and its resident bytes per device, by part."""
 
   programs: dict[str, Program]
   resident: dict[str, int]

@@ -243,7 +243,7 @@ def read_measured(workdir: str) -> tuple[float, float]:
   """Returns the busy seconds of a completion in a searcher and in the trainer.
 
   Raises:
-    ValueError: there is no such run, or nothing is measured in it yet.
+    ValueError: the run does not exist, or has no measurements yet.
   """
   run = run_reader.read_run(workdir)
   generate_s = run.summary.get("generate_busy_s")
@@ -286,7 +286,7 @@ def _busy_s(run: run_reader.RunData, role: str, lane: str = "") -> float:
 
 
 def _rounds_in_flight(workdir: str) -> float:
-  """Returns the rounds that a searcher of a run has under way, 1 to 2.
+  """Returns the rounds in flight of a run's searcher, 1 to 2.
 
   While one is rewarded the next is decoded, and waits if rewards take longer.
   """

@@ -25,7 +25,7 @@ def run(
     operands: run directories, or folders of them; also gs://.
 
   Returns:
-    0; 2 if an operand is no directory.
+    0; 2 if an operand is not a directory.
   """
   del config
   folders = list(operands) or ([workdir] if workdir else [])

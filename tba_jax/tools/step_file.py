@@ -114,7 +114,7 @@ def run(operands: Sequence[str]) -> int:
 
   Raises:
     ValueError: the operands or the file are wrong.
-    OSError: there is no such file.
+    OSError: the file does not exist.
   """
   if len(operands) != 1:
     raise ValueError(

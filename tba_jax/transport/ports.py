@@ -51,7 +51,7 @@ class GroupSink(Protocol):
   """A searcher's way to the trainer: assignments in, groups out.
 
   A block that `submit` has accepted is journaled exactly once, or counted as
-  lost with its searcher. At most `search.credits` blocks are under way.
+  lost with its searcher. At most `search.credits` blocks are in flight.
 
   epoch: newest trainer start seen, -1 before the first.
   stop_requested: the trainer has asked this searcher to leave.

@@ -629,7 +629,7 @@ class LinesTest(absltest.TestCase):
   def test_file_of_another_program_is_kept(self):
     self.target.parent.mkdir()
     self.target.write_text("precious\n")
-    with self.assertRaisesRegex(ValueError, "out.jsonl: it is there already"):
+    with self.assertRaisesRegex(ValueError, "out.jsonl: exists already"):
       self.run_all()
     self.assertEqual(self.found(), b"precious\n")
 

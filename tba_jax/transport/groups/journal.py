@@ -109,7 +109,7 @@ def _header_bytes(path: pathlib.Path, data: bytes) -> int:
 
 
 def header_error(data: bytes, start: int) -> str:
-  """Returns what is wrong with the header of a segment at a position."""
+  """Returns the error in the header of a segment at a position."""
   fields, digest = data[: _SEGMENT.size], data[_SEGMENT.size : HEADER_BYTES]
   if len(data) < HEADER_BYTES:
     return "is cut off"
@@ -175,7 +175,7 @@ def find_segments(directory: pathlib.Path) -> dict[int, pathlib.Path]:
 def read_records(
     directory: pathlib.Path, from_position: int
 ) -> Iterator[tuple[int, bytes]]:
-  """Yields what `Journal.replay` does, of a journal that nobody writes.
+  """Yields what `Journal.replay` does, for a closed journal.
 
   Raises:
     ValueError: a segment has a newer format.
@@ -191,7 +191,7 @@ def read_records(
 
 
 class JournalFullError(OSError):
-  """There is no room for the payloads; the journal is unchanged."""
+  """No room for the payloads; the journal is unchanged."""
 
 
 class Journal:

@@ -180,7 +180,7 @@ def _hole(
 
 
 def _advice(run: auditing.AuditedRun, position: int) -> str:
-  """Returns what it means that the record up to a position is lost."""
+  """Returns the consequence of losing the record up to a position."""
   restorable = run.restorable
   needing = [n for n, data in restorable.items() if data["applied"] < position]
   if restorable and not needing:
@@ -227,7 +227,7 @@ def _read_block(
 def _sequences(
     run: auditing.AuditedRun, content: _Journal
 ) -> auditing.Findings:
-  """Checks that each searcher's blocks are there once, without a hole."""
+  """Checks that each searcher's blocks are present once, without gaps."""
   last: dict[str, _JournaledBlock] = {}
   is_whole = list(content.segments)[:1] == [0]  # No segment was dropped yet.
   for block in content.blocks:
@@ -294,7 +294,7 @@ def _marks(run: auditing.AuditedRun, content: _Journal) -> auditing.Findings:
       yield (
           _ACKS,
           "is missing",
-          "after a restart nobody knows what was acknowledged since the newest"
+          "after a restart it is unknown what was acknowledged since the newest"
           f" checkpoint; {auditing.COPY}",
       )
     return

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Journal of a run whose searchers are threads, in the format of the store's.
 
-Separate processes may go on where the threads were, and the reverse.
+Separate processes can resume a run of threads, and vice versa.
 """
 
 from collections.abc import Callable
@@ -64,7 +64,7 @@ class JournalHook(intake.Intake):
   ) -> bool:
     """Journals, delivers and marks a block, or the end of a searcher.
 
-    Waits while another is written, or there is no room. Returns False if that
+    Waits while another is written, or for room. Returns False if that
     was given up: nothing is written, nothing delivered.
     """
     arrays = {}

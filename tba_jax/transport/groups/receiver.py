@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The trainer's end of a channel of groups, as the replay service sees it."""
+"""Trainer-side channel of groups, as the replay service sees it."""
 
 import abc
 from collections.abc import Mapping

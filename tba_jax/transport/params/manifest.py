@@ -173,7 +173,7 @@ def read_version(
         for name, shape, dtype in manifest["leaves"]
     }
     if not all(isinstance(name, str) for name in stored):
-      raise TypeError("a name is no string")
+      raise TypeError("a name is not a string")
   except (TypeError, ValueError) as error:
     raise wire.WireError("schema", f"leaves: {error}") from error
   wrong = sorted(
@@ -199,7 +199,7 @@ def read_version(
 
 
 def _fits(stored: Any, expected: Any) -> bool:
-  """Returns whether a leaf's shape and dtype may stand for those expected."""
+  """Returns whether a leaf's shape and dtype are compatible."""
   if stored is None or expected is None or stored[0] != expected[0]:
     return False
   return stored[1] == expected[1] or all(
