@@ -336,7 +336,7 @@ def _from_hub(
     options = " --repo-type dataset"
     options += f" --revision {revision}" if revision else ""
     raise ValueError(
-        f"{why}; neither in the hub's cache nor in the `datasets` cache"
+        f"{why}; not in the hub's cache or the `datasets` cache"
         f" {datasets.config.HF_CACHE_HOME}, and the hub cannot be reached;"
         f" fetch it with  hf download {repo}{options}  on a host with network"
         " access"

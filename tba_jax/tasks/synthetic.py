@@ -32,7 +32,7 @@ _OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 def _splits(records: Sequence[dict]) -> dict[str, list[rows.Row]]:
   """Returns the first fifth of the rows as held out, the rest to train."""
   all_rows = [
-      rows.Row(f"made up:{n}", fields) for n, fields in enumerate(records, 1)
+      rows.Row(f"synthetic:{n}", fields) for n, fields in enumerate(records, 1)
   ]
   cut = round(len(all_rows) * _HELD_OUT_SHARE)
   return {base.TRAIN: all_rows[cut:], base.HELD_OUT: all_rows[:cut]}

@@ -232,7 +232,7 @@ class InOrderTest(absltest.TestCase):
     self.assertEqual(self.buffer.stats()["recent_misses"], 2)
 
   def test_refuses_empty_buffer_and_falling_step(self):
-    with self.assertRaisesRegex(ValueError, "none of the completions"):
+    with self.assertRaisesRegex(ValueError, "no completion received a reward"):
       make_buffer().sample_in_order(2, 2, 5, arrived_from=5, skip=0)
     self.draw(0, 5)
     with self.assertRaisesRegex(ValueError, "step 4 after step 5"):

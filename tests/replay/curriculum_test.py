@@ -33,7 +33,7 @@ def _note_all(order, share_of):
     order.note(_group(i, *[1.0] * solved, *[0.5] * (20 - solved)))
 
 
-class DifficultyOrderTest(parameterized.TestCase):
+class CurriculumOrderTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()

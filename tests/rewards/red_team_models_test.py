@@ -33,7 +33,7 @@ _TASK = dict(
 )
 
 
-class MadeUpVictimTest(absltest.TestCase):
+class SyntheticVictimTest(absltest.TestCase):
 
   @pytest.mark.slow
   def test_victim_repeats_attack(self):

@@ -65,7 +65,7 @@ class ArithmeticTest(parameterized.TestCase):
     index = prompts(task, "train").index("9+8=")
     self.assertEqual(task.explain("train", index, "17"), "")
     self.assertEqual(task.explain("train", index, "16"), "gives 16, not 17")
-    self.assertIn("no whole number", task.explain("train", index, "17 "))
+    self.assertIn("not a whole number", task.explain("train", index, "17 "))
 
   def test_wrong_or_badly_written_answers_get_nothing(self):
     task = make_task()

@@ -25,7 +25,7 @@ _ROWS = [
 ]
 
 
-class OwnTest(parameterized.TestCase):
+class CustomTaskTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()

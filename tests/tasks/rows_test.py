@@ -372,7 +372,7 @@ class RowsTaskTest(parameterized.TestCase):
 
   def test_rows_of_one_prompt_may_be_different_problems(self):
     made = _rows("t", "a a a a a")
-    with self.assertRaisesRegex(ValueError, "'keep' where rows of one prompt"):
+    with self.assertRaisesRegex(ValueError, "'keep' if rows of one prompt"):
       _letters(train=made, held_out="a")
     kwargs = {"overlap": "keep", "validation_prompts": 2}
     task = _letters(train=made, held_out="a", kwargs=kwargs)

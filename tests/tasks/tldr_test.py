@@ -124,7 +124,7 @@ class TldrTest(parameterized.TestCase):
     self.assertFalse(task.has_reward)
 
 
-class MadeUpTest(parameterized.TestCase):
+class SyntheticTest(parameterized.TestCase):
 
   QUERY = tldr.QUERY.format(
       subreddit="pets",

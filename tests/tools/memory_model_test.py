@@ -33,7 +33,7 @@ def _bytes(shape):
   return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params))
 
 
-class HeldTest(parameterized.TestCase):
+class ResidentTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()

@@ -171,7 +171,7 @@ class FileTest(absltest.TestCase):
       self.assertEqual(leases.read_files(run), ({}, []))
 
 
-class GoneTest(absltest.TestCase):
+class LostSearcherTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
