@@ -117,7 +117,9 @@ class JournalTest(absltest.TestCase):
     self.assertEqual(self.journal.outcome("s:1").result, b"r")
 
   def test_finds_old_results_without_scan(self):
-    with mock.patch.object(self.db, "all", wraps=self.db.all) as run:
+    with mock.patch.object(
+        self.db, "fetch_all", wraps=self.db.fetch_all
+    ) as run:
       self.journal.finish({})
     (statement,) = [c.args for c in run.call_args_list if "DELETE" in c.args[0]]
     plan = self.db.fetch_all(
