@@ -166,7 +166,7 @@ def check_agreement(
 
 class HardwareTest(absltest.TestCase):
 
-  def test_programs_of_a_name_are_lowered_on_its_meshes(self):
+  def test_programs_of_name_are_lowered_on_its_meshes(self):
     """Models have the published heads and vocabulary, and one thin layer."""
     published = json.loads(_PUBLISHED.read_text())
     rows, expected = [], []
@@ -222,7 +222,7 @@ class TopologyTest(parameterized.TestCase):
       (4, ("h100:8", "a100-40:1"), "h100:8"),
       (64, ("h200:8x8", "h200:8"), "h200:8x8"),
   )
-  def test_a_trainer_may_share_a_machine(self, needed, operands, name):
+  def test_trainer_may_share_machine(self, needed, operands, name):
     self.assertEqual(self.find(needed, operands), (name, needed))
 
   @parameterized.parameters(
@@ -261,14 +261,14 @@ class TopologyTest(parameterized.TestCase):
     ):
       targets.devices(name)
 
-  def test_a_cpu_serves_both_roles(self):
+  def test_cpu_serves_both_roles(self):
     with self.assertRaisesRegex(ValueError, "must be 'cpu' for both roles"):
       self.find(1, ("v5e:2x2", "cpu"))
 
 
 class CpuTest(absltest.TestCase):
 
-  def test_agrees_with_the_plan(self):
+  def test_agrees_with_plan(self):
     workdir = pathlib.Path(self.create_tempdir().full_path)
     settings_of = ("mesh.fsdp=2", "reference.role=searcher", *_TINY)
     overrides = [f"--config.{text}" for text in settings_of]
@@ -285,7 +285,7 @@ class CpuTest(absltest.TestCase):
 )
 class CompileTest(parameterized.TestCase):
 
-  def test_compiles_every_program_of_a_tiny_config(self):
+  def test_compiles_every_program_of_tiny_config(self):
     workdir = pathlib.Path(self.create_tempdir().full_path)
     folder = make_folder(self)
     overrides = (f"init={folder}", f"tokenizer.source={folder}",
@@ -327,13 +327,13 @@ class CompileTest(parameterized.TestCase):
     # The state is updated in place.
     self.assertGreater(result["programs"]["train_step"]["alias_bytes"], 0)
 
-  def test_mesh_that_does_not_divide_is_refused(self):
+  def test_refuses_indivisible_mesh(self):
     done = run(_CONFIG, "--config.init=scratch", "--config.mesh.tensor=4")
     self.assertEqual(done.returncode, 2)
     self.assertRegex(done.stderr, "multiple of config.mesh.tensor = 4")
 
   @parameterized.parameters(*_MESHES)
-  def test_train_step_receives_little_more_than_the_ideal(self, **mesh):
+  def test_train_step_receives_little_more_than_ideal(self, **mesh):
     """At most 1.3 of what docs/results/devices.md derives."""
     done = run("-c", _TRAIN_STEP, json.dumps(mesh), make_folder(self))
     self.assertEqual(done.returncode, 0, done.stderr)
