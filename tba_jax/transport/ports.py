@@ -33,8 +33,8 @@ def make_sid(index: int) -> str:
 class Assignment:
   """Positions of the prompt order that are granted to a searcher together.
 
-  epoch: epoch of the trainer that granted them.
-  number: number of the grant.
+  epoch: trainer start that granted them.
+  number: counter of the grants.
   require_version: version to sample with, or with barriers the oldest allowed;
     -1 for the newest.
   prompts: (position, prompt_id, visit) of each prompt.
@@ -51,9 +51,9 @@ class GroupSink(Protocol):
 
   The groups of an assignment are delivered in any order, in one or more blocks.
   A block that `submit` has accepted is journaled exactly once, or counted as
-  lost with its searcher. At most `search.credits` blocks are under way.
+  lost with its searcher. At most `search.credits` blocks are in flight.
 
-  epoch: epoch of the newest trainer seen, -1 before the first.
+  epoch: newest trainer start seen, -1 before the first.
   stop_requested: the trainer has asked this searcher to leave.
   run_done: the reason is that the run is complete.
   totals: prompts, completions and tokens submitted so far.
@@ -143,8 +143,8 @@ class ParamsSink(Protocol):
     Does not wait for the devices. The newest `publish.keep_versions` are kept.
 
     Args:
-      version: version of the params.
-      params: params of the train state; may be donated afterwards.
+      version: step at which the params are published.
+      params: the train state's params; may be donated afterwards.
       nonfinite: [] number, maybe on devices; the version is dropped unless it
         is 0.
 
