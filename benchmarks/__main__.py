@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one benchmark: `runner.py` says how, `README.md` has results.
+"""Runs one benchmark; see `runner.py` for usage, `README.md` for results.
 
 python -m benchmarks [--config=FILE] [--config.key=value …] NAME [OPERAND …]
 """
@@ -21,6 +21,7 @@ BENCHMARKS = (
     "gpu_attention",
     "long_completions",
     "long_tail",
+    "long_tail_searcher",
     "objectives",
     "probe",
     "prose",

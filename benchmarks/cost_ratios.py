@@ -118,7 +118,7 @@ def make_row(
 
 
 def make_table(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-  """Returns the rows' text; steps as multiples of T, beside their bounds."""
+  """Returns the rows' text; steps as multiples of T, and their bounds."""
   cells = [[text_of(row) for text_of in _COLUMNS.values()] for row in rows]
   return [list(_COLUMNS), *cells]
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Sampled tokens per second, beside PyTorch and the machine's own limit.
+"""Sampled tokens per second, versus PyTorch and the machine's limit.
 
 Fixed-length decoding, without a stop token: 2 prompts of 64 tokens with 16
 completions of 64 tokens each, a Llama of 25.7 M parameters in float32, or in
@@ -62,8 +62,8 @@ class Work:
   completions: completions of each prompt.
   prompt_tokens: tokens of each prompt.
   completion_tokens: tokens of each completion.
-  runs: runs of each repeat, of which the fastest counts: ours is short beside
-    the start of the peer's process.
+  runs: number per repeat, of which the fastest counts: ours is short relative
+    to the start of the peer's process.
   model: shape of the model where no peer makes it.
   """
 
@@ -155,7 +155,7 @@ def run(
 
 
 def find_peers() -> pathlib.Path | None:
-  """Returns the folder of peers, None where there is nothing to compare."""
+  """Returns the folder of peers, or None without peers."""
   folder = os.environ.get(_PEERS)
   if not folder or importlib.util.find_spec("torch") is None:
     return None
@@ -184,17 +184,18 @@ def run_script(
     python: str = sys.executable,
 ) -> str:
   """Runs a peer's script to its end; returns its last line of output."""
-  done = subprocess.run(
+  process = subprocess.run(
       [python, str(folder / name), *arguments],
       capture_output=True,
       text=True,
       timeout=_PEER_TIMEOUT_S,
   )
-  if done.returncode:
+  if process.returncode:
     raise RuntimeError(
-        f"{name} ended with status {done.returncode}: {done.stderr[-2000:]}"
+        f"{name} ended with status {process.returncode}:"
+        f" {process.stderr[-2000:]}"
     )
-  return done.stdout.strip().rpartition("\n")[2]
+  return process.stdout.strip().rpartition("\n")[2]
 
 
 def _best_of_ours(ours: Callable[[int], float], work: Work) -> dict[str, float]:

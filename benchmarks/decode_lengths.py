@@ -8,9 +8,9 @@ mean of a quarter of the most, 128. 8 prompts of 64 tokens with 16 completions
 each go through 32 rows; what counts is the tokens up to the stop.
 
 With TBA_JAX_PEERS (see `decode.py`), Hugging Face `generate` makes batches of
-32 rows of the same checkpoint, each as long as its longest row. Its time is
-that of 32 rows of as many tokens as the longest of 32 completions in a row of
-ours has on average, and what counts of them is what counts of ours.
+32 rows of the same checkpoint, each as long as its longest row. Its
+time is measured with 32 rows as long as the longest of 32 consecutive
+completions of ours is on average; the tokens counted are the same as ours.
 """
 
 from collections.abc import Sequence
@@ -150,7 +150,7 @@ def _measure(
   seconds = []
   for _ in range(2):
     start = time.perf_counter()
-    found = sampler.sample(params, requests, version=0)
+    completions = sampler.sample(params, requests, version=0)
     jax.block_until_ready(params)
     seconds.append(time.perf_counter() - start)
-  return min(seconds), np.concatenate([f.lengths for f in found])
+  return min(seconds), np.concatenate([f.lengths for f in completions])

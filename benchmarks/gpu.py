@@ -13,11 +13,11 @@ it goes to standard error:
   bytes read and written a second;
 - values: cuDNN's attention and its gradients of `ATTENTION`, and those of
   packed rows of `ROWS`, against plain ones in float32, as the norm of the
-  difference over the norm. Plain attention in bfloat16 tells what rounding
-  alone makes;
-- decode: decode steps of `DECODE`, beside the time that weights and cache take
-  to be read at the speed of `limits`;
-- step: train steps of `STEPS`, beside the FLOP that they need at least
+  difference over the norm. Plain attention in bfloat16 shows the error of
+  rounding alone;
+- decode: decode steps of `DECODE`, versus the time to read weights and cache at
+  the speed of `limits`;
+- step: train steps of `STEPS`, versus their minimum FLOP
   (`long_completions.ideal`).
 
 Models have published shapes and random weights. Nothing is fetched.
@@ -231,7 +231,7 @@ def _errors(
 
 
 def _relative(x: jax.Array, expected: jax.Array) -> float:
-  """Returns the norm of the difference over that of what is expected."""
+  """Returns the norm of the difference over the norm of `expected`."""
   x, expected = (np.asarray(a, np.float64) for a in (x, expected))
   return float(np.linalg.norm(x - expected) / np.linalg.norm(expected))
 

@@ -13,7 +13,7 @@ and prints a row of Markdown for it to standard error:
 - tokamax: `tokamax.dot_product_attention` (Mosaic), where it is installed,
   given the padding as a mask of keys, and causality as a window.
 
-The heads are those of Llama 3 8B. Bytes are the compiler's: what the kernels
+The heads are Llama 3 8B's. Bytes are the compiler's: what the kernels
 get and return, however often they read it. FLOP are of the blocks that the
 kernels visit according to their sources (`flops`); how fast is not known.
 """
@@ -93,7 +93,7 @@ def flops(way: str, N: int, before: int, Q: int) -> float:
   """Returns the FLOP of a way, forward and backward.
 
   cuDNN computes 2 products forward and 5 backward, of pairs of queries and keys
-  up to each query's own, or of all pairs where only a mask tells them. tokamax
+  up to each query's own, or of all pairs if only a mask defines them. tokamax
   0.0.17 computes 2 and 7; backward it skips blocks of no mask but the plain
   causal one, which has no tokens before the queries.
   """

@@ -4,13 +4,13 @@
 
     python -m benchmarks long_completions [DEVICES TOKENS REMAT MESH …]
 
-compiles the train step of each row (without operands, those of `ROWS`), and
+compiles the train step of each row (without operands, of `ROWS`), and
 prints a row of Markdown for it to standard error. MESH is such as
 `fsdp=16,sequence=4`; params are split over both axes. The model has the shape
 of Qwen3-8B, the step one micro-batch: on each of the `fsdp` shards a prompt of
 1,024 tokens with 8 completions of TOKENS. A row takes minutes of a core.
 
-Figures of one device beside the least that they can be. FLOP: 6 a weight and
+Figures of one device with their lower bounds. FLOP: 6 a weight and
 token, 12 a layer, head entry, query and key that it sees; then with what has to
 be computed again.
 """
@@ -52,8 +52,8 @@ class Ideal:
   """Least figures of a device.
 
   flops: FLOP of a step that keeps all results.
-  recomputed_flops: likewise of one that keeps what `train.remat` says, and
-    neither logits nor attention's scores.
+  recomputed_flops: likewise of one that keeps what `train.remat` keeps, and
+    neither logits nor attention scores.
   received_bytes: bytes from other devices; bfloat16 weights forward and
     backward, their gradients, and what all-to-alls move.
   """
@@ -76,10 +76,10 @@ def run(
     shape = json.loads(slices.SHAPES.read_text())[_MODEL]
     pathlib.Path(folder, "config.json").write_text(json.dumps(shape))
     for devices, tokens, remat, mesh in rows:
-      own = settings.get_config()
-      own.init = folder
-      set_row(own, int(tokens), remat, mesh)
-      figures = _compile(own, devices)
+      run_config = settings.get_config()
+      run_config.init = folder
+      set_row(run_config, int(tokens), remat, mesh)
+      figures = _compile(run_config, devices)
       out.append({"row": [devices, tokens, remat, mesh], **figures})
       slices.print_row([devices, tokens, mesh, remat, *_cells(figures)])
   return {"rows": out}
@@ -88,7 +88,7 @@ def run(
 def set_row(
     c: ml_collections.ConfigDict, num_tokens: int, remat: str, mesh: str
 ) -> None:
-  """Sets what a row says."""
+  """Sets the values of a row."""
   c.model.param_dtype, c.model.compute_dtype = "float32", "bfloat16"
   c.sampling.max_prompt_tokens = _NUM_PROMPT
   c.sampling.max_completion_tokens = num_tokens
@@ -120,9 +120,9 @@ def ideal(shape: config_lib.ModelConfig, c: ml_collections.ConfigDict) -> Ideal:
   layers, heads = 2 * L * layer * num_tokens / S, 2 * head * K * T / S
   attention = 4 * L * H * Dh * pairs / S
   count = S * c.mesh.fsdp
-  others = lambda n: (n - 1) / n
+  remote_share = lambda n: (n - 1) / n
   # Forward, recomputed and backward: queries, keys, values and results.
-  swapped = 3 * L * 2 * (2 * H + 2 * G) * Dh * num_tokens / S * others(S)
+  swapped = 3 * L * 2 * (2 * H + 2 * G) * Dh * num_tokens / S * remote_share(S)
   recomputed = heads + attention / 2
   if c.train.remat == "full":
     # A layer's last product is not needed again.
@@ -132,7 +132,7 @@ def ideal(shape: config_lib.ModelConfig, c: ml_collections.ConfigDict) -> Ideal:
   return Ideal(
       least,
       least + recomputed,
-      6 * others(count) * (L * layer + head) + swapped,
+      6 * remote_share(count) * (L * layer + head) + swapped,
   )
 
 
@@ -140,17 +140,17 @@ def _compile(config: ml_collections.ConfigDict, devices: str) -> dict[str, Any]:
   """Returns the compiler's figures of a train step, and the ideal ones."""
   (_, chips), _ = compile_lib.devices_of(config, [devices])
   role = compile_lib.trainer(config, chips)
-  own = compile_lib.memory_model.trainer(
+  memory = compile_lib.memory_model.trainer(
       config, compile_lib.sharding.make_mesh(config.mesh, chips)
   )
   program = role.programs["train_step"]
-  others = sum(role.held.values()) - program.own_bytes
-  found, _ = compile_lib.compile_program(program, others, chips[0])
+  other_bytes = sum(role.resident.values()) - program.argument_bytes
+  compiled, _ = compile_lib.compile_program(program, other_bytes, chips[0])
   return {
-      **dataclasses.asdict(found),
-      "held": role.held,
-      "step": own.step,
-      "ideal": dataclasses.asdict(ideal(own.model.config, config)),
+      **dataclasses.asdict(compiled),
+      "held": role.resident,
+      "step": memory.step,
+      "ideal": dataclasses.asdict(ideal(memory.model.config, config)),
   }
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of each objective beside trajectory balance, and the step's memory.
+"""Cost of each objective relative to trajectory balance, and step memory.
 
 `objectives [NAME …]` times the update of each objective in turn with TB's, on a
 Llama of 25.7 M params in float32 and 2 prompts x 8 completions of 32 + 32
@@ -59,7 +59,7 @@ def run(
   """Returns times of objectives, or bytes of the step.
 
   Args:
-    config: config, whose `optimizer` is that of the steps.
+    config: only `optimizer` is read.
     operands: names of objectives, none for all of them; or "memory".
     work: sizes of what is measured.
 
@@ -84,22 +84,22 @@ def run(
   model = transformer.make_model(work.model, remat=config.train.remat)
   params = jax.jit(model.init)(jax.random.PRNGKey(0))
   base = _step(config, _BASE, model, params, work.shape)
-  found = {}
+  results_of = {}
   for name in names:
     step = _step(config, name, model, params, work.shape)
     seconds = [(base(), step()) for _ in range(work.rounds)]
     tb_s, step_s = (min(column) for column in zip(*seconds, strict=True))
     row = objective_table.find(name)
     networks = 1 + row.has_values + row.has_teacher
-    found[name] = {
+    results_of[name] = {
         "step_s": step_s,
         "tb_step_s": tb_s,
         "networks": networks,
         "ratio": step_s / networks / tb_s,
     }
   return {
-      "objectives": found,
-      "max_ratio": max(each["ratio"] for each in found.values()),
+      "objectives": results_of,
+      "max_ratio": max(result["ratio"] for result in results_of.values()),
       "shape": dict(zip("BKPT", work.shape, strict=True)),
   }
 

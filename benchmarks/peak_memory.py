@@ -18,7 +18,7 @@ ROLES = ("trainer", "searcher")
 class PeakMemory:
   """The most memory that this process's descendants had at a time.
 
-  Also of earlier processes, which a file tells.
+  Includes earlier processes, from a file.
 
   peak_bytes: sum of their shares of the memory (PSS), which counts a shared
     page once.
@@ -29,9 +29,9 @@ class PeakMemory:
 
   def __init__(self, path: pathlib.Path):
     self._path = path
-    kept = jsonl.read_json(path) or {"peak_bytes": 0, "of_roles": {}}
-    self.peak_bytes: int = kept["peak_bytes"]
-    self.of_roles: dict[str, int] = kept["of_roles"]
+    saved = jsonl.read_json(path) or {"peak_bytes": 0, "of_roles": {}}
+    self.peak_bytes: int = saved["peak_bytes"]
+    self.of_roles: dict[str, int] = saved["of_roles"]
     self._ended = threading.Event()
     self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -42,17 +42,17 @@ class PeakMemory:
   def __exit__(self, *_: Any) -> None:
     self._ended.set()
     self._thread.join()
-    kept = {"peak_bytes": self.peak_bytes, "of_roles": self.of_roles}
-    jsonl.atomic_write_json(self._path, kept)
+    peaks = {"peak_bytes": self.peak_bytes, "of_roles": self.of_roles}
+    jsonl.atomic_write_json(self._path, peaks)
 
   def _watch(self) -> None:
     while True:
-      found = collections.Counter()
+      bytes_of = collections.Counter()
       for role, num_bytes in _memory_below(os.getpid()):
-        found[role] += num_bytes
-      self.peak_bytes = max(self.peak_bytes, found.total())
+        bytes_of[role] += num_bytes
+      self.peak_bytes = max(self.peak_bytes, bytes_of.total())
       for role in ROLES:
-        peak = max(self.of_roles.get(role, 0), found[role])
+        peak = max(self.of_roles.get(role, 0), bytes_of[role])
         self.of_roles |= {role: peak} if peak else {}
       if self._ended.wait(self._PERIOD_S):
         return
@@ -64,10 +64,10 @@ def _memory_below(pid: int) -> Iterator[tuple[str, int]]:
     for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
       for child in map(int, (task / "children").read_text().split()):
         lines = pathlib.Path(f"/proc/{child}/smaps_rollup").read_text()
-        (own,) = re.findall(r"^Pss:\s+(\d+) kB", lines, re.MULTILINE)
+        (kilobytes,) = re.findall(r"^Pss:\s+(\d+) kB", lines, re.MULTILINE)
         command = pathlib.Path(f"/proc/{child}/cmdline").read_bytes().decode()
         role = re.search(r"tba_jax\.system\.role\0([a-z]+)-\d+\0", command)
-        yield role[1] if role else "", 1024 * int(own)
+        yield role[1] if role else "", 1024 * int(kilobytes)
         yield from _memory_below(child)
   except (OSError, ValueError):  # One of them has ended.
     pass

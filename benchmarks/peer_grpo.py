@@ -5,8 +5,8 @@
 `run` starts `trl_grpo.py`, `tunix_grpo.py` or another script with the
 interpreter that `TBA_JAX_TRL` or `TBA_JAX_TUNIX` names, by default this one. It
 reads FOLDER/settings.json, trains, and writes FOLDER/step20 (Hugging Face
-folders) and so on, and FOLDER/result.json. Beside the library it needs only the
-packages of `tba_jax.tasks`.
+folders) and so on, and FOLDER/result.json. Apart from the library it needs only
+the packages of `tba_jax.tasks`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,7 @@ def python(peer: str) -> str:
 
 
 def is_installed(peer: str) -> bool:
-  # A folder of that name has a spec, too, but no origin.
+  # A folder of that name also has a spec, but no origin.
   code = (
       "import importlib.util as u, sys; spec = u.find_spec(sys.argv[1]);"
       " sys.exit(spec is None or spec.origin is None)"
@@ -107,7 +107,7 @@ class Clock:
   """Ends of a peer's steps; stands still while a snapshot of params is taken.
 
   is_over: whether the last step, or the limit of seconds, is reached.
-  step_ends: Unix time in seconds, without that of the snapshots before.
+  step_ends: Unix time in seconds, minus the time of earlier snapshots.
   snapshots: step -> what `take_snapshot` returned.
   """
 
@@ -181,11 +181,11 @@ def make_task_rewards(
       **_: Any,
   ) -> list[float]:
     out = []
-    for (said,), ids, index in zip(
+    for (message,), ids, index in zip(
         completions, completion_ids, prompt_id, strict=True
     ):
       judge = task.judge if ids[-1] in stop_ids else task.judge_cut_off
-      out.append(judge(base.TRAIN, index, said["content"]).reward)
+      out.append(judge(base.TRAIN, index, message["content"]).reward)
     return out
 
   return task_rewards

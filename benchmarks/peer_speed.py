@@ -37,13 +37,13 @@ def _load(folder: str, dtype: str):
   import transformers
 
   device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-  cls, wanted = transformers.AutoModelForCausalLM, getattr(torch, dtype)
+  cls, torch_dtype = transformers.AutoModelForCausalLM, getattr(torch, dtype)
   if any(pathlib.Path(folder).glob("*.safetensors")):
-    model = cls.from_pretrained(folder, dtype=wanted)
+    model = cls.from_pretrained(folder, dtype=torch_dtype)
   else:
     shape = transformers.AutoConfig.from_pretrained(folder)
     with device:
-      model = cls.from_config(shape, dtype=wanted)
+      model = cls.from_config(shape, dtype=torch_dtype)
   return model.to(device), device
 
 
@@ -116,18 +116,18 @@ def gradient(
 
   def run(seed: int) -> None:
     prompts = torch.tensor(_prompts(seed, B, P)).repeat_interleave(K, 0)
-    said = torch.tensor(_prompts(-1 - seed, B * K, T)).to(device)
+    prompt_ids = torch.tensor(_prompts(-1 - seed, B * K, T)).to(device)
     weights = torch.linspace(-1.0, 1.0, B * K, device=device)
     with torch.autocast(
         device.type, dtype=torch.bfloat16, enabled=dtype == "bfloat16"
     ):
       logits = model(
-          torch.cat([prompts.to(device), said], 1),
+          torch.cat([prompts.to(device), prompt_ids], 1),
           use_cache=False,
           logits_to_keep=T + 1,
       ).logits[:, :-1]
     logprobs = torch.log_softmax(logits.float(), -1)
-    logprobs = logprobs.gather(-1, said[..., None])[..., 0].sum(-1)
+    logprobs = logprobs.gather(-1, prompt_ids[..., None])[..., 0].sum(-1)
     model.zero_grad()
     (weights * logprobs).mean().backward()
     if device.type == "cuda":
@@ -136,9 +136,9 @@ def gradient(
   return run
 
 
-def _check(found: int, wanted: int) -> None:
-  if found != wanted:
-    raise RuntimeError(f"{found} tokens, where {wanted} were asked for")
+def _check(count: int, expected: int) -> None:
+  if count != expected:
+    raise RuntimeError(f"{count} tokens, where {expected} were asked for")
 
 
 PROGRAMS = {"generate": generate, "vllm": vllm, "gradient": gradient}

@@ -5,8 +5,8 @@
 With the model of `init`, or a random one of the config's shape: the trainer's
 answer, which the devices compute with each version, and a searcher's, which it
 waits for before it samples. Each is the fastest of some repeats (the operand,
-20 by default), for beside other load the others tell of the load. Read them
-beside the time of a step and of a round.
+20 by default), since slower ones measure other load. Compare them
+with the time of a step and of a round.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,23 +56,25 @@ def run(
   ask = lambda: jax.block_until_ready(answer(params, base))
   leaves = published.by_path({probe.LEAF: ask()})
   sampler = policy_samplers.make_searcher_sampler(config, policy)
-  used = jax.block_until_ready(sampler.put(merge(base, params)))
+  params_used = jax.block_until_ready(sampler.put(merge(base, params)))
   backend = jax.default_backend()
   compute_dtype = config_lib.compute_dtype(config.model, backend)
   limit = probe.max_gap(config, backend, compute_dtype)
   check = probe.Check(sampler.token_logprobs, limit)
-  if problem := check.problem(leaves, used):
+  if problem := check.problem(leaves, params_used):
     raise RuntimeError(f"the right params were refused: {problem}")
   tokens_BxL, logprobs_BxL = (
       np.asarray(leaves[f"['probe']['{name}']"])
       for name in ("tokens", "logprobs")
   )
-  own_BxL = np.asarray(sampler.token_logprobs(used, tokens_BxL))
+  own_BxL = np.asarray(sampler.token_logprobs(params_used, tokens_BxL))
   return {
       "num_params": sum(leaf.size for leaf in jax.tree.leaves(base)),
       "tokens": tokens_BxL.size,
       "trainer_ms": _fastest_ms(ask, repeats),
-      "searcher_ms": _fastest_ms(lambda: check.problem(leaves, used), repeats),
+      "searcher_ms": _fastest_ms(
+          lambda: check.problem(leaves, params_used), repeats
+      ),
       "gap": float(np.abs(own_BxL - logprobs_BxL).mean()),
       "limit": limit,
   }

@@ -4,8 +4,8 @@
 
     python -m benchmarks prose
 
-Counts in files that git tracks. The figures follow from clear sentences: one
-that has a counted word is written anew, the word is not exchanged.
+Counts in files that git tracks. The figures follow from clear sentences: a
+sentence with a counted word is rewritten, the word is not replaced.
 `tests/prose_test.py` holds the limits.
 """
 
@@ -99,7 +99,7 @@ def _prose(path: pathlib.Path) -> Iterator[str]:
 
 def repeated_fields(source: str) -> list[str]:
   """Returns the fields whose description begins with their own name."""
-  found = []
+  fields = []
   for line in source.splitlines():
     if match := _FIELD.match(line):
       name, meaning = match.groups()
@@ -107,5 +107,5 @@ def repeated_fields(source: str) -> list[str]:
       # Without the suffix of a shape.
       words = [word for word in words if word.islower()]
       if words and meaning.split()[: len(words)] == words:
-        found.append(line.strip())
-  return found
+        fields.append(line.strip())
+  return fields

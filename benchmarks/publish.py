@@ -9,7 +9,7 @@ thread does (pack, seal, send), pulling what the puller's does (fetch, check)
 and the move to the device. The store has a process of its own.
 
 The operand "links" gives the age of params instead, for large models, and times
-throttled links beside the simulation (`publish_links.py`).
+throttled links to check the simulation (`publish_links.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,7 +75,7 @@ def run(
 
   Returns:
     rows of carrier, mb, publish_s, pull_s, copy_s, socket_s, and the speeds as
-    shares of those of copy and socket; what was left_out_mb. For "links"
+    shares of copy and socket; left_out_mb, the skipped sizes. For "links"
     simulated, assumed and measured.
 
   Raises:

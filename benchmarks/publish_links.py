@@ -72,26 +72,26 @@ def simulate(
       free_s = max(free_s, made_s) + pack_s
       readable.append((free_s, version))
   end_s = readable[-1][0]
-  left = [0.0] * num_searchers
+  remaining = [0.0] * num_searchers
   versions = [-1] * num_searchers
   begun = [0.0] * num_searchers
   now, pulls, ages = 0.0, [], []
   while now < end_s:
     newest = max((v for at, v in readable if at <= now), default=-1)
     for i in range(num_searchers):
-      if not left[i] and newest > versions[i]:
-        left[i], versions[i], begun[i] = num_bytes, newest, now
-    busy = [i for i in range(num_searchers) if left[i]]
+      if not remaining[i] and newest > versions[i]:
+        remaining[i], versions[i], begun[i] = num_bytes, newest, now
+    busy = [i for i in range(num_searchers) if remaining[i]]
     rate = searcher_bytes_per_s
     if busy:
       rate = min(rate, trainer_bytes_per_s * num_processes / len(busy))
     events = [at for at, _ in readable if at > now]
-    events += [now + left[i] / rate for i in busy]
+    events += [now + remaining[i] / rate for i in busy]
     then = min(events, default=end_s)
     for i in busy:
-      left[i] = max(left[i] - rate * (then - now), 0.0)
-      if left[i] < 1.0:
-        left[i] = 0.0
+      remaining[i] = max(remaining[i] - rate * (then - now), 0.0)
+      if remaining[i] < 1.0:
+        remaining[i] = 0.0
         if begun[i] > end_s / 2:
           pulls.append(then - begun[i])
           ages.append(then - versions[i] * step_s)
@@ -182,16 +182,16 @@ def _namespaces(
   def ip(*args: str) -> None:
     subprocess.run(["ip", *args], check=True, capture_output=True, timeout=20)
 
-  made = []
+  namespaces = []
   try:
     ip("netns", "add", hub)
-    made.append(hub)
+    namespaces.append(hub)
     ip("-n", hub, "link", "add", "br0", "type", "bridge")
     ip("-n", hub, "link", "set", "br0", "up")
     for i in range(num_searchers + 1):
       name = f"{prefix}-{i}"
       ip("netns", "add", name)
-      made.append(name)
+      namespaces.append(name)
       names.append(name)
       ip("-n", hub, "link", "add", f"to{i}", "type", "veth",
          "peer", "name", "eth0", "netns", name)  # fmt: skip
@@ -210,7 +210,7 @@ def _namespaces(
         )  # fmt: skip
     yield names
   finally:
-    for name in made:
+    for name in namespaces:
       ip("netns", "del", name)
 
 
@@ -247,10 +247,10 @@ def main(args: Sequence[str]) -> None:
   carried = json.loads(sys.stdin.readline())
   began = time.perf_counter()
   # The store is asked about failures alone.
-  found = reader.read(None, _TAG, carried, specs)  # type: ignore[arg-type]
+  received = reader.read(None, _TAG, carried, specs)  # type: ignore[arg-type]
   seconds = time.perf_counter() - began
   for name, leaf in leaves.items():
-    np.testing.assert_array_equal(found[name], leaf)
+    np.testing.assert_array_equal(received[name], leaf)
   print(seconds, flush=True)
 
 

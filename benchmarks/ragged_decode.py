@@ -13,11 +13,11 @@ meet completions of all lengths.
 
 Figures of one device: the weights, the keys and values of the tokens that are
 there, what is touched outside of the layers (logits, mostly), and what the
-layers touch beside their weights. Models of two and of four layers are
-compiled: what two layers add, eight times, is what 16 touch. Those of plain
+layers touch in addition to their weights. Models of two and of four layers are
+compiled: what two layers add, eight times, is what 16 touch. Figures of plain
 steps are the compiler's. A program does not know how many pages a kernel reads:
 these are counted by the kernel's grid, everything else is the compiler's.
-Nothing is run: the figures say nothing of time.
+Nothing is run, so the figures do not include time.
 """
 
 from collections.abc import Sequence
@@ -77,51 +77,55 @@ def spans(
 ) -> list[tuple[np.ndarray, np.ndarray]]:
   """Returns the columns that rows see of prompts and of their own tokens."""
   share = ((1 + np.arange(num_rows)) / num_rows) ** 3
-  prompt, own = (np.ceil(C * share).astype(int) for C in lengths)
+  prompt, completion = (np.ceil(C * share).astype(int) for C in lengths)
   prompt = np.random.default_rng(0).permutation(prompt)
   P = lengths[0]
-  return [(P - prompt, np.full(num_rows, P)), (np.zeros_like(own), own)]
+  return [
+      (P - prompt, np.full(num_rows, P)),
+      (np.zeros_like(completion), completion),
+  ]
 
 
 def _measure(folder: str, devices: str, tensor: int) -> dict[str, float]:
   """Returns bytes that a device touches in a step, by what for."""
   shape = json.loads(slices.SHAPES.read_text())[_MODEL]
-  num_layers, depths, found = shape["num_hidden_layers"], (2, 4), {}
+  num_layers, depths, results_of = shape["num_hidden_layers"], (2, 4), {}
   for depth in depths:
     shape["num_hidden_layers"] = depth
     pathlib.Path(folder, "config.json").write_text(json.dumps(shape))
     for attention in ("plain", "auto"):
-      own, chips, step = _searcher(folder, devices, tensor, attention)
+      memory, chips, step = _searcher(folder, devices, tensor, attention)
       costs, _ = compile_lib.compile_program(step, 0, chips[0])
       if costs.memory_bytes is None:
         raise ValueError(costs.error)
-      found[attention, depth] = costs.memory_bytes - costs.cache_bytes
+      results_of[attention, depth] = costs.memory_bytes - costs.cache_bytes
     if not costs.cache_bytes:
       raise ValueError(f"{devices}: decode steps have no kernel")
   layer = {
-      name: (found[name, 4] - found[name, 2]) / 2 for name in ("plain", "auto")
+      name: (results_of[name, 4] - results_of[name, 2]) / 2
+      for name in ("plain", "auto")
   }
-  c, num_bytes = own.model.config, compile_lib.memory_model.num_bytes
-  weights = num_bytes(own.decode_params.layers[0])
-  others = dict(own.decode_params.others)
+  c, num_bytes = memory.model.config, compile_lib.memory_model.num_bytes
+  weights = num_bytes(memory.decode_params.layers[0])
+  other_params = dict(memory.decode_params.others)
   if not c.tie_embeddings:
     # A step reads its tokens' rows of it.
-    del others["embed"]
+    del other_params["embed"]
   lengths = _NUM_PROMPT, _NUM_TOKENS
   rows = spans(_NUM_ROWS, lengths)
   column = c.num_kv_heads // tensor * c.head_dim * 2
   kernel = "pages" if chips[0].platform == "tpu" else "splits"
   read = ragged_attention.num_read(kernel, lengths, rows, column)
   live = sum(int((end - start).sum()) for start, end in rows)
-  each = 2 * num_layers * column
-  outside = found["auto", 2] - 2 * layer["auto"] - num_bytes(others)
+  layer_bytes = 2 * num_layers * column
+  outside = results_of["auto", 2] - 2 * layer["auto"] - num_bytes(other_params)
   return {
-      "weights": num_layers * weights + num_bytes(others),
-      "live": live * each,
+      "weights": num_layers * weights + num_bytes(other_params),
+      "live": live * layer_bytes,
       "outside": outside,
       "plain": num_layers * (layer["plain"] - weights),
-      "kernel": num_layers * (layer["auto"] - weights) + read * each,
-      "pages": read * each,
+      "kernel": num_layers * (layer["auto"] - weights) + read * layer_bytes,
+      "pages": read * layer_bytes,
   }
 
 
@@ -142,13 +146,13 @@ def _searcher(
   mesh = compile_lib.sharding.make_mesh(
       compile_lib.memory_model.searcher_sizes(c), chips
   )
-  own = compile_lib.memory_model.searcher(c, mesh)
+  memory = compile_lib.memory_model.searcher(c, mesh)
   lower = functools.partial(
-      own.programs.decode_chunk.lower,
-      own.decode_params,
-      own.programs.abstract_state,
-      np.int32(own.settings.chunk_steps),
+      memory.programs.decode_chunk.lower,
+      memory.decode_params,
+      memory.programs.abstract_state,
+      np.int32(memory.settings.chunk_steps),
       np.int32(_NUM_ROWS),
-      own.programs.num_blocks,
+      memory.programs.num_blocks,
   )
-  return own, chips, compile_lib.Program(lower, 0, "")
+  return memory, chips, compile_lib.Program(lower, 0, "")

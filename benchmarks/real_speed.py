@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens per second of a real model, beside PyTorch, vLLM and the machine.
+"""Tokens per second of a real model, versus PyTorch, vLLM and the machine.
 
     python -m benchmarks --config=configs/instructions.py real_speed [REPEATS]
 
@@ -14,10 +14,10 @@ median over repeats of the fastest of a turn's runs.
 A limit is the time of the matrix products alone, each in the layout in which
 it is fastest here, with weights that no cache holds: of a decode step, without
 prefill and attention; of a gradient three for each matrix, on each prompt once
-for all of its completions, as ours computes it. Tokens are those of
-completions.
+for all of its completions, as ours computes it. Only completion tokens
+count.
 
-Beside this file are the result, real_speed.json, and its tables, real_speed.md
+The same folder has the result, real_speed.json, and its tables, real_speed.md
 and real_speed_goals.md.
 """
 
@@ -121,15 +121,15 @@ def run(
   with tempfile.TemporaryDirectory(prefix="tba_jax_bench_") as folder:
     hf.save(folder, shape, params)
     sides = _ours(config, shape, params, work) | _peers(folder, work)
-    found: dict[Side, list[float]] = {side: [] for side in sides}
+    speeds: dict[Side, list[float]] = {side: [] for side in sides}
     for repeat in range(repeats):
       for side, seconds in sides.items():
-        found[side].append(work.num_tokens(side[0]) / seconds())
-        told = f"{' '.join(side)}: {found[side][-1]:.0f} tokens/s"
-        print(f"{repeat + 1}/{repeats} {told}", file=sys.stderr)
+        speeds[side].append(work.num_tokens(side[0]) / seconds())
+        line = f"{' '.join(side)}: {speeds[side][-1]:.0f} tokens/s"
+        print(f"{repeat + 1}/{repeats} {line}", file=sys.stderr)
   result = {
-      "tokens_per_s": [[*side, values] for side, values in found.items()],
-      "goals": [[*goal, _factor(found, goal)] for goal in GOALS],
+      "tokens_per_s": [[*side, values] for side, values in speeds.items()],
+      "goals": [[*goal, _factor(speeds, goal)] for goal in GOALS],
       "model": config.init,
       "num_params": sum(x.size for x in jax.tree.leaves(params)),
       **dataclasses.asdict(work),
@@ -137,13 +137,13 @@ def run(
   }
   RESULTS.mkdir(parents=True, exist_ok=True)
   jsonl.atomic_write_json(RESULTS / "real_speed.json", result)
-  results.print_table(make_table(found), RESULTS / "real_speed.md")
-  results.print_table(make_goals(found), RESULTS / "real_speed_goals.md")
+  results.print_table(make_table(speeds), RESULTS / "real_speed.md")
+  results.print_table(make_goals(speeds), RESULTS / "real_speed_goals.md")
   return {**result, "folder": str(RESULTS)}
 
 
 def _factor(
-    found: Mapping[Side, Sequence[float]], goal: tuple[str, str, float]
+    speeds: Mapping[Side, Sequence[float]], goal: tuple[str, str, float]
 ) -> float | None:
   """Returns ours over a program, each in its faster dtype; None without it.
 
@@ -152,44 +152,44 @@ def _factor(
   work, program, _ = goal
   medians = lambda name: {
       side[2]: statistics.median(values)
-      for side, values in found.items()
+      for side, values in speeds.items()
       if side[:2] == (work, name)
   }
-  ours, theirs = medians("ours"), medians(program)
-  if not theirs:
+  ours, peers = medians("ours"), medians(program)
+  if not peers:
     return None
   if program == "limit":
-    return max(ours[dtype] / theirs[dtype] for dtype in theirs)
-  return max(ours.values()) / max(theirs.values())
+    return max(ours[dtype] / peers[dtype] for dtype in peers)
+  return max(ours.values()) / max(peers.values())
 
 
-def make_table(found: Mapping[Side, Sequence[float]]) -> list[list[str]]:
-  """Returns a row per side: its speed, beside the limit's and ours."""
+def make_table(speeds: Mapping[Side, Sequence[float]]) -> list[list[str]]:
+  """Returns a row per side: its speed, relative to the limit and to ours."""
   rows = [
       ["work", "program", "dtype", "tokens/s", "of the limit", "ours over it"]
   ]
-  for (work, program, dtype), values in found.items():
+  for (work, program, dtype), values in speeds.items():
     median = statistics.median(values)
     ours, limit = (
-        statistics.median(found[work, name, dtype])
+        statistics.median(speeds[work, name, dtype])
         for name in ("ours", "limit")
     )
-    told = f"{median:.0f}"
+    cell = f"{median:.0f}"
     if len(values) > 1:
-      told += f" ({min(values):.0f} to {max(values):.0f})"
+      cell += f" ({min(values):.0f} to {max(values):.0f})"
     over = "" if program == "ours" else f"{ours / median:.2f}"
     share = f"{median / limit:.2f}"
-    rows.append([work, program, dtype, told, share, over])
+    rows.append([work, program, dtype, cell, share, over])
   return rows
 
 
-def make_goals(found: Mapping[Side, Sequence[float]]) -> list[list[str]]:
-  """Returns a row per goal, beside what was measured."""
+def make_goals(speeds: Mapping[Side, Sequence[float]]) -> list[list[str]]:
+  """Returns a row per goal with the measured value."""
   rows = [["ours over", "in", "asked", "measured"]]
-  for work, program, asked in GOALS:
-    factor = _factor(found, (work, program, asked))
-    told = "not measured" if factor is None else f"{factor:.2f}"
-    rows.append([program, work, f"{asked:g}", told])
+  for work, program, goal in GOALS:
+    factor = _factor(speeds, (work, program, goal))
+    cell = "not measured" if factor is None else f"{factor:.2f}"
+    rows.append([program, work, f"{goal:g}", cell])
   return rows
 
 
@@ -205,10 +205,12 @@ def _ours(
   sizes = decode.Work(B, K, P, T)
   config = config.copy_and_resolve_references()
   for dtype in DTYPES:
-    own = dataclasses.replace(shape, compute_dtype=dtype)
+    shape_of_dtype = dataclasses.replace(shape, compute_dtype=dtype)
     config.model.compute_dtype = dtype
     copy = published.snapshot(params, dtypes=published.published_dtypes(config))
-    sample = decode.make_ours(transformer.make_model(own), copy, sizes)
+    sample = decode.make_ours(
+        transformer.make_model(shape_of_dtype), copy, sizes
+    )
     best = functools.partial(_best, work.runs)
     sides["decode", "ours", dtype] = functools.partial(
         best, functools.partial(sample, T)
@@ -216,7 +218,7 @@ def _ours(
     sides["decode", "limit", dtype] = functools.partial(
         lambda dtype: T * _decode_limit_s(shape, dtype, B * K), dtype
     )
-    model = transformer.make_model(own, remat=config.train.remat)
+    model = transformer.make_model(shape_of_dtype, remat=config.train.remat)
     sides["gradient", "ours", dtype] = functools.partial(
         best, _make_gradient(config, model, params, work.gradient)
     )
@@ -306,8 +308,8 @@ def _gradient_limit_s(
 
 def _product_s(dtype: str, M: int, K: int, N: int) -> float:
   """Returns the seconds of a product [M, K] x [K, N], in the best layout."""
-  each = K * N * jnp.dtype(dtype).itemsize
-  count = min(max(1, _COLD_BYTES // each), MOST_WEIGHTS)
+  matrix_bytes = K * N * jnp.dtype(dtype).itemsize
+  count = min(max(1, _COLD_BYTES // matrix_bytes), MOST_WEIGHTS)
   return min(
       _layout_s(dtype, left, right, {"m": M, "k": K, "n": N}, count)
       for left, right in (("mk", "kn"), ("mk", "nk"), ("km", "kn"))
@@ -373,7 +375,7 @@ def run_peer(
   """Returns the least seconds of a program of `peer_speed.PROGRAMS`."""
   words = [program, folder, dtype, *shape, runs]
   try:
-    done = subprocess.run(
+    process = subprocess.run(
         [python, peer_speed.__file__, *map(str, words)],
         capture_output=True,
         text=True,
@@ -384,10 +386,11 @@ def run_peer(
     raise RuntimeError(
         f"{program}: nothing after {_PEER_DEADLINE_S:.0f} s"
     ) from error
-  if done.returncode:
+  if process.returncode:
     raise RuntimeError(
-        f"{program} ended with status {done.returncode}: {done.stderr[-2000:]}"
+        f"{program} ended with status {process.returncode}:"
+        f" {process.stderr[-2000:]}"
     )
   # vLLM goes on to write its log there.
-  _, _, rest = f"\n{done.stdout}".rpartition(f"\n{peer_speed.RESULT}")
+  _, _, rest = f"\n{process.stdout}".rpartition(f"\n{peer_speed.RESULT}")
   return min(json.loads(rest.partition("\n")[0]))

@@ -6,7 +6,7 @@ With the config's sizes and a random model of its shape, in turn: a round of a
 searcher with and without the log-probs of the reference (`reference.role` of
 searcher and none), and a step of the trainer of TB, whose batch lacks them
 (role trainer), and of OAPL, which reads none. The operand is the number of
-turns, 20 by default. Read the ratios, medians of those of each turn.
+turns, 20 by default. Read the ratios, medians over the turns.
 """
 
 from collections.abc import Callable, Sequence
@@ -60,7 +60,7 @@ def _rounds(
   reference = group_reference.GroupReference(config, maker.policy, params)
   position = 0
 
-  def run_round(own: group_reference.GroupReference | None) -> None:
+  def run_round(reference: group_reference.GroupReference | None) -> None:
     nonlocal position
     collector = collect.Collector(
         maker.policy.task,
@@ -68,7 +68,7 @@ def _rounds(
         maker.sampler,
         maker.judge,
         num_completions=config.search.samples_per_prompt,
-        reference=own,
+        reference=reference,
         seed=config.seed,
     )
     count = config.search.prompts_per_round
@@ -84,11 +84,11 @@ def _steps(
     config: ml_collections.ConfigDict, maker: inline.LoopMaker
 ) -> tuple[Callable[[], None], Callable[[], None]]:
   """Returns a step of OAPL, and one of TB with the pass of its reference."""
-  own = config.copy_and_resolve_references()
-  own.loss.name = "oapl"
-  own.reference.role = "none"
+  steps_config = config.copy_and_resolve_references()
+  steps_config.loss.name = "oapl"
+  steps_config.reference.role = "none"
   out = []
-  for name, c in (("oapl", own), ("tb", config)):
+  for name, c in (("oapl", steps_config), ("tb", config)):
     loop = maker.make(c, name)
     draws: list[types.Draw] = []
     loop.train(

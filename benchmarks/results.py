@@ -26,7 +26,7 @@ def parse(
 ) -> tuple[list[int], list[str]]:
   """Returns the seeds and names of `[SEED,… [NAME …]]`; 0 and all by default.
 
-  `table` in place of seeds stands for none: what is kept is drawn anew.
+  `table` in place of seeds means none: tables are redrawn from stored results.
 
   Raises:
     ValueError: an operand is wrong.
@@ -47,10 +47,10 @@ def machine() -> dict[str, Any]:
   """Returns `cores`, which this process may use, and `processor`, a name."""
   path = pathlib.Path("/proc/cpuinfo")
   text = path.read_text() if path.exists() else ""
-  found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+  match = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
   return {
       "cores": len(processes.available_cores()),
-      "processor": found[1] if found else platform.machine(),
+      "processor": match[1] if match else platform.machine(),
   }
 
 
@@ -81,16 +81,16 @@ def keep(
   Args:
     folder: made if it is missing.
     result: row of one run; a non-finite number becomes null.
-    key: fields that tell runs apart, those that a result has.
+    key: fields that identify a run, as far as a result has them.
   """
   key_of = lambda row: tuple(row.get(field, "") for field in key)
   folder.mkdir(parents=True, exist_ok=True)
   lock = os.open(folder, os.O_RDONLY)
   try:
     fcntl.flock(lock, fcntl.LOCK_EX)
-    kept = {key_of(row): row for row in read_rows(folder)}
-    kept[key_of(result)] = result
-    lines = (jsonl.json_line(kept[k]) for k in sorted(kept))
+    rows = {key_of(row): row for row in read_rows(folder)}
+    rows[key_of(result)] = result
+    lines = (jsonl.json_line(rows[k]) for k in sorted(rows))
     with jsonl.replacing(folder / _TABLE) as file:
       file.write(gzip.compress("".join(lines).encode(), mtime=0))
   finally:
@@ -130,8 +130,8 @@ def is_kept(name: str, seed: int, folder: pathlib.Path) -> bool:
 
 def read(names: Collection[str], folder: pathlib.Path) -> list[dict[str, Any]]:
   """Returns the results in the folder, in the order of the names."""
-  found = read_rows(folder)
-  return [row for name in names for row in found if row["name"] == name]
+  rows = read_rows(folder)
+  return [row for name in names for row in rows if row["name"] == name]
 
 
 def summarize(
@@ -159,13 +159,13 @@ def make_rows(
   """
   rows = []
   for name in names:
-    if mine := of_name(runs, name):
+    if runs_of_name := of_name(runs, name):
       rows.append(
           [
               *name.rsplit("-", 1),
-              str(len(mine)),
+              str(len(runs_of_name)),
               *(
-                  mean_and_range([r[key][-1] for r in mine], digits)
+                  mean_and_range([r[key][-1] for r in runs_of_name], digits)
                   for key, (_, digits) in ends.items()
               ),
           ]

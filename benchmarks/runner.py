@@ -5,7 +5,7 @@
     python -m PACKAGE [--config=FILE] [--config.key=value …] NAME [OPERAND …]
 
 The default config is `configs/countdown.py`. Each module has
-`run(config, operands) -> dict`; its docstring says what is measured.
+`run(config, operands) -> dict`; its docstring describes the measurement.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,15 +1,15 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Many searchers on one store and one drain, beside the model of it.
+"""Many searchers on one store and one drain, measured and modeled.
 
 Searchers sleep in place of sampling, each for a time of its own, are granted
 prompts and hand over groups of 8 completions of 64 tokens as real ones do,
 through outbox, store, drain and synced journal; all of them share one process.
 The trainer is a thread that takes what comes and counts 32 groups as a step.
 
-The model, `Pipeline`, is calibrated by two runs: one searcher, and the most of
-them with half of the sleep, which fill the store. They say what a poll of the
-drain takes and what each further group of it costs. It predicts the others.
+The model, `Pipeline`, is calibrated by two runs: one searcher, and the most
+searchers with half of the sleep, which fill the store. They give the time of a
+poll of the drain and of each further group. The model predicts the other runs.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ class Pipeline:
   """Rate and staleness of n searchers in front of a store with its drain.
 
   The slower of both sets the rate. By Little's law (Little 1961: number = rate
-  times time) a group's staleness is the groups under way over those of a step.
+  times time) a group's staleness is the groups in flight over those a step.
 
   num_searchers: n.
   sample_s: seconds of one searcher for one group.
@@ -101,7 +101,7 @@ class Pipeline:
     """Returns the rate of the whole."""
     return min(self.rates().values())
 
-  def groups_under_way(self) -> float:
+  def groups_in_flight(self) -> float:
     """Returns the groups sampled with a version but not yet trained on.
 
     Where searchers are the slowest, it is what they sample and hand over.
@@ -131,18 +131,18 @@ class Pipeline:
     """
     if not self.look_s:
       return self.hand_over_s
-    others = self.groups_per_s() * (1 - 1 / self.num_searchers)
-    found, busy, look_s = 1.0, 0.0, self.look_s
+    other_groups_per_s = self.groups_per_s() * (1 - 1 / self.num_searchers)
+    groups_per_look, busy, look_s = 1.0, 0.0, self.look_s
     for _ in range(_ITERATIONS):
-      look_s = self.look_s + (found - 1) * self.more_s
-      coming = others * look_s
-      found = min(coming + math.exp(-coming), self.num_searchers)
-      busy = min(coming / found, 1.0)
+      look_s = self.look_s + (groups_per_look - 1) * self.more_s
+      coming = other_groups_per_s * look_s
+      groups_per_look = min(coming + math.exp(-coming), self.num_searchers)
+      busy = min(coming / groups_per_look, 1.0)
     return self.hand_over_s + busy * max(0.0, look_s - self.idle_s) / 2
 
   def staleness_steps(self) -> float:
     """Returns the mean staleness of data when it is first trained on."""
-    return self.groups_under_way() / self.groups_per_step
+    return self.groups_in_flight() / self.groups_per_step
 
 
 def run(
@@ -175,7 +175,7 @@ def run(
   if len(operands) > 4 or min(*settings, *counts) <= 0:
     raise ValueError(f"operands {list(operands)}: must be 4 above 0")
   seconds, repeats, sample_s = settings
-  own = processes.available_cores()
+  cores = processes.available_cores()
   measured: dict[int, list[dict[str, float]]] = {n: [] for n in counts}
   most, full = max(counts), []
   try:
@@ -189,14 +189,14 @@ def run(
           name = f"r{repeat}full"
           full.append(_measure(queue, name, most, full_s, seconds))
   finally:
-    processes.pin(own)
+    processes.pin(cores)
   medians = {n: _median(rows) for n, rows in measured.items()}
   out = {"sample_s": sample_s, "group_bytes": _GROUP_BYTES}
   if not full:
     return {**out, "runs": {str(n): row for n, row in medians.items()}}
   filled = _median(full)
   model_of = calibrate(medians[1], filled, config.search.credits)
-  runs = {str(n): _beside(row, model_of(n)) for n, row in medians.items()}
+  runs = {str(n): _with_model(row, model_of(n)) for n, row in medians.items()}
   return {
       **out,
       "full": {str(most): filled},
@@ -209,37 +209,39 @@ def run(
 
 
 def calibrate(
-    one: dict[str, float], full: dict[str, float], num_credits: int
+    single: dict[str, float], full: dict[str, float], num_credits: int
 ) -> Callable[[int], Pipeline]:
   """Returns the model of each number of searchers.
 
   Args:
-    one: result of the run of one searcher.
+    single: result of the run of one searcher.
     full: result of the run of the most searchers with half of the sleep.
     num_credits: credits of a searcher.
   """
-  found = full["groups_per_look"]
-  more_ms = (full["look_ms"] - one["look_ms"]) / max(found - 1, 1e-9)
+  groups_per_look = full["groups_per_look"]
+  more_ms = (full["look_ms"] - single["look_ms"]) / max(
+      groups_per_look - 1, 1e-9
+  )
 
   def model_of(num_searchers: int) -> Pipeline:
     return Pipeline(
         num_searchers=num_searchers,
-        sample_s=1 / one["groups_per_s"],
+        sample_s=1 / single["groups_per_s"],
         serve_s=1 / full["groups_per_s"],
         groups_per_step=_GROUPS_PER_STEP,
         credits=num_credits,
         granted_rounds=grants_lib.BLOCKS_AHEAD,
-        hand_over_s=one["hand_over_ms"] / 1e3,
-        idle_s=one["idle_ms"] / 1e3,
-        look_s=one["look_ms"] / 1e3,
+        hand_over_s=single["hand_over_ms"] / 1e3,
+        idle_s=single["idle_ms"] / 1e3,
+        look_s=single["look_ms"] / 1e3,
         more_s=max(more_ms, 0.0) / 1e3,
     )
 
   return model_of
 
 
-def _beside(row: dict[str, float], model: Pipeline) -> dict[str, float]:
-  """Returns a row with what the model says to it."""
+def _with_model(row: dict[str, float], model: Pipeline) -> dict[str, float]:
+  """Returns a row with the model's predictions."""
   out = dict(row)
   for name, value in (
       ("groups_per_s", model.groups_per_s()),
@@ -295,8 +297,8 @@ def _measure(
       if time.monotonic() > deadline:
         raise RuntimeError(f"{num_searchers} searchers did not stop")
     log = drain.log
-  said = json.loads(path.read_text())
-  row = analyse(log, said["times"], start, start + wall_s)
+  reported = json.loads(path.read_text())
+  row = analyse(log, reported["times"], start, start + wall_s)
   # Results so far, should the rest be cut off.
   print(f"scale: {name} {json.dumps(row)}", file=sys.stderr, flush=True)
   return {
@@ -307,8 +309,8 @@ def _measure(
       "look_ms": 1e3 * polls["served_s"] / max(polls["served"], 1),
       "groups_per_look": polls["blocks"] / max(polls["served"], 1),
       "idle_ms": 1e3 * (wall_s - polls["served_s"]) / max(polls["empty"], 1),
-      "searchers_core_share": said["busy_share"],
-      "asks_per_searcher_s": said["asks_per_s"] / num_searchers,
+      "searchers_core_share": reported["busy_share"],
+      "asks_per_searcher_s": reported["asks_per_s"] / num_searchers,
   }
 
 
@@ -331,15 +333,15 @@ def analyse(
   Raises:
     RuntimeError: nothing came in the stretch.
   """
-  taken = np.array([at for _, _, at in log])
-  chosen = [i for i, at in enumerate(taken) if start <= at < stop]
+  taken_at = np.array([at for _, _, at in log])
+  chosen = [i for i, at in enumerate(taken_at) if start <= at < stop]
   if not chosen:
     raise RuntimeError("no block came while it was measured")
   stale, hand_over_s = [], []
   for i in chosen:
     sid, sequence, at = log[i]
     began, ended = times[sid][sequence]
-    stale.append((i - np.searchsorted(taken, began)) / _GROUPS_PER_STEP)
+    stale.append((i - np.searchsorted(taken_at, began)) / _GROUPS_PER_STEP)
     hand_over_s.append(at - ended)
   return {
       "groups_per_s": len(chosen) / (stop - start),

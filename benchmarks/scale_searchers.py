@@ -38,14 +38,14 @@ _FLUSH_S = 3.0
 class _CountedTransport(kv_client.KvTransport):
   """Counts what is asked of the store."""
 
-  asked = 0
+  num_calls = 0
 
   def put(self, key: str, value: bytes, *, overwrite: bool = True) -> bool:
-    self.asked += 1
+    self.num_calls += 1
     return super().put(key, value, overwrite=overwrite)
 
   def get(self, key: str) -> bytes | None:
-    self.asked += 1
+    self.num_calls += 1
     return super().get(key)
 
 
@@ -135,15 +135,15 @@ class _Searchers:
       thread.join()
     with futures.ThreadPoolExecutor(len(self._clients)) as pool:
       list(pool.map(lambda client: client.close(_FLUSH_S), self._clients))
-    said = {"busy_share": busy_share, "asks_per_s": asks_per_s}
-    text = json.dumps({"times": self._times, **said})
+    report = {"busy_share": busy_share, "asks_per_s": asks_per_s}
+    text = json.dumps({"times": self._times, **report})
     temporary = path.with_suffix(".part")
     temporary.write_text(text)
     temporary.rename(path)
 
 
 def main() -> None:
-  """Does what standard input says until it ends."""
+  """Executes the commands on standard input until it ends."""
   processes.die_with_parent()
   settings = json.loads(sys.stdin.readline())
   processes.pin(settings["cores"])

@@ -245,8 +245,8 @@ def make_client(url: str, key: str, model: pathlib.Path, rank: int) -> Any:
   # newer clients refuse them. No loop here reads them.
   sampling_client._attach_sequence_ids = lambda response, _: response
   service = tinker.ServiceClient(base_url=url, api_key=key)
-  made = service.create_lora_training_client(str(model), rank=rank)
-  return made.result(DEADLINE_S)
+  client = service.create_lora_training_client(str(model), rank=rank)
+  return client.result(DEADLINE_S)
 
 
 def _train(

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """GRPO of an adapter on SkyRL's server, by the `tinker` client.
 
-The loop is that of the client's examples: sample with the newest adapter, one
+The loop follows the client's examples: sample with the newest adapter, one
 forward and backward pass, one step of Adam, each waiting for the last.
 """
 
@@ -18,7 +18,7 @@ from benchmarks import served
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.system import jsonl
 
-# As in TRL, beside the standard deviation of a group's rewards.
+# Added to the standard deviation of a group's rewards, as in TRL.
 _EPSILON = 1e-4
 
 
@@ -86,7 +86,7 @@ def train(
     sampler = training.save_weights_and_get_sampling_client().result(
         served.DEADLINE_S
     )
-    asked = [
+    task_prompts = [
         sampler.sample(
             types.ModelInput.from_ints(prompts[row]),
             settings["completions_per_prompt"],
@@ -95,7 +95,7 @@ def train(
         for row in rows
     ]
     data = []
-    for row, future in zip(rows, asked):
+    for row, future in zip(rows, task_prompts):
       group = future.result(served.DEADLINE_S).sequences
       ids = [list(s.tokens) for s in group]
       rewards = reward_fn(

@@ -4,9 +4,9 @@
 
     python -m benchmarks slices [CONFIG TRAINER_TARGET SEARCHER_TARGET …]
 
-compiles each config (`--program=compile`; without operands, those of `ROWS`),
+compiles each config (`--program=compile`; without operands, of `ROWS`),
 and prints a row of Markdown for it to standard error. No weights are needed:
-shapes are those of `tests/models/published_configs.json`.
+shapes come from `tests/models/published_configs.json`.
 Where arithmetic and links overlap perfectly, a step takes the longer of both,
 and the arithmetic's share of that is the utilization at most.
 """
@@ -78,7 +78,9 @@ def run(
 def make_hub(cache: pathlib.Path) -> None:
   """Makes a cache of the hub that has the published shapes alone."""
   shapes = json.loads(SHAPES.read_text())
-  shapes |= {name: shapes[other] | own for name, (other, own) in _SAME.items()}
+  shapes |= {
+      name: shapes[other] | changes for name, (other, changes) in _SAME.items()
+  }
   for name, shape in shapes.items():
     folder = cache / f"models--{name.replace('/', '--')}"
     for path, content in (

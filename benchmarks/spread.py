@@ -47,13 +47,13 @@ def run(
     RuntimeError: a process failed; the message has what it printed.
   """
   del config
-  given = [int(text) for text in operands] or [2, 512, 1024]
-  if len(given) != 3 or given[0] < 1 or given[2] < 1:
-    raise ValueError(f"operands {given}: must be processes completions tokens")
-  num_processes, completions, tokens = given
+  sizes = [int(text) for text in operands] or [2, 512, 1024]
+  if len(sizes) != 3 or sizes[0] < 1 or sizes[2] < 1:
+    raise ValueError(f"operands {sizes}: must be processes completions tokens")
+  num_processes, completions, tokens = sizes
   if completions < 1 or completions % (_COMPLETIONS_PER_PROMPT * num_processes):
     raise ValueError(
-        f"operands {given}: must be a multiple of"
+        f"operands {sizes}: must be a multiple of"
         f" {_COMPLETIONS_PER_PROMPT * num_processes} completions"
     )
   address = f"127.0.0.1:{processes.free_port()}"
@@ -61,7 +61,7 @@ def run(
       subprocess.Popen(
           [
               *(sys.executable, "-m", "benchmarks.spread"),
-              *(str(i), address, *map(str, given)),
+              *(str(i), address, *map(str, sizes)),
           ],
           stdout=subprocess.PIPE,
           stderr=subprocess.PIPE,
@@ -71,20 +71,20 @@ def run(
       for i in range(num_processes)
   ]
   try:
-    told = [child.communicate(timeout=_DEADLINE_S) for child in children]
+    outputs = [child.communicate(timeout=_DEADLINE_S) for child in children]
   finally:
     for child in children:
       child.kill()
-  for child, (_, err) in zip(children, told, strict=True):
+  for child, (_, err) in zip(children, outputs, strict=True):
     if child.returncode != 0:
       raise RuntimeError(f"a process failed: {err[-2000:]}")
-  found = json.loads(told[0][0].splitlines()[-1])  # Gloo prints too.
+  results_of = json.loads(outputs[0][0].splitlines()[-1])  # Gloo prints too.
   return {
       "processes": num_processes,
       "completions": completions,
       "tokens": tokens,
-      **found,
-      "mb_per_s": found["mb"] / found["spread_s"],
+      **results_of,
+      "mb_per_s": results_of["mb"] / results_of["spread_s"],
   }
 
 
@@ -109,7 +109,7 @@ def _measure(
     completions: int,
     tokens: int,
 ) -> None:
-  """Is one of the processes; that of process 0 prints what it measured."""
+  """Runs one of the processes; process 0 prints its measurements."""
   jax.config.update("jax_num_cpu_devices", 1)
   if num_processes > 1:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -124,9 +124,9 @@ def _measure(
   times = []
   for _ in range(1 + _REPEATS):  # The first one compiles.
     begun = time.perf_counter()
-    found = jax.block_until_ready(spread(batch))
+    spread_batch = jax.block_until_ready(spread(batch))
     times.append(time.perf_counter() - begun)
-  for name, array in found.items():
+  for name, array in spread_batch.items():
     (shard,) = array.addressable_shards
     if np.any(np.asarray(shard.data) != whole[name][shard.index]):
       raise RuntimeError(f"{name}: something else came than was sent")

@@ -3,8 +3,8 @@
 """The queue end to end, and what draining it costs a training step.
 
 A searcher's process sends blocks of one group of 64 completions of 4 KB (512
-tokens with their log-probs) through outbox, store, drain and journal. Beside
-it, in turn, the same bytes go through a plain loopback socket between the same
+tokens with their log-probs) through outbox, store, drain and journal. For
+comparison, the same bytes go through a plain loopback socket between the same
 two processes.
 
 Then a jitted train step runs on the trainer's cores, in turn with the drain
@@ -53,8 +53,8 @@ def run(
     mb_per_s of both and their ratio; step_p99_ms and step_p50_ms with the drain
     "on" and "off"; `drain_p99_ms`, their difference, and the median of the
     same difference over pairs, which a machine's other load moves less;
-    `drain_busy_share`, the share of time that the drain's thread was at work
-    beside the steps; what the searcher delivered meanwhile.
+    `drain_busy_share`, the share of time that the drain's thread worked
+    during the steps; groups delivered meanwhile.
 
   Raises:
     ValueError: an operand is not a number of 1 or more.
@@ -64,14 +64,14 @@ def run(
   if len(settings) != len(_SETTINGS) or min(settings) < 1:
     raise ValueError(f"operands {list(operands)}: must be 4 of 1 or more")
   num_blocks, num_rounds, num_pairs, num_steps = settings
-  own = processes.available_cores()
+  cores = processes.available_cores()
   try:
     with store_queue.Queue(config) as queue:
       speed = _measure_speed(queue, num_blocks, num_rounds)
       fed = _FED_SHARE * speed["completions_per_s"]
       cost = _measure_cost(config, queue, fed, num_pairs, num_steps)
   finally:
-    processes.pin(own)
+    processes.pin(cores)
   return {**speed, **cost}
 
 

@@ -69,8 +69,8 @@ class Draining:
     deadline = time.monotonic() + seconds
     self._drain.admit(_PROMPTS)
     self._drain.urgent = True
-    while (left := deadline - time.monotonic()) > 0:
-      self._drain.inbox.wait(min(left, 0.1))
+    while (remaining_s := deadline - time.monotonic()) > 0:
+      self._drain.inbox.wait(min(remaining_s, 0.1))
       self.take()
 
   def receive(self, num_blocks: int) -> None:

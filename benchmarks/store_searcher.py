@@ -81,7 +81,7 @@ class _Feeder:
 
 
 def main() -> None:
-  """Does what standard input says until it ends."""
+  """Executes the commands on standard input until it ends."""
   processes.die_with_parent()
   settings = json.loads(sys.stdin.readline())
   processes.pin(settings["cores"])

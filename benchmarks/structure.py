@@ -104,24 +104,24 @@ def _imports(
     tree: ast.Module, package: Mapping[str, pathlib.Path]
 ) -> frozenset[str]:
   """Returns the package's modules that a module imports, anywhere in it."""
-  found = set()
+  names = set()
   for node in ast.walk(tree):
     if isinstance(node, ast.ImportFrom) and node.module:
-      found |= {f"{node.module}.{alias.name}" for alias in node.names}
+      names |= {f"{node.module}.{alias.name}" for alias in node.names}
     elif isinstance(node, ast.Import):
-      found |= {alias.name for alias in node.names}
-  return frozenset(found & package.keys())
+      names |= {alias.name for alias in node.names}
+  return frozenset(names & package.keys())
 
 
 def reach(name: str, imports: Mapping[str, Collection[str]]) -> set[str]:
   """Returns a module and all that it imports, directly or not."""
-  found, left = set(), [name]
-  while left:
-    module = left.pop()
-    if module not in found:
-      found.add(module)
-      left += imports[module]
-  return found
+  reached, pending = set(), [name]
+  while pending:
+    module = pending.pop()
+    if module not in reached:
+      reached.add(module)
+      pending += imports[module]
+  return reached
 
 
 def longest_chain(imports: Mapping[str, Collection[str]]) -> list[str]:

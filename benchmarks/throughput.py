@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens per second of whole RL steps, beside others' GRPO.
+"""Tokens per second of whole RL steps, versus GRPO of other libraries.
 
     TBA_JAX_TRL=trl/bin/python TBA_JAX_TUNIX=tunix/bin/python \\
         python -m benchmarks throughput [REPEATS]

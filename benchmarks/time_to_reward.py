@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Seconds until the policy reaches a held-out pass@1, beside others' GRPO.
+"""Seconds to a held-out pass@1, versus GRPO of other libraries.
 
     python -m benchmarks time_to_reward [SEED,… [RUN …]]
 
@@ -16,7 +16,7 @@ second step.
 `TBA_JAX_TRL` or `TBA_JAX_TUNIX` (interpreters, by default this one) cannot
 import the library, its runs are left out. The folder runs/time_to_reward keeps
 a result per run and seed, so that later calls add to table and plot; remove it
-to measure anew.
+to start over.
 """
 
 from collections.abc import Mapping, Sequence
@@ -108,7 +108,7 @@ _PEERS = {
 _PEER_OF = {name: peer for peer, runs in _PEERS.items() for name in runs}
 RUNS = (*OURS, *_PEER_OF)
 TARGETS = (0.5, 0.6, 0.7)
-# Sizes of all peers' runs that do not say otherwise.
+# Default sizes of peers' runs.
 _PEER_SIZES = {
     "num_steps": 320, "prompts_per_batch": 32, "completions_per_prompt": 8
 }  # fmt: skip
@@ -150,12 +150,12 @@ def run(
   seeds, names = results.parse(operands, RUNS)
   left_out = []
   for peer, runs in _PEERS.items():
-    mine = [name for name in names if name in runs]
-    if mine and not peer_grpo.is_installed(peer):
-      left_out += mine
+    selected = [name for name in names if name in runs]
+    if selected and not peer_grpo.is_installed(peer):
+      left_out += selected
       print(
-          f"{', '.join(mine)}: left out, {peer_grpo.python(peer)} cannot import"
-          f" {peer}; {peer_grpo.variable(peer)} names an interpreter that can",
+          f"{', '.join(selected)}: skipped, {peer_grpo.python(peer)} cannot"
+          f" import {peer}; set {peer_grpo.variable(peer)} to one that can",
           file=sys.stderr,
       )
   processes.prepare_compiling()
@@ -166,11 +166,11 @@ def run(
       lambda name, seed: _measure(config, name, seed),
       summarize,
   )
-  found = results.read(RUNS, _FOLDER)
-  results.print_table(make_table(found), _FOLDER / "table.md")
-  _plot(found, _FOLDER / "time_to_reward.png")
+  rows = results.read(RUNS, _FOLDER)
+  results.print_table(make_table(rows), _FOLDER / "table.md")
+  _plot(rows, _FOLDER / "time_to_reward.png")
   return {
-      "runs": [summarize(result) for result in found],
+      "runs": [summarize(result) for result in rows],
       "left_out": left_out,
       "folder": str(_FOLDER),
   }
@@ -205,10 +205,12 @@ def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
   ]  # fmt: skip
   rows = [heads]
   for name in RUNS:
-    mine = [summarize(r) for r in results.of_name(runs, name)]
-    if not mine:
+    summaries = [summarize(r) for r in results.of_name(runs, name)]
+    if not summaries:
       continue
-    columns = {key: [summary[key] for summary in mine] for key in mine[0]}
+    columns = {
+        key: [summary[key] for summary in summaries] for key in summaries[0]
+    }
     rows.append(
         [
             name,
@@ -309,7 +311,7 @@ def make_config(
 def train_ours(
     config: ml_collections.ConfigDict, folder: pathlib.Path
 ) -> dict[str, Any]:
-  """Trains; returns the time at the end of each step, without that of saves."""
+  """Trains; returns the end time of each step, minus the time of saves."""
   config = config.copy_and_resolve_references()
   with config.unlocked():
     # Before and after the run: the snapshots are evaluated later.
@@ -338,13 +340,13 @@ def peer_settings(
   order = prompt_order.PromptOrder(
       task.num_prompts(base.TRAIN), seed=config.seed
   )
-  own = {**_PEER_SIZES, **_PEERS[_PEER_OF[name]][name]}
+  settings = {**_PEER_SIZES, **_PEERS[_PEER_OF[name]][name]}
   return {
-      **own,
+      **settings,
       "model": config.init,
       "prompts": [
           task.prompt(base.TRAIN, order.prompt(i)[0])
-          for i in range(own["num_steps"] * own["prompts_per_batch"])
+          for i in range(settings["num_steps"] * settings["prompts_per_batch"])
       ],
       "max_completion_tokens": config.sampling.max_completion_tokens,
       "full_length": False,
@@ -366,7 +368,7 @@ def _evaluate(
     snapshots: step to a function that loads its params; None = the start.
   """
   evaluator = reward_judge.make_evaluator(config, "", policy)
-  found: dict[str, list[float]] = {
+  samples: dict[str, list[float]] = {
       "pass_at_1": [], "pass_at_k": [], "distinct": []
   }  # fmt: skip
   try:
@@ -375,12 +377,12 @@ def _evaluate(
       result = evaluator.run(
           params, config.evaluate.final_prompts, version=step
       )
-      found["pass_at_1"].append(result["pass_at_1"])
-      found["pass_at_k"].append(result["pass_at_k"])
-      found["distinct"].append(result["distinct_correct_per_solved"])
+      samples["pass_at_1"].append(result["pass_at_1"])
+      samples["pass_at_k"].append(result["pass_at_k"])
+      samples["distinct"].append(result["distinct_correct_per_solved"])
   finally:
     evaluator.close()
-  return found
+  return samples
 
 
 def stdout_to_stderr() -> contextlib.AbstractContextManager[Any]:

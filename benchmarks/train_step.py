@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens per second of one trajectory balance update, beside PyTorch's.
+"""Tokens per second of one trajectory balance update, versus PyTorch.
 
 A Llama of 25.7 M params in float32, or `--config.model.compute_dtype=bfloat16`,
 learns from 2 prompts x 16 completions of 64 + 64 tokens. The folder
@@ -14,14 +14,14 @@ A token is one of B·K·(P+T): a prompt counts once for each of its completions,
 however often it is computed. The limit is 6·params flops for each of these at
 the speed of a 2048³ product; sharing a prompt may pass it.
 
-With the operand `copies` it times the step of the config (that of
+With the operand `copies` it times the step of the config (by default
 `configs/countdown.py`: 32 x 4 completions of 18 tokens) on batches that repeat
 a completion in nearly half of their places, with and without its rows of
 distinct completions, in turn.
 
 With the operand `lengths` it times the step of the config, on its own model, on
 batches whose completions fill a share of `max_completion_tokens`, in packed
-rows, beside one with all of its padding.
+rows, compared with a batch with all of its padding.
 """
 
 from collections.abc import Sequence
@@ -141,8 +141,8 @@ def run(
   tokens_per_s = B * K * (P + T) / min(step_s)
   peer = max(peer_tokens_per_s, default=None)
   ratios = [
-      B * K * (P + T) / mine_s / theirs
-      for mine_s, theirs in zip(step_s, peer_tokens_per_s, strict=False)
+      B * K * (P + T) / ours_s / peer_speed
+      for ours_s, peer_speed in zip(step_s, peer_tokens_per_s, strict=False)
   ]
   limit = max(product) / (6 * num_params)
   return {
@@ -167,11 +167,11 @@ def _run_copies(
   batch = peer_model.make_batch(packing.batch_shape(config), _COPIES_VOCAB)
   # K draws from about .65 K completions, as a replay buffer has them.
   rng = np.random.default_rng(0)
-  drawn = [
-      own[rng.integers(0, max(rng.binomial(K, 0.65), 1), K)]
-      for own in batch.completion_tokens
+  batches = [
+      tokens[rng.integers(0, max(rng.binomial(K, 0.65), 1), K)]
+      for tokens in batch.completion_tokens
   ]
-  whole = dataclasses.replace(batch, completion_tokens=np.stack(drawn))
+  whole = dataclasses.replace(batch, completion_tokens=np.stack(batches))
   packed = _packed(config, whole)
   updates = [Update(config, model, params, batch) for batch in (whole, packed)]
   turns = [
@@ -302,16 +302,16 @@ def _product_flop_per_s(n: int) -> float:
 def _run_script(peers: str, name: str, *args: str) -> str:
   """Runs a script of the comparison and returns what it printed."""
   command = [sys.executable, str(pathlib.Path(peers) / name), *args]
-  done = subprocess.run(
+  process = subprocess.run(
       command,
       capture_output=True,
       text=True,
       timeout=_PEER_DEADLINE_S,
       check=False,
   )
-  if done.returncode:
+  if process.returncode:
     raise RuntimeError(
-        f"{' '.join(command)} ended with {done.returncode}:"
-        f" {(done.stdout + done.stderr)[-2000:]}"
+        f"{' '.join(command)} ended with {process.returncode}:"
+        f" {(process.stdout + process.stderr)[-2000:]}"
     )
-  return done.stdout
+  return process.stdout

@@ -4,7 +4,7 @@
 
     python -m benchmarks.trl_grpo FOLDER
 
-`peer_grpo.run` starts it and says what it reads and writes.
+`peer_grpo.run` starts it and documents its input and output.
 """
 
 import pathlib

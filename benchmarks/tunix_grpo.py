@@ -4,7 +4,7 @@
 
     python -m benchmarks.tunix_grpo FOLDER
 
-`peer_grpo.run` starts it and says what it reads and writes. Sampler, reference
+`peer_grpo.run` starts it and documents its input and output. Sampler, reference
 and trainer share one CPU device: a step samples and trains in turn.
 """
 

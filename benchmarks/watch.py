@@ -9,10 +9,10 @@
   where thread and step share a core; the state of the run, written once a
   second, is part of it.
 - `paired`: the same from outside, with its 95 % interval. The run writes at
-  every fourth step alone. Of four steps, the first writes and the second runs
-  beside the thread; the third and fourth do neither. The median of the
+  every fourth step alone. Of four steps, the first writes, and the second runs
+  with the thread; the third and fourth do neither. The median of the
   differences of these halves holds what `cost` cannot see, caches and the
-  interpreter's lock, and the noise of the machine: the interval tells how much.
+  interpreter's lock, and the noise of the machine: the interval shows how much.
 
 Times begin after compilation and leave waiting out. The panel and the searchers
 have processes of their own.
@@ -66,8 +66,8 @@ def run(
 
 def summarize(spans: Sequence[dict[str, Any]]) -> dict[str, Any]:
   """Returns the figures of a run's spans; see the module."""
-  mine = [s for s in spans if s["role"] == "trainer"]
-  main = [s for s in mine if not s.get("lane")]
+  spans_of_trainer = [s for s in spans if s["role"] == "trainer"]
+  main = [s for s in spans_of_trainer if not s.get("lane")]
   records = {s["step"]: s for s in main if s["kind"] == "record"}
   waits = [s for s in main if metrics.is_wait(s["kind"])]
   busy = {
@@ -83,7 +83,7 @@ def summarize(spans: Sequence[dict[str, Any]]) -> dict[str, Any]:
       1e3 * (records[n]["t1"] - records[n]["t0"]) for n in starts
   )
   write_cpu_ms = 1e3 * _write_cpu_s(
-      [s for s in mine if s.get("lane") == "write"],
+      [s for s in spans_of_trainer if s.get("lane") == "write"],
       records[starts[0]]["t0"],
       records[max(records)]["t0"],
       step_s,

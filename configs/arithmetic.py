@@ -11,7 +11,7 @@ with the same number of completions and updates), `rounds=N` (rounds of N
 mini-batches, one-step off-policy) with `passes=T` and `lag_rounds=0` or 1.
 
 The full run takes at most three minutes on two cores. The mean reward of fresh
-completions rises from that of a short supervised fine-tuning towards 1; on
+completions rises from the level of a short supervised fine-tuning to 1; on
 held-out sums it rises less, since there are few sums to generalize from.
 """
 

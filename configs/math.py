@@ -19,8 +19,8 @@ Arguments, after a colon and separated by commas:
   generated problems with boxed answers), `smoke` (seconds).
 - `seed=N`.
 
-The settings follow Table 4 of the paper (arXiv:2503.18929) and, where it
-says nothing, of the authors' config files: 32 prompts of 16 completions a step,
+The settings follow Table 4 of the paper (arXiv:2503.18929) and, for the rest,
+the authors' config files: 32 prompts of 16 completions a step,
 400 steps, reference reset every 50 steps, β 0.005, no replay. Differences:
 
 - A token's gradient is divided by its completion's length; the authors' code
@@ -84,7 +84,7 @@ def _set_paper(c: ml_collections.ConfigDict, lag: int) -> None:
   c.reward.num_workers = 4
   c.init = "Qwen/Qwen2.5-7B"
   c.tokenizer.source = "Qwen/Qwen2.5-7B"
-  c.model.max_positions = 3072  # where the folder does not say
+  c.model.max_positions = 3072  # unless the folder sets it
   c.sampling.temperature = 1.0
   c.sampling.max_prompt_tokens = 1024
   c.sampling.max_completion_tokens = 2048  # 3072 with the prompt

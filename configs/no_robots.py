@@ -26,7 +26,7 @@ The settings follow the paper's Llama 3.1 8B run (arXiv:2410.18252,
 appendix): fine-tuning at 5e-6 linear with 3 % warm-up, batch 128, two epochs;
 reward model at 3e-6 linear, batch 256, one epoch, 1,024 tokens; online DPO at
 8e-7 linear, beta 0.03, 256 prompts of two answers a step, 100,000 prompts, one
-step off-policy. Our own choices, where the paper says nothing: the pairs of the
+step off-policy. The paper does not specify the following: the pairs of the
 reward model (`reward_model.num_steps` is one epoch of 60,000) and the judge
 (GPT-4o in the paper). The chat format is open-instruct's
 (`task.template=tulu`).

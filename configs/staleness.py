@@ -23,7 +23,7 @@ import ml_collections
 from tba_jax.config import settings
 from tba_jax.config import variants
 
-# Settings of each objective, beside those in _CHOSEN.
+# Further settings of each objective, in addition to _CHOSEN.
 _OBJECTIVES = {
     "tb": "loss.name=tb",
     "tb_clip": "loss.name=tb loss.ratio_clip=0.2",

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one study: `benchmarks/runner.py` says how, `README.md` has commands.
+"""Runs one study; see `benchmarks/runner.py`, and `README.md` for commands.
 
 python -m studies [--config=FILE] [--config.key=value …] NAME [OPERAND …]
 """

@@ -5,7 +5,7 @@
 `loop.run` with any amount of search a step: each step inserts
 `search.prompts_per_step` groups into the replay buffer and trains on a draw of
 it. Results by step do not depend on the machine's speed, so several runs may be
-made beside each other.
+made concurrently.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,10 +59,10 @@ def run_all(
   processes.prepare_compiling()
 
   def train(name: str, seed: int) -> dict[str, Any]:
-    own = fine_tune(config, runs)
-    load.apply_overrides(own, [*settings[name], f"seed={seed}"])
-    validate.validate(own, program="sweep")
-    return run(own, staleness_steps=1)
+    tuned = fine_tune(config, runs)
+    load.apply_overrides(tuned, [*settings[name], f"seed={seed}"])
+    validate.validate(tuned, program="sweep")
+    return run(tuned, staleness_steps=1)
 
   results.measure(seeds, names, folder, train)
   return results.read(settings, folder)
@@ -104,7 +104,7 @@ def run(
   config = sweep.set_exact_lag(config, staleness_steps)
   maker = inline.LoopMaker(config)
   loop = maker.make(config)
-  found = {name: [] for name in ("steps", "completions", "solutions",
+  curves = {name: [] for name in ("steps", "completions", "solutions",
                                  *EVALUATED)}  # fmt: skip
   groups: list[types.Group] = []
   solutions: set[tuple[int, str]] = set()
@@ -121,14 +121,14 @@ def run(
         _solutions(maker.policy, groups[num_judged : step * per_step])
     )
     num_judged = step * per_step
-    found["steps"].append(step)
-    found["completions"].append(
+    curves["steps"].append(step)
+    curves["completions"].append(
         step * per_step * config.search.samples_per_prompt
     )
-    found["solutions"].append(len(solutions))
+    curves["solutions"].append(len(solutions))
     for name in EVALUATED:
       # Without a reference there is no KL.
-      found[name].append(result.get(name, math.nan))
+      curves[name].append(result.get(name, math.nan))
 
   def after_step(step: int, draw: Any, metrics: Mapping[str, float]) -> None:
     del draw
@@ -144,7 +144,7 @@ def run(
     maker.close()
   by_step = np.reshape([g.rewards.mean() for g in groups], (num_steps, -1))
   rewards = by_step.mean(axis=1).tolist()
-  return {**found, "rewards": rewards, "wall_s": time.monotonic() - started}
+  return {**curves, "rewards": rewards, "wall_s": time.monotonic() - started}
 
 
 def _solutions(

@@ -57,9 +57,9 @@ def plot(
       objectives.items(), styles
   ):
     for beta, line in zip(betas, itertools.cycle(_LINES)):
-      if mine := results.of_name(runs, f"{objective}-{beta}"):
+      if points := results.of_name(runs, f"{objective}-{beta}"):
         axis.plot(
-            *(np.mean([r[key] for r in mine], axis=0) for key in axes),
+            *(np.mean([r[key] for r in points], axis=0) for key in axes),
             color=color,
             linestyle=line,
             marker=marker,

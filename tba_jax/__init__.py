@@ -51,7 +51,7 @@ def train(
       )
 
   With a run directory it does what `tba_jax train` does in a shell: store,
-  trainer and searchers are processes, a run that is there is continued, and
+  trainer and searchers are processes, an existing run is continued, and
   SIGINT and SIGTERM end it, saved. Without one they are threads of this
   process, which leave no file.
 
@@ -68,7 +68,7 @@ def train(
     environment: a class with `reset` and `step`, or FILE.py:CLASS, instead of
       data and reward.
     workdir: the run's directory, a path or gs://BUCKET/PATH.
-    wait: False returns at once. The run goes on in threads, and ends, saved,
+    wait: False returns at once. The run continues in threads, and ends, saved,
       with the main thread.
     **settings: settings by section, as loss={"beta": 0.05}; by key, as
       **{"reward.backend": "pool"}; or `num_steps`, `learning_rate` (constant),

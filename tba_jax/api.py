@@ -242,7 +242,6 @@ def _check_callable(argument: str, value: Any) -> None:
 class TrainingRun:
   """A run of `tba_jax.train`; a notebook shows its report.
 
-  config: config of the run.
   workdir: local folder of the run; None of a run without files.
   status: exit status, None while the run is live: 0, or 128 and the number of
     the signal that ended it, saved; also of `stop`.
@@ -326,7 +325,7 @@ class TrainingRun:
   def wait(self, timeout_s: float | None = None) -> "TrainingRun":
     """Waits until the run has ended; returns it; raises as `train`.
 
-    Raises TimeoutError after `timeout_s` seconds; the run goes on.
+    Raises TimeoutError after `timeout_s` seconds; the run continues.
     """
     if self._thread is not None:
       self._thread.join(timeout_s)
@@ -476,7 +475,7 @@ class TrainingRun:
       operands: Sequence[str],
       values: Mapping[str, Any],
   ) -> None:
-    """Runs a program on a run directory, and prints what it says."""
+    """Runs a program on a run directory, and prints its output."""
     done = subprocess.run(
         [
             *(sys.executable, "-m", "tba_jax.main", f"--program={name}"),

@@ -7,10 +7,10 @@ completions here. The rewards of a group are final, with `loss.missing_stop`:
 the journal, the buffer and the losses have the same ones.
 """
 
-import collections
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 import dataclasses
+import itertools
 from typing import Any
 
 import ml_collections
@@ -36,45 +36,36 @@ Prompt = tuple[int, int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Sampled:
-  """P sampled prompts without their rewards.
+  """A sampled prompt without its rewards.
 
-  prompts: P prompts.
-  requests: P requests to the sampler.
-  completions: completions by prompt.
-  outcomes: results of their environments, S by prompt; None without any.
+  prompt: its position, id and visit.
+  request: request to the sampler.
+  completions: S completions of the policy.
+  outcomes: [S], results of their environments; None without any.
   """
 
-  prompts: Sequence[Prompt]
-  requests: Sequence[requests_lib.Request]
-  completions: Sequence[types.Completions]
-  outcomes: Sequence[Sequence[judges.EpisodeOutcome]] | None = None
+  prompt: Prompt
+  request: requests_lib.Request
+  completions: types.Completions
+  outcomes: Sequence[judges.EpisodeOutcome] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class _Begun:
-  """P prompts before they are sampled.
+  """Prompts before they are sampled.
 
-  prompts: P prompts.
-  requests: P requests to the sampler.
-  said: first words of their environments, P; empty without environments.
-  version: version of the params then.
-  live: places of the prompts that are sampled, whose environment has not
-    failed.
+  live: prompts to sample, and their requests.
+  observations: first observations of these; empty without environments.
+  failed: prompts whose environment has failed.
   """
 
-  prompts: Sequence[Prompt]
-  requests: Sequence[requests_lib.Request]
-  said: Sequence[turns.FirstObservation]
-  version: int
-  live: Sequence[int]
-
-  @property
-  def live_requests(self) -> list[requests_lib.Request]:
-    return [self.requests[i] for i in self.live]
-
-  @property
-  def live_said(self) -> list[turns.FirstObservation]:
-    return [self.said[i] for i in self.live]
+  live: list[tuple[Prompt, requests_lib.Request]] = dataclasses.field(
+      default_factory=list
+  )
+  observations: list[turns.FirstObservation] = dataclasses.field(
+      default_factory=list
+  )
+  failed: list[Sampled] = dataclasses.field(default_factory=list)
 
 
 class Collector:
@@ -142,11 +133,6 @@ class Collector:
     """Whether groups get reference log-probs here."""
     return self._reference is not None
 
-  @property
-  def streams(self) -> bool:
-    """Whether `stream` begins a block before the one before it is over."""
-    return self._sampler.streams
-
   def stats(self, wall_s: float) -> dict[str, float]:
     """Returns statistics of so many seconds of sampling."""
     if self._environments is None:
@@ -170,39 +156,44 @@ class Collector:
     return self.groups(sampled, rewards, ref_logprobs(), epoch)
 
   def sample(
-      self,
-      prompts: Sequence[Prompt],
-      params: types.PyTree,
-      version: int,
-      newer: Callable[[], tuple[int, types.PyTree] | None] | None = None,
-  ) -> Sampled:
-    """Samples S completions of each prompt.
+      self, prompts: Sequence[Prompt], params: types.PyTree, version: int
+  ) -> list[Sampled]:
+    """Samples S completions of each prompt; returns when all are over.
 
     Args:
       prompts: P prompts.
       params: params of the policy, as `Sampler.put` leaves them.
       version: version of `params`.
-      newer: returns newer params to go on with, and their version, or None.
+
+    Returns:
+      The prompts, in their order.
     """
     begun = self._begin(prompts, version)
+    requests = [request for _, request in begun.live]
+    episodes = None
+    if self._environments is not None:
+      episodes = self._environments.episodes(
+          begun.observations, self._num_completions
+      )
     # No frame holds the params: they are freed once there are newer ones.
     holder = [params]
     del params
-    episodes = self._episodes(begun)
+    sampled = {one.prompt: one for one in begun.failed}
     try:
       completions = []
-      if begun.live:
+      if requests:
         completions = self._sampler.sample(
-            holder.pop(),
-            begun.live_requests,
-            version=version,
-            newer=newer,
-            turns=episodes,
+            holder.pop(), requests, version=version, newer=None, turns=episodes
         )
-      return self._sampled(begun, completions, episodes)
+      for number, (one, c) in enumerate(
+          zip(begun.live, completions, strict=True)
+      ):
+        outcomes = episodes and episodes.outcomes(number)
+        sampled[one[0]] = Sampled(*one, c, outcomes)
     finally:
       if episodes is not None:
         episodes.close()
+    return [sampled[prompt] for prompt in prompts]
 
   def stream(
       self,
@@ -210,25 +201,31 @@ class Collector:
       params: types.PyTree,
       version: int,
       newer: Callable[[], tuple[int, types.PyTree] | None] | None = None,
-  ) -> Iterator[Sampled]:
-    """Samples block after block, as `decode.JaxSampler.stream` does.
+  ) -> Iterator[list[Sampled]]:
+    """Samples S completions of each prompt, as slots become free.
 
     Args:
-      more: returns the prompts of the next block, or None if there are none
-        now.
-      params, version, newer: arguments of `sample`.
+      more: returns further prompts, each at most once, or None if there are
+        none now.
+      params: params of the policy, as `Sampler.put` leaves them.
+      version: version of `params`.
+      newer: returns newer params to go on with, and their version, or None.
 
     Yields:
-      Each block, in their order. Ends when all are over and `more` returns
-      None.
+      Prompts whose completions are over, in any order. Ends when all are over
+      and `more` returns None.
 
     Raises:
       ValueError: a prompt is too long for the sampler.
       TimeoutError: no environment answers.
     """
-    blocks: collections.deque[_Begun] = collections.deque()
-    # The next block, while its environments say their prompts. They may wait
-    # for others whose completions are decoded, so decoding does not wait.
+    # By the number of the request, in the order of `more`.
+    begun: dict[int, tuple[Prompt, requests_lib.Request]] = {}
+    num_begun = 0
+    # Prompts whose environments have failed, which are over.
+    failed: list[Sampled] = []
+    # The next prompts, while their environments say them. They may wait for
+    # others whose completions are decoded, so decoding does not wait.
     coming: futures.Future[_Begun] | None = None
     newest = version
 
@@ -243,83 +240,88 @@ class Collector:
     if self._environments is not None:
       episodes = self._environments.episodes([], self._num_completions)
 
-    def next_batch() -> list[requests_lib.Request] | None:
-      nonlocal coming
+    def next_requests() -> list[requests_lib.Request] | None:
+      nonlocal coming, num_begun
       if coming is None and (prompts := more()) is not None:
         coming = beginning.submit(self._begin, prompts, newest)
       if coming is None:
         return None
-      if episodes is not None and blocks and not coming.done():
+      if episodes is not None and begun and not coming.done():
         return None
-      begun, coming = coming.result(), None
-      blocks.append(begun)
+      made, coming = coming.result(), None
+      failed.extend(made.failed)
       if episodes is not None:
-        episodes.begin(begun.live_said)
-      return begun.live_requests
+        episodes.begin(made.observations)
+      begun.update(enumerate(made.live, num_begun))
+      num_begun += len(made.live)
+      return [request for _, request in made.live]
 
-    batches = self._sampler.stream(
+    over = self._sampler.stream(
         params,
-        next_batch,
+        next_requests,
         version=version,
         newer=newer and note_newer,
         turns=episodes,
     )
     del params
-    with futures.ThreadPoolExecutor(1, "begin_block") as beginning:
+    with futures.ThreadPoolExecutor(1, "begin_prompts") as beginning:
       try:
-        for completions in batches:
-          yield self._sampled(blocks.popleft(), completions, episodes)
+        for some in over:
+          sampled = [
+              Sampled(
+                  *begun.pop(number),
+                  completions,
+                  episodes and episodes.outcomes(number),
+              )
+              for number, completions in some
+          ]
+          yield [*failed, *sampled]
+          failed.clear()
+          del some, sampled  # The next are decoded without them.
+        if failed:
+          yield failed
       finally:
         if episodes is not None:
           episodes.close()
 
   def _begin(self, prompts: Sequence[Prompt], version: int) -> "_Begun":
     """Returns the requests of prompts, with what needs no sampling."""
-    prompt_ids, said = [prompt_id for _, prompt_id, _ in prompts], []
+    ids = [prompt_id for _, prompt_id, _ in prompts]
     if self._environments is None:
-      tokens = [self._tokens_of(prompt_id) for prompt_id in prompt_ids]
+      observations = []
+      tokens = [self._tokens_of(prompt_id) for prompt_id in ids]
     else:
-      said = self._environments.prompts(self._split, prompt_ids)
-      tokens = [prompt.tokens for prompt in said]
-    requests = [
-        requests_lib.Request(
-            prompt_tokens=prompt_tokens,
-            prompt_id=prompt_id,
-            visit=visit,
-            num_completions=self._num_completions,
-            position=position,
-            seed=self._seed,
+      observations = self._environments.prompts(self._split, ids)
+      tokens = [observation.tokens for observation in observations]
+    begun, S = _Begun(), self._num_completions
+    for prompt, prompt_tokens, observation in itertools.zip_longest(
+        prompts, tokens, observations
+    ):
+      position, prompt_id, visit = prompt
+      request = requests_lib.Request(
+          prompt_tokens=prompt_tokens,
+          prompt_id=prompt_id,
+          visit=visit,
+          num_completions=S,
+          position=position,
+          seed=self._seed,
+      )
+      if observation is not None and observation.failure is not None:
+        T = self._sampler.settings.max_completion_tokens
+        none = no_completions(S, T, version)
+        begun.failed.append(
+            Sampled(prompt, request, none, [observation.outcome] * S)
         )
-        for (position, prompt_id, visit), prompt_tokens in zip(prompts, tokens)
-    ]
-    failed = {i for i, one in enumerate(said) if one.failure is not None}
-    live = [i for i in range(len(prompts)) if i not in failed]
-    return _Begun(prompts, requests, said, version, live)
-
-  def _episodes(self, begun: "_Begun") -> turns.Episodes | None:
-    if self._environments is None:
-      return None
-    return self._environments.episodes(begun.live_said, self._num_completions)
-
-  def _sampled(
-      self,
-      begun: "_Begun",
-      sampled: Sequence[types.Completions],
-      episodes: turns.Episodes | None,
-  ) -> Sampled:
-    """Returns prompts with the completions of those that are sampled."""
-    if episodes is None:
-      return Sampled(begun.prompts, begun.requests, sampled)
-    S, T = self._num_completions, self._sampler.settings.max_completion_tokens
-    completions = [no_completions(S, T, begun.version)] * len(begun.said)
-    outcomes = [said.failure and [said.outcome] * S for said in begun.said]
-    ended = episodes.outcomes(len(begun.live))
-    for i, c, outcomes_S in zip(begun.live, sampled, ended, strict=True):
-      completions[i], outcomes[i] = c, outcomes_S
-    return Sampled(begun.prompts, begun.requests, completions, outcomes)
+        continue
+      begun.live.append((prompt, request))
+      if observation is not None:
+        begun.observations.append(observation)
+    return begun
 
   def start_reference(
-      self, sampled: Sampled, rewards_P: Sequence[np.ndarray] | None = None
+      self,
+      sampled: Sequence[Sampled],
+      rewards_P: Sequence[np.ndarray] | None = None,
   ) -> Callable[[], Sequence[np.ndarray | None]]:
     """Dispatches the reference pass; returns a function that waits for it.
 
@@ -333,17 +335,17 @@ class Collector:
       reference, NaN of groups that are left out.
     """
     if self._reference is None:
-      return lambda: [None] * len(sampled.prompts)
-    chosen = list(range(len(sampled.prompts)))
+      return lambda: [None] * len(sampled)
+    chosen = list(range(len(sampled)))
     if rewards_P is not None and not self._draws_equal:
       # NaN, of a completion that could not be judged, is no spread of 0.
       spread_P = np.ptp(np.stack(rewards_P), axis=1)
       # Batches take these where there are no others.
       if (spread_P > 0).any():
         chosen = np.flatnonzero(spread_P != 0).tolist()
-    completions = [sampled.completions[i] for i in chosen]
+    completions = [sampled[i].completions for i in chosen]
     wait = self._reference.start(
-        [sampled.requests[i].prompt_tokens for i in chosen],
+        [sampled[i].request.prompt_tokens for i in chosen],
         [c.tokens for c in completions],
         [c.lengths for c in completions],
         [c.sampled_mask for c in completions],
@@ -351,28 +353,31 @@ class Collector:
 
     def wait_for_all() -> list[np.ndarray]:
       computed = dict(zip(chosen, wait(), strict=True))
+      shapes = (one.completions.tokens.shape for one in sampled)
       return [
-          computed.get(i, np.full(c.tokens.shape, np.nan, np.float32))
-          for i, c in enumerate(sampled.completions)
+          computed.get(i, np.full(shape, np.nan, np.float32))
+          for i, shape in enumerate(shapes)
       ]
 
     return wait_for_all
 
-  def judge_requests(self, sampled: Sampled) -> list[list[judges.JudgeRequest]]:
+  def judge_requests(
+      self, sampled: Sequence[Sampled]
+  ) -> list[list[judges.JudgeRequest]]:
     """Returns the judge's requests, S by prompt; none for known rewards.
 
     Thoughts that the prompt opens, and the completion does not close, show
     their `<think>` to the judge.
     """
-    none = [[None] * self._num_completions] * len(sampled.prompts)
+    none_S = [None] * self._num_completions
     return [
         [
             judges.JudgeRequest(
                 self._split,
-                request.prompt_id,
+                one.request.prompt_id,
                 answers.with_opening(
                     self._tokenizer.decode(
-                        request.prompt_tokens[-_END_TOKENS:]
+                        one.request.prompt_tokens[-_END_TOKENS:]
                     ),
                     text,
                 ),
@@ -381,20 +386,15 @@ class Collector:
                 tokens_T[:length].tolist(),
             )
             for text, stopped, outcome, tokens_T, length in zip(
-                self._tokenizer.decode_completions(c),
-                c.stopped,
-                outcomes_S,
-                c.tokens,
-                c.lengths,
+                self._tokenizer.decode_completions(one.completions),
+                one.completions.stopped,
+                one.outcomes or none_S,
+                one.completions.tokens,
+                one.completions.lengths,
             )
-            if c.rewards is None
+            if one.completions.rewards is None
         ]
-        for request, c, outcomes_S in zip(
-            sampled.requests,
-            sampled.completions,
-            sampled.outcomes or none,
-            strict=True,
-        )
+        for one in sampled
     ]
 
   def judge(
@@ -405,17 +405,19 @@ class Collector:
     judged = iter(self._judge.judge([r for some in requests_PxS for r in some]))
     return [[next(judged) for _ in some] for some in requests_PxS]
 
-  def rewards(self, sampled: Sampled) -> list[np.ndarray]:
+  def rewards(self, sampled: Sequence[Sampled]) -> list[np.ndarray]:
     """Judges completions; returns the rewards to learn from, [S] by prompt."""
     judged_PxS = self.judge(self.judge_requests(sampled))
     return [
-        self._rewards(judged_S, c) if c.rewards is None else c.rewards
-        for judged_S, c in zip(judged_PxS, sampled.completions, strict=True)
+        self._rewards(judged_S, one.completions)
+        if one.completions.rewards is None
+        else one.completions.rewards
+        for judged_S, one in zip(judged_PxS, sampled, strict=True)
     ]
 
   def groups(
       self,
-      sampled: Sampled,
+      sampled: Sequence[Sampled],
       rewards_P: Sequence[np.ndarray],
       ref_logprobs_P: Sequence[np.ndarray | None],
       epoch: int,
@@ -423,47 +425,43 @@ class Collector:
     """Returns the groups.
 
     Args:
-      sampled: sampled prompts.
+      sampled: P sampled prompts.
       rewards_P: rewards of their completions, by `rewards`.
       ref_logprobs_P: reference log-probs, by the function of `start_reference`.
       epoch: start count of the trainer that published the params.
     """
     return [
-        types.Group(
-            prompt_id=prompt_id,
-            visit=visit,
-            position=position,
-            prompt_tokens=request.prompt_tokens,
-            completion_tokens=c.tokens,
-            completion_lengths=c.lengths,
-            sampled_mask=c.sampled_mask,
-            stopped=c.stopped,
-            behavior_logprobs=c.logprobs,
-            rewards=rewards_S,
-            versions=c.versions,
-            epoch=epoch,
-            ref_logprobs=ref_logprobs,
-            routes=c.routes,
-            prompt_routes=c.prompt_routes,
-            turn_rewards=self._turn_rewards(outcomes_S, rewards_S, c),
-        )
-        for (
-            (position, prompt_id, visit),
-            request,
-            c,
-            outcomes_S,
-            rewards_S,
-            ref_logprobs,
-        ) in zip(
-            sampled.prompts,
-            sampled.requests,
-            sampled.completions,
-            sampled.outcomes or [[]] * len(sampled.prompts),
-            rewards_P,
-            ref_logprobs_P,
-            strict=True,
-        )
+        self._group(*one, epoch)
+        for one in zip(sampled, rewards_P, ref_logprobs_P, strict=True)
     ]
+
+  def _group(
+      self,
+      sampled: Sampled,
+      rewards_S: np.ndarray,
+      ref_logprobs: np.ndarray | None,
+      epoch: int,
+  ) -> types.Group:
+    c, request = sampled.completions, sampled.request
+    position, prompt_id, visit = sampled.prompt
+    return types.Group(
+        prompt_id=prompt_id,
+        visit=visit,
+        position=position,
+        prompt_tokens=request.prompt_tokens,
+        completion_tokens=c.tokens,
+        completion_lengths=c.lengths,
+        sampled_mask=c.sampled_mask,
+        stopped=c.stopped,
+        behavior_logprobs=c.logprobs,
+        rewards=rewards_S,
+        versions=c.versions,
+        epoch=epoch,
+        ref_logprobs=ref_logprobs,
+        routes=c.routes,
+        prompt_routes=c.prompt_routes,
+        turn_rewards=self._turn_rewards(sampled.outcomes or [], rewards_S, c),
+    )
 
   def _turn_rewards(
       self,

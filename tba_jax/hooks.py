@@ -4,7 +4,7 @@
 
 Each hook is called with a step, its batch and its metrics. `Publish` never
 waits for a device. The others need the metrics, and `Behind` calls them with
-those of the step before, while the devices work on the newest.
+the metrics of the previous step while the devices compute the newest.
 
 `TrainerRun` has the beginning and the end: what a start publishes and
 evaluates, and how a run is interrupted, resumed and completed.
@@ -73,14 +73,14 @@ class Draws:
       publish: "Publish",
       stop: Stop,
       first: int,
-      meanwhile: Callable[[], contextlib.AbstractContextManager[None]],
+      while_waiting: Callable[[], contextlib.AbstractContextManager[None]],
   ):
     """Takes the parts; the first step is `first`.
 
     Args:
       publish: publishes params before a step, if the schedule is late.
       stop: whether to end.
-      meanwhile: makes the context in which a step's data is awaited.
+      while_waiting: makes the context in which a step's data is awaited.
     """
     self._train = config.train
     self._source = source
@@ -88,7 +88,7 @@ class Draws:
     self._publish = publish
     self._stop = stop
     self._first = first
-    self._meanwhile = meanwhile
+    self._while_waiting = while_waiting
 
   def __iter__(self) -> Iterator[tuple[int, types.Draw]]:
     train, source = self._train, self._source
@@ -97,7 +97,7 @@ class Draws:
         return
       with (
           self._recorder.span("wait_fresh", step=step),
-          self._meanwhile(),
+          self._while_waiting(),
       ):
         if not source.begin_step(step, self._stop.asked):
           return
@@ -195,12 +195,12 @@ class Behind:
     """Takes the parts.
 
     Args:
-      learner: learner, which reads the metrics.
-      source: source of the batches.
-      recorder: recorder of spans and events.
+      learner: reads the metrics.
+      source: replay service that drew the batches.
+      recorder: receives spans and events.
       decisions: log of the decisions of asynchrony; None for none.
       hooks: called with metrics on the host, in this order.
-      may_run_ahead: whether a step whose data is there may begin before the
+      may_run_ahead: whether a step whose data has arrived may begin before the
         one before it is read.
       skips_nonfinite: whether a non-finite step is an event, not an error.
     """
@@ -250,7 +250,7 @@ class Behind:
     return False
 
   def flush(self) -> None:
-    """Calls the hooks with the step in progress, if there is one."""
+    """Calls the hooks with the step in progress, if any."""
     running, self._running = self._running, None
     if running is not None:
       self._end(running)
@@ -361,7 +361,7 @@ class TimeLimit:
 class StepEvaluator(Protocol):
   """Evaluates params between steps; see `evaluations.Evaluations`."""
 
-  beside: bool
+  in_background: bool
   runs_before: bool
 
   def is_due(self, step: int) -> bool:
@@ -376,7 +376,7 @@ class StepEvaluator(Protocol):
   ) -> dict[str, Any] | None:
     ...
 
-  def meanwhile(self) -> contextlib.AbstractContextManager[None]:
+  def while_waiting(self) -> contextlib.AbstractContextManager[None]:
     ...
 
   def start(
@@ -401,7 +401,7 @@ class StepEvaluator(Protocol):
 
 
 class Evaluate:
-  """Evaluates every `evaluate.every_steps`, in this thread or beside it."""
+  """Evaluates every `evaluate.every_steps`, in this or another thread."""
 
   def __init__(
       self,
@@ -468,7 +468,7 @@ class Evaluate:
     return True
 
   def finish(self, step: int) -> None:
-    """Waits for what runs beside the steps."""
+    """Waits for evaluations in the background."""
     self._guard.evaluated(step, self._evaluations.finish(self._stop.asked))
 
 
@@ -565,13 +565,13 @@ class Save:
 class TrainerParts:
   """The parts of a trainer.
 
-  learner: learner, whose state is that of the newest checkpoint, or of step 0.
-  source: source of the data.
+  learner: holds the newest checkpoint's state, or the state of step 0.
+  source: replay service that provides the data.
   sink: takes the params that are published.
   checkpointer: writer of checkpoints; None for a run that leaves no files.
-  evaluations: runs evaluations, in the loop or beside it.
+  evaluations: runs evaluations, in the loop or in the background.
   initial_params: loads the params that the run started from.
-  guards: guards against a run that goes wrong.
+  guards: checks that stop or slow a diverging run.
   recorder: writer of metrics, events and results.
   decisions: log of the decisions of asynchrony; None for such a run.
   """
@@ -600,8 +600,6 @@ class TrainerRun:
     """Takes the parts, and what a resumed run has.
 
     Args:
-      config: config of the run.
-      parts: parts of the trainer.
       saved: host state of the checkpoint, or {}.
       changes: settings that differ from the checkpoint's, by key.
     """
@@ -619,7 +617,7 @@ class TrainerRun:
     """
     config, parts = self._config, self._parts
     recorder, source, learner = parts.recorder, parts.source, parts.learner
-    # A run that has stopped goes on with changed settings.
+    # A stopped run continues with changed settings.
     stopped_by = None if self._changes else self._saved.get("stopped_by")
     stop = Stop(should_stop, stopped_by or "")
     if "optimizer.learning_rate" in self._changes:
@@ -661,8 +659,10 @@ class TrainerRun:
     source.is_publishing = parts.sink.is_publishing
     publish.first(first, stop.asked)
     if self._evaluate_first(first, guard, evaluate):
-      meanwhile = parts.evaluations.meanwhile
-      draws = Draws(config, source, recorder, publish, stop, first, meanwhile)
+      while_waiting = parts.evaluations.while_waiting
+      draws = Draws(
+          config, source, recorder, publish, stop, first, while_waiting
+      )
       loop.run(draws, learner, [publish, behind])
       behind.flush()
     is_whole = behind.done >= config.train.num_steps or stop.reason
@@ -686,8 +686,8 @@ class TrainerRun:
       if step:
         recorder.event(
             "evaluation_lost",
-            "eval.json lacks the evaluation before training; using that of"
-            f" step {step}",
+            "eval.json lacks the evaluation before training; using the one"
+            f" of step {step}",
         )
       return evaluate.run("before", step)
     # An earlier process may have ended before it evaluated this step.

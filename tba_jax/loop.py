@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The training loop, and a source that searches in its own thread.
+"""The training loop, and a source that searches in the loop's thread.
 
 A source yields the batch of each step once its groups have arrived: `Inline`
 samples them here, at an exact lag; `hooks.Draws` takes them from searchers in
@@ -61,7 +61,7 @@ class Inline:
       `search.sampler` and `offline.path`.
     params: returns the params after the steps so far.
     collector: samples and rewards the completions of prompts.
-    schedule: schedule that pins versions.
+    schedule: pins the version of each step.
     buffer: replay buffer, empty.
     order: prompt order of the run.
     should_stop: checked before each step.

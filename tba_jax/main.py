@@ -90,7 +90,7 @@ _TRAINERS = ("trainer", "one_process")
 _WITHOUT_CONFIG = ("report", "verify", "rerun")
 # Programs that work in a run's directory for long.
 _IN_A_RUN = ("train", "trainer", "searcher", "store", "one_process", "serve")
-# Programs that write where the user says, and no more of a run.
+# Programs that write only to paths given by the user.
 _SHARING = ("generate", "score", "plan", "compile")
 # Programs that may change settings of the run whose config they read.
 _CHANGING = ("train", "evaluate", "export")
@@ -199,7 +199,7 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
         )
         if not_here:
           print("looked for on the hosts:", *not_here, sep="\n  ")
-        if not all(map(_is_of_data, not_here)):
+        if not all(map(_is_data_problem, not_here)):
           print("no plan without these models; all other settings are valid")
           return processes.EXIT_OK
       if name in _SHOW_DATA and not _ELSEWHERE.value:
@@ -216,7 +216,7 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
     module = find_program(name)
   entry = getattr(module, f"run_{name}", None) or module.run
   try:
-    with _held(name, workdir), _progress(name, workdir, operands):
+    with _locked_run(name, workdir), _progress(name, workdir, operands):
       status = entry(config, workdir, operands)
     if name == "export" and status == processes.EXIT_OK:
       bucket.send(workdir, "export/*")
@@ -277,22 +277,22 @@ def _check_text(name: str, value: str) -> None:
     raise ValueError(f"{name}={value!r}: must be a text in UTF-8") from error
 
 
-def _is_of_data(problem: str) -> bool:
+def _is_data_problem(problem: str) -> bool:
   """Returns whether a problem is about data files, which `plan` ignores."""
   key = problem.removeprefix("config.").partition("=")[0].strip()
   return key.startswith("task.") and settings.hosts(key) == "own"
 
 
 @contextlib.contextmanager
-def _held(name: str, workdir: str | None) -> Iterator[None]:
+def _locked_run(name: str, workdir: str | None) -> Iterator[None]:
   """Holds the run for a program that may be a child of one that holds it."""
   is_supervised = processes.SUPERVISED in os.environ
   if name in ("sft", "reward_model") and not is_supervised:
     try:
-      held = bucket.hold(run_directory.lock(workdir), workdir)
+      lock = bucket.hold(run_directory.lock(workdir), workdir)
     except ValueError as error:
       raise run_directory.NoRunError(str(error)) from error
-    with contextlib.closing(held):
+    with contextlib.closing(lock):
       yield
   else:
     yield
@@ -301,11 +301,11 @@ def _held(name: str, workdir: str | None) -> Iterator[None]:
 def _load_config(
     name: str, workdir: str | None, overrides: Sequence[str]
 ) -> ml_collections.ConfigDict | None:
-  given = {n: f.value for n, f in _ARGUMENTS.items() if f.value is not None}
-  if _CONFIG.value is not None and not given:
+  arguments = {n: f.value for n, f in _ARGUMENTS.items() if f.value is not None}
+  if _CONFIG.value is not None and not arguments:
     return load.load_config(_CONFIG.value, overrides)
-  if given:
-    return _config_of(given, overrides)
+  if arguments:
+    return _config_of(arguments, overrides)
   is_new = name == "train" and not run_directory.run_id(workdir)
   if name in _OF_A_RUN and workdir is not None and not is_new:
     if overrides and name not in _CHANGING:
@@ -330,17 +330,17 @@ def _load_config(
 
 
 def _config_of(
-    given: dict[str, str], overrides: Sequence[str]
+    values: dict[str, str], overrides: Sequence[str]
 ) -> ml_collections.ConfigDict:
-  """Returns the config of `_ARGUMENTS`, over that of --config, if any."""
+  """Returns the config of `_ARGUMENTS`, applied to --config if given."""
   config = None
   if _CONFIG.value is not None:
     config = load.load_config(_CONFIG.value)
-  if "data" in given:
-    given = {**given, "data": {"train": given["data"]}}
+  if "data" in values:
+    values = {**values, "data": {"train": values["data"]}}
   try:
     return load.apply_overrides(
-        arguments.make_config(config, **given), overrides
+        arguments.make_config(config, **values), overrides
     )
   except load.ConfigError:
     raise
@@ -351,7 +351,7 @@ def _config_of(
 def run() -> None:
   """Console entry: takes `--config.key=value` out before absl sees the rest."""
   if len(sys.argv) < 2:
-    print(_USAGE, "--help says more", sep="\n", file=sys.stderr)
+    print(_USAGE, "see --help", sep="\n", file=sys.stderr)
     sys.exit(processes.EXIT_CONFIG)
   for i, arg in enumerate(sys.argv[1:], 2):
     if arg == "--":
@@ -414,8 +414,8 @@ def parse_flags(argv: list[str]) -> list[str]:
   except flags.Error as error:
     message = renamed.explain(str(error))
     unknown = re.match(r"Unknown command line flag '([\w.]+)'", message)
-    if unknown and (theirs := other_names.answer(unknown[1])):
-      message = f"--{unknown[1]}: there is no such flag; {theirs}"
+    if unknown and (answer := other_names.answer(unknown[1])):
+      message = f"--{unknown[1]}: there is no such flag; {answer}"
     sys.exit(processes.refuse(ValueError(message)))
 
 

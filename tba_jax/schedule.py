@@ -146,8 +146,8 @@ class Rounds:
   In rounds of P prompts and R steps, round q (from 0) has the positions q P to
   (q + 1) P - 1.
 
-  admits before step t: the prompts of its round, once it has begun those of the
-    `lag_rounds` after it.
+  admits before step t: the prompts of its round, once it has begun the
+    `lag_rounds` rounds after it.
   needs before step t: the prompts of its round.
   version of a position: the params at the start of round q - lag_rounds.
 

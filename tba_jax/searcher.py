@@ -2,15 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Searcher: samples what it is granted with the newest params, and delivers.
 
-The devices decode one block of prompts while a thread rewards the block before
-it and submits it, in the order of the blocks. If the sampler streams, the next
-block begins before that one is over. `programs/roles.py` makes the parts.
+The devices decode one stream of prompts: blocks join it while slots are free,
+and prompts leave it in any order, once their completions are over. A thread
+rewards and submits them meanwhile. A stream ends where its blocks need other
+params. `programs/roles.py` makes the parts.
 """
 
+import collections
 from collections.abc import Callable, Sequence
 from concurrent import futures
 import contextlib
 import dataclasses
+import itertools
+import math
 import threading
 import time
 from typing import Any
@@ -46,10 +50,10 @@ class SearcherParts:
     have, once warmed up; then new ones get there while the old ones sample.
   judge_totals: () -> counts of the judge, for the statistics.
   spans: writer of the timeline, which knows the busy time.
-  swaps_in_flight: whether newer params may go on with a block.
-  judge_shares_mesh: whether the judge uses the mesh that decodes; then decoding
-    waits for it, since two threads that launch collectives could order them
-    differently on each device.
+  swaps_in_flight: whether newer params may go on with a completion.
+  judge_shares_mesh: whether the judge uses the mesh that decodes; then the
+    thread that decodes waits for it, since two threads that launch collectives
+    could order them differently on each device.
   reference_first: whether the thread that decodes dispatches the reference
     pass, for the same reason; it then comes before the rewards, and leaves out
     no group.
@@ -72,6 +76,36 @@ class SearcherParts:
   reference_first: bool = False
   lag_steps: int = 0
   takes_newer: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class _Over:
+  """Prompts that are sampled.
+
+  sampled: the prompts.
+  ref_logprobs: function that waits for their reference log-probs; None starts
+    the pass once they are rewarded.
+  epoch: epoch of the params.
+  """
+
+  sampled: Sequence[collect.Sampled]
+  ref_logprobs: Callable[[], Sequence[np.ndarray | None]] | None
+  epoch: int
+
+
+class _Unfinished:
+  """A block, prompts of which are still sampled."""
+
+  def __init__(self, num_prompts: int):
+    self._num_prompts = num_prompts
+    self._sampled: list[collect.Sampled] = []
+
+  def add(self, sampled: collect.Sampled) -> list[collect.Sampled] | None:
+    """Adds a prompt; returns all in their order once none is missing."""
+    self._sampled.append(sampled)
+    if len(self._sampled) < self._num_prompts:
+      return None
+    return sorted(self._sampled, key=lambda one: one.prompt)
 
 
 class WrongParamsError(RuntimeError):
@@ -166,12 +200,17 @@ class Searcher:
     # Time at which sampling began, and the busy seconds until then.
     self._started = self._busy_before_s = 0.0
     self._judging = futures.ThreadPoolExecutor(1, thread_name_prefix="judge")
-    # The block that the judge's thread works on, if any.
-    self._handing_over: futures.Future[None] | None = None
+    # Prompts that are over, for the judge's thread; and its tasks.
+    self._over: list[_Over] = []
+    self._over_lock = threading.Lock()
+    self._tasks: collections.deque[futures.Future[None]] = collections.deque()
     self._judged = threading.Event()
-    # A block that came too late for the stream before it.
+    self._judged.set()
+    # A block that needs other params than the stream before it.
     self._kept: ports.Assignment | None = None
-    self._asked_s = 0.0
+    # Most prompts of a block so far.
+    self._most_prompts = 1
+    self._asked_s = -math.inf
 
   def close(self) -> None:
     """Ends the threads, after what they work on."""
@@ -202,13 +241,10 @@ class Searcher:
     self._busy_before_s = self._spans.clock.busy_s
     while not self._stop():
       block = self._wait_for_block()
-      if block is None or not self._use_version(block):
-        continue
-      if self._collector.streams and not self._is_exact(block):
+      if block is not None and self._use_version(block):
         self._stream(block)
-      else:
-        self._hand_over(self._sample(block))
-    self._wait_handed_over()
+        self._wait_for_judge(self._most_prompts)
+    self._wait_for_judge()
     return self._sink.run_done
 
   def _stop(self) -> bool:
@@ -360,127 +396,157 @@ class Searcher:
       return None
     return self._version.step, self._params
 
-  def _sample(self, block: ports.Assignment) -> collect.Sampled:
-    """Decodes the completions of a block's prompts."""
-    swaps = self._parts.swaps_in_flight and not self._is_exact(block)
-    self._sink.begun_s.append(time.monotonic())
-    with self._spans.span("decode", version=self._version.step):
-      sampled = self._collector.sample(
-          block.prompts,
-          self._params,
-          self._version.step,
-          self._newer_params if swaps else None,
-      )
-    self._note_mixed(sampled)
-    return sampled
-
-  def _stream(self, block: ports.Assignment) -> None:
-    """Decodes a block and those granted meanwhile, and hands them over.
+  def _stream(self, first: ports.Assignment) -> None:
+    """Decodes a block and those that may join it, and hands prompts over.
 
     Ends once newer params are due, unless they may be swapped in flight.
     """
-    first = [block]
+    blocks = [first]
+    is_exact = self._is_exact(first)
+    # By position.
+    unfinished: dict[int, _Unfinished] = {}
 
     def more() -> Sequence[collect.Prompt] | None:
-      granted = first.pop() if first else self._block_meanwhile()
-      if granted is None:
+      block = blocks.pop() if blocks else self._block_meanwhile(is_exact)
+      if block is None:
         return None
-      self._sink.begun_s.append(time.monotonic())
-      return granted.prompts
+      # What is granted again is on its way.
+      prompts = [p for p in block.prompts if p[0] not in unfinished]
+      positions = [position for position, *_ in prompts]
+      self._sink.begun_s.update(dict.fromkeys(positions, time.monotonic()))
+      unfinished.update(dict.fromkeys(positions, _Unfinished(len(positions))))
+      self._most_prompts = max(self._most_prompts, len(positions))
+      return prompts or None
 
-    blocks = self._collector.stream(
+    swaps = self._parts.swaps_in_flight and not is_exact
+    over = self._collector.stream(
         more,
         self._params,
         self._version.step,
-        self._newer_params if self._parts.swaps_in_flight else None,
+        self._newer_params if swaps else None,
     )
-    with contextlib.closing(blocks):
+    with contextlib.closing(over):
       while True:
         with self._spans.span("decode", version=self._version.step):
-          sampled = next(blocks, None)
+          sampled = next(over, None)
         if sampled is None:
           return
         self._note_mixed(sampled)
-        self._hand_over(sampled)
-        del sampled  # The next block is decoded without it.
+        blocks_over = [
+            unfinished.pop(one.prompt[0]).add(one) for one in sampled
+        ]
+        if not self._collector.has_reference:
+          self._hand_over(sampled)
+          continue
+        # Reference log-probs are of whole blocks, so that their bits do not
+        # depend on which prompts are over at the same time.
+        for block in filter(None, blocks_over):
+          self._hand_over(block)
 
-  def _block_meanwhile(self) -> ports.Assignment | None:
-    """Returns a granted block that the params in use may sample, if any."""
+  def _block_meanwhile(self, is_exact: bool) -> ports.Assignment | None:
+    """Returns a granted block that may join the stream, if any.
+
+    None does while the judge's thread is a block behind.
+    """
     now_s = time.monotonic()
     if self._kept is not None or now_s < self._asked_s + ASK_EVERY_S:
       return None
-    self._asked_s = now_s
     newest = self._source.latest()
-    if newest is not None and newest[0] > self._version:
+    if not is_exact and newest is not None and newest[0] > self._version:
       comes_in_flight = newest[0].epoch == self._version.epoch
       if not (self._parts.swaps_in_flight and comes_in_flight):
         return None
-    block = None if self._stop() else self._sink.next_block(0.0)
-    if block is None:
+    if self._sink.epoch > self._version.epoch:
+      return None  # A new trainer grants again what is not delivered yet.
+    if self._stop() or self._num_over() >= self._most_prompts:
       return None
-    is_new_enough = self._version >= (block.epoch, block.require_version)
-    if not is_new_enough or self._is_exact(block):
+    block = self._sink.next_block(0.0)
+    if block is None:
+      self._asked_s = now_s
+      return None
+    wanted = block.epoch, block.require_version
+    is_new_enough = self._version >= wanted
+    if is_exact:
+      is_new_enough = self._version == wanted
+    if not is_new_enough or self._is_exact(block) != is_exact:
       # Its params come first.
       self._kept = block
       return None
     return block
 
-  def _note_mixed(self, sampled: collect.Sampled) -> None:
-    self._mixed_completions += sum(
-        int((c.token_versions > c.versions[:, None]).any(1).sum())
-        for c in sampled.completions
-    )
+  def _note_mixed(self, sampled: Sequence[collect.Sampled]) -> None:
+    for one in sampled:
+      c = one.completions
+      is_mixed_S = (c.token_versions > c.versions[:, None]).any(1)
+      self._mixed_completions += int(is_mixed_S.sum())
 
-  def _hand_over(self, sampled: collect.Sampled) -> None:
-    """Passes a block to the judge's thread, once it is done with the last."""
+  def _hand_over(self, sampled: Sequence[collect.Sampled]) -> None:
+    """Passes prompts that are over to the judge's thread."""
     ref_logprobs = None
     if self._parts.reference_first and self._collector.has_reference:
       with self._spans.span("reference"):
         ref_logprobs = self._collector.start_reference(sampled)
-    self._wait_handed_over()
-    epoch = self._version.epoch  # A block is sampled within one epoch.
-    self._judged.clear()
-    self._handing_over = self._judging.submit(
-        self._judge_and_submit, sampled, ref_logprobs, epoch
-    )
+    epoch = self._version.epoch  # A stream is sampled within one epoch.
+    with self._over_lock:
+      self._over.append(_Over(sampled, ref_logprobs, epoch))
+      self._judged.clear()
+    self._tasks.append(self._judging.submit(self._judge_and_submit))
     if self._parts.judge_shares_mesh:
       with self._spans.span("reward"):
         self._judged.wait()
+    self._check_handed_over()
 
   def _check_handed_over(self) -> None:
     """Raises the thread's error, if any, without waiting for the thread."""
-    if self._handing_over is not None and self._handing_over.done():
-      self._wait_handed_over()
+    while self._tasks and self._tasks[0].done():
+      self._tasks.popleft().result()
 
-  def _wait_handed_over(self) -> None:
-    """Waits for the thread; raises its error."""
-    if self._handing_over is None:
-      return
+  def _num_over(self) -> int:
+    """Returns the number of prompts that wait for the judge's thread."""
+    with self._over_lock:
+      return sum(len(one.sampled) for one in self._over)
+
+  def _wait_for_judge(self, most_prompts: int = 0) -> None:
+    """Waits until fewer prompts wait for the thread; raises its error.
+
+    Args:
+      most_prompts: their number; 0 waits until the thread is done with all.
+    """
     # Waiting for a slow judge counts as work, waiting for credit as idle time.
-    with self._spans.span("reward"):
-      self._judged.wait()
-    with self._spans.span("wait_credit"):
-      self._handing_over.result()
-    self._handing_over = None
+    while self._tasks and self._num_over() >= most_prompts:
+      with self._spans.span("reward"):
+        self._judged.wait()
+      with self._spans.span("wait_credit"):
+        self._tasks.popleft().result()
 
-  def _judge_and_submit(
-      self,
-      sampled: collect.Sampled,
-      ref_logprobs: Callable[[], Sequence[np.ndarray | None]] | None,
-      epoch: int,
-  ) -> None:
+  def _judge_and_submit(self) -> None:
+    """Rewards and submits the prompts that are over by now."""
+    with self._over_lock:
+      over, self._over = self._over, []
+    if not over:
+      return  # An earlier task took them.
     try:
       with self._spans.span("reward", lane=JUDGE_LANE):
-        rewards_P = self._collector.rewards(sampled)
+        rewards = iter(
+            self._collector.rewards([one for o in over for one in o.sampled])
+        )
+        rewards_P = [[*itertools.islice(rewards, len(o.sampled))] for o in over]
       with self._spans.span("reference", lane=JUDGE_LANE):
-        if ref_logprobs is None:
-          ref_logprobs = self._collector.start_reference(sampled, rewards_P)
-        ref_logprobs_P = ref_logprobs()
+        start = self._collector.start_reference
+        ref_logprobs_P = [
+            (o.ref_logprobs or start(o.sampled, own_P))()
+            for o, own_P in zip(over, rewards_P)
+        ]
     finally:
       self._judged.set()
-    groups = self._collector.groups(sampled, rewards_P, ref_logprobs_P, epoch)
-    # The block's age ends here: time spent waiting for credit does not count.
-    self._sink.begun_s.popleft()
+    groups = [
+        group
+        for o, *values in zip(over, rewards_P, ref_logprobs_P)
+        for group in self._collector.groups(o.sampled, *values, o.epoch)
+    ]
+    # Their age ends here: time spent waiting for credit does not count.
+    for group in groups:
+      self._sink.begun_s.pop(group.position, None)
     with self._spans.span("wait_credit", lane=JUDGE_LANE):
       self._sink.submit(groups, self._stop)
     self._report()

@@ -3,10 +3,10 @@
 """Records that pass between the parts of a run, and the table of columns.
 
 A *column* is a fact about a prompt, its completions or their tokens. It is
-defined once, in the record that says how far it goes: `StepColumns` reach the
-optimizer step, `BufferColumns` the replay buffer, and those of `Group` the
-trainer. Messages, the journal, the buffer, draws, batches, checksums and step
-files are derived from these definitions.
+defined once, in the record for its last consumer: `StepColumns` reach the
+optimizer step, `BufferColumns` the replay buffer, and the columns of `Group`
+the trainer. Messages, the journal, the buffer, draws, batches, checksums and
+step files are derived from these definitions.
 
 Axes: B prompts, K completions of a prompt in a batch, S completions of a
 prompt as sampled, P prompt tokens, T completion tokens, N layers, A experts of
@@ -27,7 +27,7 @@ PyTree = Any
 class Column:
   """Definition of a column.
 
-  axes: axes in a group, "" for one integer; a batch has B and K for S.
+  axes: dimensions in a group, "" for one integer; a batch has B and K for S.
   meaning: description of the value.
   mask: tokens with a value, "completion" or "sampled"; others are 0 in the
     buffer and after it. "" without an axis T.
@@ -48,10 +48,10 @@ class Column:
     return "B" + self.axes.replace("S", "K")
 
 
-def column(dtype_and_axes: str, meaning: str, **others: str) -> Any:
+def column(dtype_and_axes: str, meaning: str, **options: str) -> Any:
   """Returns a column's field, as "float32[ST]"; None by default with `when`."""
   dtype, _, axes = dtype_and_axes.removesuffix("]").partition("[")
-  definition = Column(np.dtype(dtype), axes, meaning, **others)
+  definition = Column(np.dtype(dtype), axes, meaning, **options)
   return dataclasses.field(
       default=None if definition.when else dataclasses.MISSING,
       metadata={"column": definition},
@@ -118,7 +118,7 @@ class BufferColumns(StepColumns):
   """Columns of completions in the replay buffer."""
 
   completion_lengths: Any = column(
-      "int32[S]", "tokens with the stop token and those of an environment"
+      "int32[S]", "tokens, including the stop token and an environment's"
   )
   sampled_mask: Any = column(
       "bool[ST]", "True on tokens that the policy sampled", mask="completion"
@@ -277,7 +277,7 @@ class Draw(Batch, BufferColumns):
   epochs: [B, K] int32, start count of the trainer that published the params.
   staleness_steps: [B, K] int32, updates between those params and the trainer's;
     0 is on-policy. See `buffer.staleness`.
-  step: the step that will train on the batch.
+  step: optimizer step that will use the batch.
   """
 
   completion_mask: None = None
@@ -324,7 +324,7 @@ def abstract_batch(
   """Returns the shapes and dtypes of a batch without packed rows.
 
   Args:
-    sizes: sizes of B, K, P and T.
+    sizes: values of B, K, P and T.
     columns: optional columns, see `collect.optional_columns`.
   """
   columns = columns or {}

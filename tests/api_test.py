@@ -89,7 +89,7 @@ class ArgumentsTest(parameterized.TestCase):
     self.rewards = self.folder / "rewards.py"
     self.rewards.write_text("def short(prompt, completion, row): return 1.0\n")
 
-  def test_arguments_and_flags_are_what_a_config_file_says(self):
+  def test_arguments_and_flags_match_config_file(self):
     reward = f"{self.rewards}:short"
     file = self.folder / "config.py"
     file.write_text(_CONFIG_FILE.format(data=self.data, reward=reward))
@@ -104,9 +104,9 @@ class ArgumentsTest(parameterized.TestCase):
             "loss": {"beta": 0.1},
         },
     )
-    wanted = load.load_config(str(file)).to_dict()
-    self.assertEqual(run.config.to_dict(), wanted)
-    done = subprocess.run(
+    expected = load.load_config(str(file)).to_dict()
+    self.assertEqual(run.config.to_dict(), expected)
+    process = subprocess.run(
         [sys.executable, "-c", _SHOW_CONFIG, "train", "--model=scratch",
          f"--data={self.data}", f"--reward={reward}", "--workdir=runs/x",
          "--config.task.prompt=Add: {prompt}", "--config.loss.beta=0.1",
@@ -115,9 +115,11 @@ class ArgumentsTest(parameterized.TestCase):
         capture_output=True, text=True, check=False, cwd=self.folder,
         env=harness.environment(),
     )  # fmt: skip
-    self.assertEqual(json.loads(done.stdout or "0"), wanted, done.stderr)
+    self.assertEqual(
+        json.loads(process.stdout or "0"), expected, process.stderr
+    )
 
-  def test_arguments_change_a_config(self):
+  def test_arguments_change_config(self):
     config = tba_jax.load_config("configs/countdown.py:smoke")
     with mock.patch.object(validate, "validate"):
       run = api.begin(config, None, {"seed": 3}, reward=short, data=_DATA)
@@ -197,7 +199,7 @@ class ArgumentsTest(parameterized.TestCase):
       ("raises", lambda p, c, r: r["gold"], "row train.jsonl:1: .*KeyError"),
   )
   @pytest.mark.slow
-  def test_wrong_reward_is_named_before_the_run(self, reward, why):
+  def test_wrong_reward_is_named_before_run(self, reward, why):
     folder = chat_model.make(self.folder / "model")
     with self.assertRaisesRegex(ValueError, f"^reward=lambda: (?s:.*){why}"):
       tba_jax.train(model=folder, data=_DATA, reward=reward, **SMALL)
@@ -255,7 +257,7 @@ class RunTest(absltest.TestCase):
       run.stop()
     self.assertEqual((stopped, run.status), ([True], 130))
 
-  def test_errors_of_a_live_run_are_raised_by_wait(self):
+  def test_errors_of_live_run_are_raised_by_wait(self):
     run = self.begin()
     lent = run.config.task.rewards
     failed = (1, f"died: config.task.rewards={lent!r}: no")
@@ -281,7 +283,7 @@ class RunTest(absltest.TestCase):
       run.evaluate(step=3)
     self.assertEqual({*temporary.glob("tba_jax_*")}, before)
 
-  def test_evaluate_lends_callables_and_returns_the_newest_result(self):
+  def test_evaluate_lends_callables_and_returns_newest_result(self):
     run, seen = self.begin(), []
     run._made.close()  # As at the end of a run.
 
@@ -332,14 +334,14 @@ class ModelTest(absltest.TestCase):
     self.assertEqual(run.config.init, str(self.folder / "tiny.gguf"))
 
   @pytest.mark.slow
-  def test_name_of_a_packaged_model(self):
+  def test_name_of_packaged_model(self):
     (name,) = packaged_models.WHEELS
     file = pathlib.PurePath(packaged_models.WHEELS[name].member).name
     gguf_case.write(processes.models_directory() / file)
     self.assertEqual(self.train(name).config.init, name)
 
   @pytest.mark.slow
-  def test_name_of_the_hub(self):
+  def test_name_of_hub(self):
     hub = fake_hub.FakeHub()
     self.addCleanup(hub.close)
     model = chat_model.make(self.folder / "model")
@@ -348,7 +350,7 @@ class ModelTest(absltest.TestCase):
     }
     program = self.folder / "train.py"
     program.write_text(_FROM_HUB.format(data=_DATA, settings=SMALL))
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(program)],
         capture_output=True, text=True, check=False, cwd=self.folder,
         env=harness.environment(
@@ -356,8 +358,8 @@ class ModelTest(absltest.TestCase):
             NO_PROXY="127.0.0.1", HF_HUB_OFFLINE="0", HF_TOKEN="hf_mine",
         ),
     )  # fmt: skip
-    self.assertEqual(done.returncode, 0, done.stderr[-2000:])
-    self.assertEqual(done.stdout.splitlines()[-1], f"{hub.url}/me/trained")
+    self.assertEqual(process.returncode, 0, process.stderr[-2000:])
+    self.assertEqual(process.stdout.splitlines()[-1], f"{hub.url}/me/trained")
     trained, start = (
         hub.models[f"me/{name}"]["model.safetensors"]
         for name in ("trained", "tiny")
@@ -406,7 +408,7 @@ class HubTest(absltest.TestCase):
     self.assertEqual(url, f"{self.hub.url}/me/tiny")
     self.assertEqual({*self.hub.tokens}, {"Bearer hf_mine"})
     self.assertIn("model.safetensors", self.hub.models["me/tiny"])
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", "from tba_jax.models.hf import hf_hub;"
          "print(hf_hub.find('me/tiny'))"],
         capture_output=True, text=True, check=False,
@@ -415,6 +417,6 @@ class HubTest(absltest.TestCase):
             NO_PROXY="127.0.0.1", HF_HUB_OFFLINE="0",
         ),
     )  # fmt: skip
-    folder = pathlib.Path(found.stdout.strip())
-    self.assertTrue((folder / "model.safetensors").is_file(), found.stderr)
+    folder = pathlib.Path(result.stdout.strip())
+    self.assertTrue((folder / "model.safetensors").is_file(), result.stderr)
     self.assertEqual(hf_hub.find(folder), folder)

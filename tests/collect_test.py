@@ -1,8 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The collector's stream of blocks, with mocks of sampler and environments."""
+"""The collector's stream of prompts, with mocks of sampler and environments."""
 
 import dataclasses
+import time
 import types
 from unittest import mock
 
@@ -34,7 +35,7 @@ class StreamTest(absltest.TestCase):
         for i in indices
     ]
     self.episodes = autospec(turns_lib.Episodes)
-    self.episodes.outcomes.return_value = []
+    self.episodes.outcomes.side_effect = lambda number: f"of {number}"
     self.environments.episodes.return_value = self.episodes
     self.sampler = autospec(decode.JaxSampler)
     self.sampler.settings = mock.Mock(max_completion_tokens=T)
@@ -50,48 +51,62 @@ class StreamTest(absltest.TestCase):
     )
 
   def stream(self, params, more, *, version, newer, turns):
-    """Takes newer params before each batch."""
+    """Takes newer params before each batch, and ends the last request first."""
     self.assertIs(turns, self.episodes)
-    while True:
+    begun = []
+    for _ in range(3):
       if newer is not None:
         newer()
-      batch = more()
-      if batch is None:
-        return
-      yield [None] * len(batch)
+      time.sleep(0.05)  # Environments say the next prompts meanwhile.
+      begun += more() or []
+    for number, request in reversed([*enumerate(begun)]):
+      yield [(number, request.prompt_id)]
 
-  def test_prompts_without_completions_have_the_version_of_their_time(self):
-    blocks = iter([[(0, 7, 0)], [(1, 8, 0)], [(2, 9, 0)]])
-    newer = iter([None, (50, "params"), (99, "params")])
-    found = list(
-        self.collector.stream(
-            lambda: next(blocks, None), "params", 5, lambda: next(newer, None)
-        )
-    )
-    versions = [s.completions[0].versions.tolist() for s in found]
-    self.assertEqual(versions, [[5] * S, [50] * S, [99] * S])
-    self.assertEqual([s.prompts[0][1] for s in found], [7, 8, 9])
-    self.assertEqual(found[2].outcomes[0][0].failure, "error")
-
-  def test_a_failed_environment_s_prompt_keeps_its_place(self):
+  def fail(self, *failing):
+    """Lets the environments of these prompts fail, and of no others."""
     said = self.environments.prompts.side_effect
     self.environments.prompts.side_effect = lambda split, indices: [
-        prompt if i == 8 else dataclasses.replace(prompt, failure=None)
+        prompt if i in failing else dataclasses.replace(prompt, failure=None)
         for i, prompt in zip(indices, said(split, indices))
     ]
+
+  def test_prompts_without_completions_have_the_version_of_their_time(self):
+    self.fail(7, 9)
+    blocks = iter([[(0, 7, 0), (1, 6, 0)], [(2, 9, 0), (3, 8, 0)]])
+    newer = iter([None, (50, "params")])
+    first, second = self.collector.stream(
+        lambda: next(blocks, None), "params", 5, lambda: next(newer, None)
+    )
+    self.assertEqual([one.prompt[1] for one in first], [7, 9, 8])
+    self.assertEqual([one.prompt[1] for one in second], [6])
+    versions = [one.completions.versions.tolist() for one in first[:2]]
+    self.assertEqual(versions, [[5] * S, [50] * S])
+    self.assertEqual(first[1].outcomes[0].failure, "error")
+    # Numbers are those of the sampler's requests.
+    self.assertEqual((first[2].completions, first[2].outcomes), (8, "of 1"))
+    self.assertEqual((second[0].completions, second[0].outcomes), (6, "of 0"))
+
+  def test_prompts_are_over_though_all_environments_fail(self):
+    blocks = iter([[(0, 7, 0)]])
+    (found,) = self.collector.stream(lambda: next(blocks, None), "params", 5)
+    self.assertEqual([one.prompt for one in found], [(0, 7, 0)])
+
+  def test_a_failed_environment_s_prompt_keeps_its_place(self):
+    self.fail(8)
     self.sampler.sample.side_effect = lambda params, requests, **_: [
         request.prompt_id for request in requests
     ]
-    self.episodes.outcomes.return_value = ["first", "last"]
     prompts = [(0, 7, 0), (1, 8, 0), (2, 9, 0)]
-    found = self.collector.sample(prompts, "params", 5)
-    self.assertEqual(found.completions[::2], [7, 9])
-    self.assertEqual(found.completions[1].versions.tolist(), [5] * S)
-    self.assertEqual(found.outcomes[::2], ["first", "last"])
-    self.assertEqual([o.failure for o in found.outcomes[1]], ["error"] * S)
+    first, failed, last = self.collector.sample(prompts, "params", 5)
+    self.assertEqual((first.completions, first.outcomes), (7, "of 0"))
+    self.assertEqual((last.completions, last.outcomes), (9, "of 1"))
+    self.assertEqual(failed.completions.versions.tolist(), [5] * S)
+    self.assertEqual([o.failure for o in failed.outcomes], ["error"] * S)
 
   def test_a_stream_that_is_closed_lets_its_environments_go(self):
-    stream = self.collector.stream(lambda: [(0, 7, 0)], "params", 5)
+    self.fail()
+    blocks = iter([[(0, 7, 0), (1, 8, 0)]])
+    stream = self.collector.stream(lambda: next(blocks, None), "params", 5)
     next(stream)
     self.episodes.close.assert_not_called()
     stream.close()
@@ -118,11 +133,14 @@ class ReferenceTest(parameterized.TestCase):
         **options,
     )
     count = len(rewards)
-    sampled = collect.Sampled(
-        [(i, i, 0) for i in range(count)],
-        [decode.Request(np.array([i]), i, 0, S) for i in range(count)],
-        [collect.no_completions(S, T, 0)] * count,
-    )
+    sampled = [
+        collect.Sampled(
+            (i, i, 0),
+            decode.Request(np.array([i]), i, 0, S),
+            collect.no_completions(S, T, 0),
+        )
+        for i in range(count)
+    ]
     rewards_P = [np.array(rewards_S, np.float32) for rewards_S in rewards]
     found = collector.start_reference(sampled, rewards_P)()
     for i, logprobs in enumerate(found):
@@ -186,9 +204,9 @@ class JudgeRequestsTest(absltest.TestCase):
     texts = {}
     for prompt in ([5, 9], [9, 5]):
       sampled = collect.Sampled(
-          [(0, 0, 0)], [decode.Request(prompt, 0, 0, S)], [completions]
+          (0, 0, 0), decode.Request(prompt, 0, 0, S), completions
       )
-      (asked,) = collector.judge_requests(sampled)
+      (asked,) = collector.judge_requests([sampled])
       texts[prompt[0]] = [request.completion for request in asked]
       self.assertEqual([r.tokens for r in asked], [[2, 3, 1], [2, 4, 1]])
     self.assertEqual(texts, {5: ["<think>23", "<think>24"], 9: ["23", "24"]})

@@ -171,14 +171,14 @@ class DependenciesTest(absltest.TestCase):
         found = _packages(_imported(tree)) - _ELSEWHERE.get(name, set())
         self.assertEqual(found - allowed, set(), name)
 
-  def test_the_package_loads_without_extras(self):
+  def test_package_loads_without_extras(self):
     for name, tree in _sources("tba_jax"):
       top = ast.Module([n for n in tree.body if not _is_code(n)], [])
       found = _packages(_imported(top)) - _OF_ONE_PROGRAM.get(name, set())
       self.assertEqual(found - self.core, set(), name)
 
   @pytest.mark.slow
-  def test_declared_packages_are_imported_or_say_why(self):
+  def test_declared_packages_are_imported_or_justified(self):
     places = ("tba_jax", "configs", "examples")
     found = {
         package
@@ -201,7 +201,7 @@ class DependenciesTest(absltest.TestCase):
     self.assertEqual(set(self.extras) - used, plugins)
 
   @pytest.mark.slow
-  def test_nothing_but_what_a_program_lends_is_a_pickle(self):
+  def test_only_lent_callables_are_pickled(self):
     for text, found in (
         ("import pickle", ["pickle"]),
         ("from multiprocessing import pool", ["multiprocessing"]),
@@ -232,7 +232,7 @@ class DependenciesTest(absltest.TestCase):
         ]
         self.assertNotRegex("; ".join(terms), r"\bA?GPL", package.name)
 
-  def test_constraints_lie_in_the_ranges(self):
+  def test_constraints_lie_in_ranges(self):
     lines = (_ROOT / "constraints.txt").read_text().splitlines()
     pins = [re.match(r"([\w.-]+)==([\d.]+)", line) for line in lines]
     requirements = [*_assigned("REQUIREMENTS")]
@@ -247,7 +247,7 @@ class DependenciesTest(absltest.TestCase):
     for version in ("1.8", "2", "1.11"):
       self.assertFalse(_is_in(version, "x[y]>=1.9,<2,!=1.11"))
 
-  def test_readers_install_with_the_constraints(self):
+  def test_readers_install_with_constraints(self):
     pages = [_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md"))]
     lines = [
         line

@@ -127,7 +127,7 @@ def _templates() -> set[str]:
 
 class DocsTest(absltest.TestCase):
 
-  def test_the_reference_of_settings_is_up_to_date(self):
+  def test_reference_of_settings_is_up_to_date(self):
     self.assertEqual(
         (_ROOT / "docs/reference/settings.md").read_text("utf-8"),
         reference.render(),
@@ -149,7 +149,7 @@ class DocsTest(absltest.TestCase):
     no_noun = [key for key, text in meanings.items() if _has_no_noun(text)]
     self.assertEqual(no_noun, [])
 
-  def test_links_have_a_target(self):
+  def test_links_have_target(self):
     for page in _pages():
       for link in _LINK.findall(_prose(page)):
         if re.match(r"(https?|mailto):", link):
@@ -161,19 +161,19 @@ class DocsTest(absltest.TestCase):
         if anchor and target.suffix == ".md":
           self.assertIn(anchor, _anchors(target), where)
 
-  def test_every_notebook_is_on_the_first_pages(self):
+  def test_every_notebook_is_on_first_pages(self):
     for page in (_ROOT / "README.md", _ROOT / "docs" / "README.md"):
       links = {link.rpartition("/")[2] for link in _LINK.findall(_prose(page))}
       notebooks = {path.name for path in _COLABS.glob("*.ipynb")}
       self.assertNotEmpty(notebooks)
       self.assertLessEqual(notebooks, links, page.name)
 
-  def test_files_that_are_named_exist(self):
+  def test_mentioned_files_exist(self):
     for page in [*_pages(), *sorted((_ROOT / "tba_jax").glob("*.md"))]:
       for name in _CODE_PATH.findall(page.read_text("utf-8")):
         self.assertTrue((_ROOT / name).exists(), f"{page.name}: {name}")
 
-  def test_settings_and_programs_that_are_named_exist(self):
+  def test_mentioned_settings_and_programs_exist(self):
     keys = set(settings.SETTINGS) | {"search.mesh"}
     for task in map(tasks_build.find, tasks_build.TASKS):
       keys |= {f"task.{name}" for name in task.FIELDS}
@@ -195,7 +195,7 @@ class DocsTest(absltest.TestCase):
         path = _ROOT / "configs" / f"{config}.py"
         self.assertTrue(path.exists(), f"{page.name}: --config={config}")
 
-  def test_measurements_that_are_named_exist(self):
+  def test_mentioned_benchmarks_exist(self):
     modules = {
         "benchmarks": benchmarks.MODULES,
         "studies": studies.MODULES,
@@ -203,17 +203,17 @@ class DocsTest(absltest.TestCase):
     }
     packages = "|".join(modules)
     command = rf"python -m ({packages})((?: --config\S*)*) ([a-z_]+)"
-    found = []
+    result = []
     for page in [*_pages(), *_sources()]:
       # A command may go on in the next line.
       text = re.sub(r"[\s\\]+", " ", page.read_text("utf-8"))
       for package, _, name in re.findall(command, text):
         self.assertIn(name, modules[package], page)
-        found.append(name)
+        result.append(name)
       for name in re.findall(rf"python -m ((?:{packages})\.\w+)", text):
         path = _ROOT / name.replace(".", "/")
         self.assertTrue(path.with_suffix(".py").exists(), f"{page}: {name}")
-    self.assertGreater(len(found), 50)
+    self.assertGreater(len(result), 50)
 
   def test_index_lists_every_program(self):
     text = (_ROOT / "docs" / "README.md").read_text("utf-8")
@@ -221,14 +221,14 @@ class DocsTest(absltest.TestCase):
     rows = "".join(re.findall(r"^\| (`.+?) \|", table, re.M))
     self.assertEqual(set(re.findall(r"`(\w+)`", rows)), set(main.PROGRAMS))
 
-  def test_the_readme_shows_the_loop_of_the_package(self):
+  def test_readme_shows_loop_of_package(self):
     page = (_ROOT / "README.md").read_text("utf-8")
     (shown,) = re.findall(r"```python\n(for step, .*?\n)```", page, re.DOTALL)
     code = (_ROOT / "tba_jax" / "loop.py").read_text("utf-8")
     self.assertIn(textwrap.indent(shown, "  "), code)
     self.assertLess(shown.count("\n"), 30)
 
-  def test_the_architecture_names_what_there_is(self):
+  def test_architecture_page_lists_existing_files(self):
     page = (_ROOT / "docs/reference/architecture.md").read_text("utf-8")
     named = re.findall(r"`([\w/]+\.py):(\w+)`", page)
     self.assertGreater(len(named), 20)
@@ -236,7 +236,7 @@ class DocsTest(absltest.TestCase):
       code = (_ROOT / path).read_text("utf-8")
       self.assertRegex(code, rf"(?m)^ *(class|def) {name}\b", path)
 
-  def test_messages_are_those_of_the_code(self):
+  def test_messages_match_code(self):
     templates = _templates()
     page = (_ROOT / "docs/guides/troubleshooting.md").read_text("utf-8")
     messages = re.findall(r"^\| `(.+?)` \| .+ \| .+ \|$", page, re.M)
@@ -264,7 +264,7 @@ class DocsTest(absltest.TestCase):
         ],
     )
 
-  def test_the_loss_of_the_page_works(self):
+  def test_loss_of_page_works(self):
     page = (_ROOT / "docs/reference/objectives.md").read_text("utf-8")
     (block,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
     path = pathlib.Path(self.create_tempdir().full_path) / "my_loss.py"
@@ -291,7 +291,7 @@ class DocsTest(absltest.TestCase):
     with self.assertRaisesRegex(validate.ConfigError, "config.loss.name"):
       validate.validate(config)
 
-  def test_the_config_of_the_page_works(self):
+  def test_config_of_page_works(self):
     page = (_ROOT / "docs/guides/your_data.md").read_text("utf-8")
     blocks = re.findall(
         r"^```python\n# (\w+\.py)\n(.*?)^```", page, re.M | re.S
@@ -317,7 +317,7 @@ class DocsTest(absltest.TestCase):
     for line in validate.validate(config, elsewhere=True):
       self.assertIn("not in the hub's cache", line)
 
-  def test_environments_of_other_systems_run_as_the_page_wraps_them(self):
+  def test_wrappers_of_other_environments_run(self):
     page = (_ROOT / "docs/guides/agents.md").read_text("utf-8")
     (block,) = re.findall(
         r"^```python\n# from_others.py\n(.*?)^```", page, re.M | re.S

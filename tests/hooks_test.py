@@ -20,14 +20,14 @@ from tests.support import trainer_case
 
 class TrainerTest(trainer_case.TrainerCase):
 
-  def test_trains_by_the_loop(self):
+  def test_trains_by_loop(self):
     with (
         mock.patch.object(loop, "run", side_effect=ZeroDivisionError),
         self.assertRaises(ZeroDivisionError),
     ):
       self.run_it()
 
-  def test_a_whole_run(self):
+  def test_whole_run(self):
     self.assertTrue(self.run_it())
     self.assertEqual(self.steps("step"), list(range(6)))
     # Searchers get params and admission before the first evaluation is over.
@@ -46,7 +46,7 @@ class TrainerTest(trainer_case.TrainerCase):
     self.assertEqual(self.recorder.step.call_count, 6)
 
   @parameterized.parameters((1, [0, 1, 2, 3, 4, 5, 6]), (4, [0, 4, 6]))
-  def test_publishes_every_k_steps_and_at_the_end(self, every, expected):
+  def test_publishes_every_k_steps_and_at_end(self, every, expected):
     self.run_it(publish__every_steps=every)
     # Each under the step that made it.
     self.assertEqual(
@@ -62,7 +62,7 @@ class TrainerTest(trainer_case.TrainerCase):
     )
     self.assertFalse(self.saved[2][2], "a periodic save is in the background")
 
-  def test_the_next_step_is_dispatched_before_the_metrics_are_read(self):
+  def test_next_step_is_dispatched_before_metrics_are_read(self):
     self.run_it(train__num_steps=3)
     self.assertEqual(
         [entry[:2] for entry in self.logged("step", "draw", "publish", "read")],
@@ -75,7 +75,7 @@ class TrainerTest(trainer_case.TrainerCase):
         ],
     )
 
-  def test_a_batch_that_is_not_there_yet_is_awaited_after_the_step(self):
+  def test_unready_batch_is_read_after_step(self):
     self.ready = False
     self.run_it(train__num_steps=2)
     self.assertEqual(
@@ -102,7 +102,7 @@ class TrainerTest(trainer_case.TrainerCase):
     )
 
   @parameterized.parameters("checkpoint__every_steps", "evaluate__every_steps")
-  def test_nothing_is_drawn_across_a_checkpoint_or_evaluation(self, period):
+  def test_nothing_is_drawn_across_checkpoint_or_evaluation(self, period):
     self.run_it(train__num_steps=4, **{period: 2})
     due = (
         ("save", 2)
@@ -133,7 +133,7 @@ class TrainerTest(trainer_case.TrainerCase):
         ],
     )
 
-  def test_the_disk_has_the_record_before_a_checkpoint(self):
+  def test_disk_has_record_before_checkpoint(self):
     self.decisions.sync.side_effect = lambda: self.log.append(("sync", 0))
     self.recorder.sync.side_effect = lambda: self.log.append(("metrics", 0))
     self.run_it(checkpoint__every_steps=2)
@@ -179,7 +179,7 @@ class NonfiniteTest(trainer_case.TrainerCase):
     super().publish(step, params, nonfinite)
     self.published.append(params.get("model"))
 
-  def test_a_step_with_a_nan_gradient_is_skipped_and_the_run_goes_on(self):
+  def test_step_with_nan_gradient_is_skipped_and_run_continues(self):
     self.assertTrue(self.run_it(train__nonfinite="skip", action="off"))
     self.assertEqual(self.steps("step"), list(range(6)))
     recorded = [c.args[1] for c in self.recorder.step.call_args_list]
@@ -196,7 +196,7 @@ class NonfiniteTest(trainer_case.TrainerCase):
 
 class RoundsTest(trainer_case.TrainerCase):
 
-  def test_a_round_s_params_are_published_once_its_data_is_here(self):
+  def test_round_params_are_published_after_its_data_arrives(self):
     self.ready = False
     self.run_it(
         rounds__mini_batches=2,
@@ -204,10 +204,10 @@ class RoundsTest(trainer_case.TrainerCase):
         publish__every_steps=2,
         train__num_steps=4,
     )
-    wanted = self.logged("publish", "begin", "step")
+    expected = self.logged("publish", "begin", "step")
     # The first of all is what the state held; here that of no step.
     self.assertEqual(
-        [entry[:2] for entry in wanted],
+        [entry[:2] for entry in expected],
         [
             ("publish", 0),
             *(("begin", 0), ("publish", 0), ("step", 0)),
@@ -218,7 +218,7 @@ class RoundsTest(trainer_case.TrainerCase):
     )
 
   @parameterized.parameters((0, 0), (1, 0), (2, 0), (3, 2), (4, 2), (5, 4))
-  def test_a_restart_publishes_what_began_the_last_begun_round(self, at, first):
+  def test_restart_publishes_start_of_current_round(self, at, first):
     self.stop_at = 0
     self.run_it(
         step=at,
@@ -231,7 +231,7 @@ class RoundsTest(trainer_case.TrainerCase):
 
 class TrainerEndsTest(trainer_case.TrainerCase):
 
-  def test_a_signal_saves_and_a_continued_run_goes_on(self):
+  def test_signal_saves_and_continued_run_continues(self):
     self.stop_at = 3
     self.assertFalse(self.run_it())
     self.assertEqual(self.steps("step"), [0, 1, 2])
@@ -252,21 +252,21 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     # It has its first evaluation already.
     self.assertEqual(self.logged("evaluate"), [("evaluate", 6, 64)])
 
-  def test_a_signal_while_evaluating(self):
+  def test_signal_while_evaluating(self):
     self.stop_at = 0
     self.assertFalse(self.run_it())
     self.assertEqual(self.steps("save"), [0])
     self.assertEmpty(self.steps("step"))
     self.recorder.evaluation.assert_not_called()
 
-  def test_a_signal_with_a_batch_in_hand_trains_it_first(self):
+  def test_signal_trains_drawn_batch_first(self):
     # True once the batch of step 1 was drawn.
     self.make()(lambda: ("draw", 1) in self.log)
     self.assertEqual(self.steps("step"), self.steps("draw"))
     self.assertEqual(self.steps("step"), [0, 1])
     self.assertEqual(self.steps("save"), [2])
 
-  def test_a_signal_in_the_last_evaluation(self):
+  def test_signal_in_last_evaluation(self):
     self.results["before"] = 0
     self.stop_at = 6
     self.assertFalse(self.run_it())
@@ -281,7 +281,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     self.assertEqual(self.logged("evaluate"), [("evaluate", 6, 64)])
     self.recorder.finish.assert_called_once()
 
-  def test_a_run_that_was_stopped_is_not_trained_on(self):
+  def test_stopped_run_does_not_train(self):
     self.metrics[2] = {"kl": 1e9}
     self.make(action="stop")(lambda: False)
     ((step, (_, host_state, _)),) = self.saved.items()
@@ -297,18 +297,18 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     self.assertEmpty(self.logged("step", "save"))
     self.assertEqual(self.recorder.finish.call_args.args[2], by)
 
-  def test_a_finished_run_is_evaluated_once(self):
+  def test_finished_run_is_evaluated_once(self):
     self.results.update(before=0, after=6)
     self.checkpointer.latest_step.return_value = 6
     self.assertTrue(self.run_it(step=6))
     self.evaluator.run.assert_not_called()
 
-  def test_a_longer_run_is_evaluated_at_its_own_end(self):
+  def test_longer_run_is_evaluated_at_its_own_end(self):
     self.results.update(before=0, after=4)
     self.run_it(step=4)
     self.assertEqual(self.logged("evaluate"), [("evaluate", 6, 64)])
 
-  def test_a_step_that_is_not_finite_is_neither_published_nor_saved(self):
+  def test_nonfinite_step_is_not_published_or_saved(self):
     self.metrics[2] = {"loss": float("nan"), "nonfinite": 1.0}
     with self.assertRaisesRegex(
         FloatingPointError, r"step 2: .* nan.*prompts \[\d.*versions \d"
@@ -319,14 +319,14 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     # It can be replayed.
     self.assertEqual([step for step, _ in self.decided], [0, 1, 2])
 
-  def test_a_step_that_is_skipped_is_published_with_an_event(self):
+  def test_skipped_step_is_published_with_event(self):
     self.metrics[2] = {"grad_norm": float("inf"), "nonfinite": 1.0}
     self.assertTrue(self.run_it(train__nonfinite="skip"))
     self.assertEqual(self.steps("publish"), [0, 1, 2, 3, 4, 5, 6])
     self.recorder.event.assert_called_once()
     self.assertEqual(self.recorder.event.call_args.args[0], "step_skipped")
 
-  def test_a_guard_that_warns(self):
+  def test_guard_warns(self):
     self.metrics[1] = {"entropy": 0.0}
     self.assertTrue(self.run_it())
     self.recorder.event.assert_called_once()
@@ -335,19 +335,19 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     self.assertRegex(message, r"step 1: entropy .* \(warn\)")
     self.assertEqual(self.scales, [1.0] * 6)
 
-  def test_a_guard_that_lowers_the_learning_rate(self):
+  def test_guard_lowers_learning_rate(self):
     self.metrics[1] = {"kl": 1e3}
     self.metrics[4] = {"kl": 1e3}
     self.run_it(action="lower_learning_rate", evaluate__every_steps=1)
     self.assertEqual(self.scales, [1, 1, 0.5, 0.5, 0.5, 0.25])
 
-  def test_no_learning_rate_mends_a_gap(self):
+  def test_no_learning_rate_mends_gap(self):
     self.metrics[1] = {"logprob_gap": 1.0}
     self.run_it(action="lower_learning_rate")
     self.assertEqual(self.scales, [1.0] * 6)
     self.assertEqual(self.recorder.event.call_args.args[0], "guard")
 
-  def test_a_guard_that_stops(self):
+  def test_guard_stops_run(self):
     self.metrics[1] = {"kl": 1e3}
     self.assertTrue(self.run_it(action="stop", checkpoint__every_steps=5))
     # The batch that was drawn meanwhile counts as trained, and is.
@@ -357,14 +357,14 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     self.recorder.finish.assert_called_once_with(3, mock.ANY, "guard kl")
     self.assertIn(("evaluate", 3, 64), self.log)
 
-  def test_a_fallen_accuracy_is_a_guard(self):
+  def test_fallen_accuracy_is_guard(self):
     self.accuracy[2] = 0.1
     self.run_it(action="stop", evaluate__every_steps=2)
     self.assertEqual(self.steps("step"), [0, 1])
     self.recorder.finish.assert_called_once_with(2, mock.ANY, "guard accuracy")
 
   @parameterized.parameters(0, 2)
-  def test_an_evaluation_before_a_kill_is_a_guard_s_too(self, step):
+  def test_guard_sees_evaluation_before_kill(self, step):
     # The kill came before a checkpoint had it.
     self.recorder.evaluations.return_value = [
         {"step": 0, "pass_at_1": 0.5, "split": "held_out"},
@@ -379,7 +379,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     self.assertEqual(self.scales, expected[step])
     self.recorder.evaluations.assert_called_once_with(step)
 
-  def test_a_guard_at_the_last_step_has_stopped_nothing(self):
+  def test_guard_at_last_step_does_not_stop_run(self):
     self.metrics[5] = {"kl": 1e3}
     self.accuracy[6] = 0.1
     self.assertTrue(self.run_it(action="stop"))
@@ -387,13 +387,13 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     self.assertEqual(kinds, ["guard", "guard"])
     self.recorder.finish.assert_called_once_with(6, mock.ANY, None)
 
-  def test_the_first_cause_of_an_end_is_told(self):
+  def test_first_cause_of_end_is_reported(self):
     self.metrics[1] = {"kl": 1e3}
     self.accuracy[3] = 0.1
     self.assertTrue(self.run_it(action="stop"))
     self.recorder.finish.assert_called_once_with(3, mock.ANY, "guard kl")
 
-  def test_the_wall_clock_limit(self):
+  def test_wall_clock_limit(self):
     with mock.patch.object(
         hooks.time, "monotonic", side_effect=lambda: 10.0 * self.step
     ):
@@ -422,7 +422,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     self.assertEqual(self.work.learning_rate_scale, scale)
     self.assertEqual(self.work.state.learning_rate_scale, scale)
 
-  def test_a_checkpoint_is_due_by_the_clock_too(self):
+  def test_checkpoint_may_be_due_by_clock(self):
     self.ready = False
     with mock.patch.object(
         hooks.time, "monotonic", side_effect=lambda: 10.0 * self.step
@@ -435,7 +435,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     # 30 s after the start, by steps, and 30 s after that one.
     self.assertEqual(self.steps("save"), [3, 4, 7, 8])
 
-  def test_nothing_is_drawn_across_a_checkpoint_by_the_clock(self):
+  def test_nothing_is_drawn_across_checkpoint_by_clock(self):
     clock = lambda: 10.0 * self.step + 10.0 * (("draw", 3) in self.log)
     with mock.patch.object(hooks.time, "monotonic", side_effect=clock):
       self.run_it(train__num_steps=5, checkpoint__every_s=35.0)
@@ -443,7 +443,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     self.assertEqual(self.steps("save"), [4, 5])
     self.assertLess(self.log.index(("save", 4)), self.log.index(("begin", 4)))
 
-  def test_the_journal_keeps_what_the_oldest_checkpoint_needs(self):
+  def test_journal_keeps_records_for_oldest_checkpoint(self):
     self.run_it(checkpoint__every_steps=1, saved={"applied_history": [(0, 0)]})
     cuts = [c.args[0] for c in self.source.drop_journal_before.call_args_list]
     # After the save of step n, of which n-1 and n-2 are complete.
@@ -453,7 +453,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
         [[3, 300], [4, 400], [5, 500], [6, 600]],
     )
 
-  def test_the_whole_journal_is_kept_where_that_is_asked_for(self):
+  def test_keep_journal_drops_no_segment(self):
     self.run_it(
         checkpoint__every_steps=1,
         checkpoint__keep_journal=True,
@@ -461,7 +461,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     )
     self.source.drop_journal_before.assert_not_called()
 
-  def test_a_save_that_fails_keeps_the_journal(self):
+  def test_failed_save_keeps_journal(self):
     def fail(step, state, host_state, *, wait):
       if step == 2:
         raise OSError("disk full")
@@ -485,7 +485,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
       self.run_it(checkpoint__every_steps=2)
     self.assertEqual(self.steps("step"), [0, 1])
 
-  def test_a_last_save_that_fails_is_an_error(self):
+  def test_failed_last_save_raises(self):
     self.checkpointer.save.side_effect = OSError("disk full")
     with self.assertRaisesRegex(OSError, "disk full"):
       self.run_it()

@@ -74,7 +74,7 @@ _NO_REACH = ("_asdict", "_exit", "_make", "_replace", "_repr_html_", "_src")
 
 def _reaches(path: pathlib.Path) -> list[str]:
   """Returns the private names that a test reads or patches, with places."""
-  found = []
+  result = []
   for node in ast.walk(ast.parse(path.read_text())):
     name = owner = ""
     if isinstance(node, ast.Attribute):
@@ -86,8 +86,8 @@ def _reaches(path: pathlib.Path) -> list[str]:
     is_private = name.startswith("_") and not name.startswith("__")
     if is_private and name not in _NO_REACH:
       if owner not in ("self", "cls", "super()"):
-        found.append(f"{path.name}:{node.lineno} {owner}.{name}")
-  return found
+        result.append(f"{path.name}:{node.lineno} {owner}.{name}")
+  return result
 
 
 def _place(name: str) -> str:
@@ -101,13 +101,13 @@ def _place(name: str) -> str:
 
 def _imports(path: pathlib.Path) -> set[str]:
   """Returns the modules of the package that a file imports, dotted."""
-  found = set()
+  result = set()
   for node in ast.walk(ast.parse(path.read_text())):
     if isinstance(node, ast.ImportFrom):
-      found |= {f"{node.module}.{alias.name}" for alias in node.names}
+      result |= {f"{node.module}.{alias.name}" for alias in node.names}
     elif isinstance(node, ast.Import):
-      found |= {alias.name for alias in node.names}
-  return found
+      result |= {alias.name for alias in node.names}
+  return result
 
 
 def _uses(path: pathlib.Path) -> dict[str, set[str]]:
@@ -164,7 +164,7 @@ class LayoutTest(absltest.TestCase):
         },
     )
 
-  def test_imports_follow_the_order_of_the_folders(self):
+  def test_imports_follow_order_of_folders(self):
     for name, path in self.files.items():
       place = _place(name)
       for imported in _imports(path):
@@ -193,7 +193,7 @@ class LayoutTest(absltest.TestCase):
     reached = structure.reach("loop", self.edges)
     self.assertLessEqual(len(reached), _MOST_OF_THE_LOOP, sorted(reached))
 
-  def test_verify_lists_audits_which_sum_by_themselves(self):
+  def test_verify_audits_use_only_readers(self):
     """Of the code that writes a format, its audit uses the readers alone."""
     audits = {
         "transport.groups.journal_audit": {"audit", "audit_acks"},
@@ -218,10 +218,10 @@ class LayoutTest(absltest.TestCase):
       for module, used in _uses(self.files[name]).items():
         self.assertLessEqual(used, readers[module], f"{name}: {module}")
 
-  def test_tests_reach_for_no_more_private_names(self):
+  def test_tests_use_few_private_names(self):
     tests = pathlib.Path(__file__).parent.rglob("*.py")
-    found = [reach for path in sorted(tests) for reach in _reaches(path)]
-    self.assertLessEqual(len(found), _MOST_REACHES, "\n".join(found))
+    result = [reach for path in sorted(tests) for reach in _reaches(path)]
+    self.assertLessEqual(len(result), _MOST_REACHES, "\n".join(result))
 
   def test_no_file_imports_for_type_checking_alone(self):
     for name, path in self.files.items():
@@ -246,16 +246,16 @@ class LayoutTest(absltest.TestCase):
         "  importlib.import_module('tba_jax.' + name)\n"
         "  if 'jax' in sys.modules: sys.exit(f'{name} loads jax')\n"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
         cwd=_PACKAGE.parent,
         capture_output=True,
         text=True,
         timeout=120,
     )
-    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertEqual(process.returncode, 0, process.stderr)
 
-  def test_roles_of_a_task_with_words_of_its_own_load_no_transformers(self):
+  def test_roles_of_task_with_builtin_vocabulary_load_no_transformers(self):
     code = (
         "import sys\n"
         "from tba_jax.config import load\n"
@@ -267,11 +267,11 @@ class LayoutTest(absltest.TestCase):
         "assert words.decode(words.encode('1+2')) == '1+2'\n"
         "if 'transformers' in sys.modules: sys.exit('transformers is loaded')\n"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
         cwd=_PACKAGE.parent,
         capture_output=True,
         text=True,
         timeout=120,
     )
-    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertEqual(process.returncode, 0, process.stderr)

@@ -108,7 +108,7 @@ class LoopTest(parameterized.TestCase):
         self.assertGreater(gap(other, batch), 1e-2)
       self.assertEqual(set(batch.staleness_steps.ravel()), {step - version})
 
-  def test_each_objective_has_the_reference_of_its_batches(self):
+  def test_each_objective_has_reference_of_its_batches(self):
     for name in ("rloo-s0-seed0", "cut-s0-seed0"):
       # The first batch is sampled with the reference itself.
       _, (batch, *_) = self.watch(name)
@@ -120,7 +120,7 @@ class LoopTest(parameterized.TestCase):
           err_msg=name,
       )
 
-  def test_counts_no_token_that_was_not_sampled(self):
+  def test_counts_only_sampled_tokens(self):
     loop = self.make_loop("rloo-s0-seed0")
     sampler = self.bench.loops.sampler
     masks, batches = [], []
@@ -161,7 +161,7 @@ class LoopTest(parameterized.TestCase):
         self.bench.run(self.runs[name])
     traced.assert_not_called()
 
-  def test_prompts_and_samples_do_not_depend_on_the_lag(self):
+  def test_prompts_and_samples_do_not_depend_on_lag(self):
     _, batches = self.watch("rloo-s0-seed0")
     _, late = self.watch("rloo-s2-seed0")
     for now, then in zip(batches, late):
@@ -175,7 +175,7 @@ class LoopTest(parameterized.TestCase):
         other[0].completion_tokens.tolist(),
     )
 
-  def test_a_result_repeats_and_is_plain_json(self):
+  def test_result_repeats_and_is_plain_json(self):
     run = self.runs["rloo-s2-seed0"]
     result = self.bench.run(run)
     again = self.bench.run(run)
@@ -189,7 +189,7 @@ class LoopTest(parameterized.TestCase):
     self.assertBetween(before["ref_perplexity"], 6, 12)
     self.assertIsNone(result["diverged_step"])
 
-  def test_a_value_model_learns_at_each_step(self):
+  def test_value_model_learns_at_each_step(self):
     loop = self.make_loop("ppo-s2-seed0")
     value = lambda: jax.device_get(loop.learner.work.state.loss_params["value"])
     values, nonfinite = [value()], []
@@ -204,12 +204,12 @@ class LoopTest(parameterized.TestCase):
       gaps = jax.tree.map(lambda a, b: np.abs(a - b).max(), before, after)
       self.assertGreater(max(jax.tree.leaves(gaps)), 1e-5)
 
-  def test_values_are_held_for_a_round_at_lags_that_have_rounds(self):
+  def test_value_snapshot_lasts_one_round_at_round_lags(self):
     for name, held in (("s2", set()), ("N3", {"loss_params"}), ("s0", set())):
       state = self.make_loop(f"ppo-{name}-seed0").learner.work.state
       self.assertEqual(set(state.proximal_params), held, name)
 
-  def test_refuses_a_group_of_another_version(self):
+  def test_refuses_group_of_another_version(self):
     loop = self.make_loop("rloo-s2-seed0")
 
     def too_late(prompts, params, version):
@@ -239,7 +239,7 @@ class LoopTest(parameterized.TestCase):
     ).full_path
     return config
 
-  def test_the_task_judges_a_log_without_rewards(self):
+  def test_task_judges_log_without_rewards(self):
     config = self.log_config({})
     config.offline.reward_field = ""
     config.loss.reward_weight = 0.5
@@ -255,7 +255,7 @@ class LoopTest(parameterized.TestCase):
     np.testing.assert_allclose(rewards, expected, rtol=1e-6)
     self.assertGreater(len(set(expected)), 1)
 
-  def test_mixes_logged_groups_with_live_ones_of_their_version(self):
+  def test_mixes_offline_groups_with_fresh_ones(self):
     config = self.log_config({"rewards": [7.0, 7.0]})
     config.offline.fraction = 0.5
     loop = self.bench.loops.make(config, "tb")
@@ -272,13 +272,13 @@ class LoopTest(parameterized.TestCase):
     self.assertGreater(num_logged, 0)
     self.assertGreater(num_live, 0)
 
-  def test_refuses_a_schedule_that_pins_no_version(self):
+  def test_refuses_schedule_without_pinned_version(self):
     loop = self.make_loop("rloo-s2-seed0")
     free = dataclasses.replace(loop.schedule, lockstep=False)
     with self.assertRaisesRegex(ValueError, "search.lockstep = False"):
       dataclasses.replace(loop, schedule=free).train()
 
-  def test_a_step_that_is_not_finite_ends_the_run(self):
+  def test_nonfinite_step_ends_run(self):
     name = "rloo-s0-seed0"
     train = device_work.DeviceWork.train
 
@@ -293,7 +293,7 @@ class LoopTest(parameterized.TestCase):
     self.assertEqual(result["versions"], [0, 1, 2])
     self.assertLen(result["curve"], 1)
 
-  def test_stops_when_asked(self):
+  def test_stops_on_request(self):
     asked = iter([False, False, True])
     with self.assertRaisesRegex(sweep.SweepInterrupted, "at step 2"):
       self.bench.run(
@@ -303,7 +303,7 @@ class LoopTest(parameterized.TestCase):
 
 class OrderTest(absltest.TestCase):
 
-  def test_the_next_round_is_drawn_once_this_one_is_noted(self):
+  def test_next_round_is_drawn_after_current_is_recorded(self):
     """As the trainer's process does it; one without a prompt has no note."""
     calls = []
     order = mock.Mock(spec=prompt_order.PromptOrder)

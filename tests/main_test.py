@@ -56,7 +56,7 @@ class MainTest(parameterized.TestCase):
     run_directory.create(self.workdir, config)
     return config
 
-  def test_a_program_gets_config_workdir_and_operands(self):
+  def test_program_gets_config_workdir_and_operands(self):
     with mock.patch.object(train, "run", autospec=True, return_value=7) as run:
       status = self.main(
           "one",
@@ -71,7 +71,7 @@ class MainTest(parameterized.TestCase):
     self.assertEqual(config.train.num_steps, 12)
     self.assertEqual((workdir, operands), (self.workdir, ["one", "two"]))
 
-  def test_a_role_runs_with_the_saved_config(self):
+  def test_role_runs_with_saved_config(self):
     saved = self.make_run()
     module = mock.Mock(spec=["run_trainer", "run"])
     with mock.patch.object(
@@ -85,7 +85,7 @@ class MainTest(parameterized.TestCase):
     self.assertEqual(config.to_dict(), saved.to_dict())
 
   @parameterized.parameters("trainer", "searcher", "train")
-  def test_programs_but_the_supervisor_prepare_for_a_gpu(self, program):
+  def test_programs_but_supervisor_prepare_for_gpu(self, program):
     self.make_run()
     module = mock.Mock(spec=["run", "run_trainer", "run_searcher"])
     with (
@@ -98,7 +98,7 @@ class MainTest(parameterized.TestCase):
   @parameterized.parameters(
       OSError("a full disk"), byte_store.DeadlineExceededError("a store away")
   )
-  def test_error_that_a_later_start_may_not_meet_ends_with_1(self, error):
+  def test_transient_error_exits_with_1(self, error):
     module = mock.Mock(spec=["run"])
     module.run.side_effect = error
     with mock.patch.object(main_lib, "find_program", return_value=module):
@@ -106,7 +106,7 @@ class MainTest(parameterized.TestCase):
     self.assertEqual(status, 1)
     self.assertRegex(self.stderr.getvalue(), f"(?m)^error: {error}$")
 
-  def test_calibrate_is_of_the_plan(self):
+  def test_calibrate_is_of_plan(self):
     module = mock.Mock(spec=["run"])
     with mock.patch.object(main_lib, "find_program", return_value=module):
       self.main("l4", program="plan", config=_CONFIG, calibrate="a/run")
@@ -118,7 +118,7 @@ class MainTest(parameterized.TestCase):
         calibrate="a/run",
     )
 
-  def test_a_report_needs_no_config(self):
+  def test_report_needs_no_config(self):
     """It is written of a damaged run too."""
     self.make_run()
     pathlib.Path(self.workdir, "epoch.json").write_text("[]")
@@ -128,7 +128,7 @@ class MainTest(parameterized.TestCase):
         self.main(*operands, program="report", config=None, workdir=workdir)
         module.run.assert_called_with(None, workdir, operands)
 
-  def test_the_status_of_a_run_whose_task_is_not_here(self):
+  def test_status_of_run_with_missing_task(self):
     config = load_lib.load_config(_CONFIG + ":smoke")
     with config.unlocked():
       config.task = {"name": "gone.py:Task", "path": "gone.jsonl"}
@@ -158,7 +158,7 @@ class MainTest(parameterized.TestCase):
        dict(overrides=["loss.betta=1"])),
       ("config.train.num_steps = 0", dict(overrides=["train.num_steps=0"])),
   )  # fmt: skip
-  def test_a_wrong_use_is_refused_and_writes_nothing(self, pattern, changes):
+  def test_wrong_use_is_refused_and_writes_nothing(self, pattern, changes):
     usual = dict(program="train", config=_CONFIG, workdir=self.workdir)
     self.refused(pattern, **usual | changes)
     self.assertEmpty(list(pathlib.Path(self.workdir).iterdir()))
@@ -169,7 +169,7 @@ class MainTest(parameterized.TestCase):
       ("TBA_JAX_CACHE_DIR", "/proc/none", "'/proc/none', cannot be made: No"),
       ("TBA_JAX_CACHE_DIR", f"{__file__}/x", "cannot be made: Not a directory"),
   )
-  def test_a_wrong_environment_is_refused(self, variable, value, pattern):
+  def test_wrong_environment_is_refused(self, variable, value, pattern):
     with mock.patch.dict(os.environ, {variable: value}):
       self.refused(
           f"{variable}.*{pattern}",
@@ -183,11 +183,11 @@ class MainTest(parameterized.TestCase):
       ("config.init = .*UTF-8", dict(overrides=["init=/tmp/\udcff"])),
       ("config.init = .*character 0", dict(overrides=["init=/tmp/\0"])),
   )
-  def test_a_text_that_no_file_can_hold_is_refused(self, pattern, changes):
+  def test_refuses_unencodable_text(self, pattern, changes):
     usual = dict(program="train", config=_CONFIG, workdir=self.workdir)
     self.refused(pattern, **usual | changes)
 
-  def test_a_file_is_no_workdir(self):
+  def test_file_is_not_workdir(self):
     for program in ("train", "sft", "status"):
       self.refused(
           "--workdir=.*: is a file; must be a folder",
@@ -197,7 +197,7 @@ class MainTest(parameterized.TestCase):
       )
 
   @parameterized.parameters("sft", "reward_model", "store", "searcher")
-  def test_operands_of_programs_that_take_a_number(self, program):
+  def test_refuses_non_numeric_operands(self, program):
     with mock.patch.object(main_lib, "find_program"):
       status = self.main(
           "a", program=program, config=_CONFIG, workdir=self.workdir
@@ -206,7 +206,7 @@ class MainTest(parameterized.TestCase):
     self.assertIn("operands a: must be one whole", self.stderr.getvalue())
 
   @parameterized.parameters("sft", "reward_model")
-  def test_a_stage_by_hand_has_the_directory_for_itself(self, program):
+  def test_manual_stage_locks_directory(self, program):
     module = mock.Mock(spec=["run"])
     module.run.return_value = 0
     held = run_directory.lock(self.workdir)
@@ -227,7 +227,7 @@ class MainTest(parameterized.TestCase):
       ("Unable to initialize backend 'tpu': no device\nmore", 2),
       ("Unable to initialize backend 'tpu': the TPU is already in use", 1),
   )
-  def test_a_device_that_cannot_be_used(self, message, expected):
+  def test_reports_unusable_device(self, message, expected):
     module = mock.Mock(spec=["run"])
     module.run.side_effect = RuntimeError(message)
     with mock.patch.object(main_lib, "find_program", return_value=module):
@@ -276,7 +276,7 @@ class MainTest(parameterized.TestCase):
       (["--program=compile", "--help"], "TRAINER_TOPOLOGY"),
       (["--help", "rerun"], "Operands are the step"),
   )
-  def test_help_on_a_program_names_its_operands(self, argv, text):
+  def test_help_on_program_names_its_operands(self, argv, text):
     status, out, _ = self._usage(*argv)
     self.assertEqual(status, 0)
     self.assertIn(text, out)
@@ -285,10 +285,10 @@ class MainTest(parameterized.TestCase):
     status, out, _ = self._usage("--version")
     self.assertEqual((status, out), (0, f"tba_jax {tba_jax.__version__}\n"))
 
-  def test_help_to_a_closed_pipe_is_silent(self):
+  def test_help_to_closed_pipe_is_silent(self):
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "tba_jax.main", "--help"],
         cwd=_ROOT,
         stdout=writer,
@@ -296,19 +296,19 @@ class MainTest(parameterized.TestCase):
         check=False,
     )
     os.close(writer)
-    self.assertEqual((done.returncode, done.stderr), (0, b""))
+    self.assertEqual((process.returncode, process.stderr), (0, b""))
 
-  def test_help_on_no_setting_names_the_nearest(self):
+  def test_help_on_no_setting_names_nearest(self):
     status, _, error = self._usage("--help", "los.beta")
     self.assertEqual(status, 2)
     self.assertIn("config.loss.beta", error)
 
-  def test_nothing_is_asked(self):
+  def test_asks_nothing(self):
     status, _, error = self._usage()
     self.assertEqual(status, 2)
     self.assertIn("--config=FILE", error)
 
-  def test_a_role_takes_no_overrides(self):
+  def test_role_takes_no_overrides(self):
     self.make_run()
     self.refused(
         "config.seed=3: --program=searcher takes its settings from",
@@ -331,7 +331,7 @@ class MainTest(parameterized.TestCase):
       )
     self.assertEqual(module.run.call_args.args[0].evaluate.num_prompts, 3)
 
-  def test_overrides_are_taken_out_before_the_flags(self):
+  def test_overrides_are_taken_out_before_flags(self):
     argv = ["main", "--config.seed=3", "--program=plan", "--config.a", "b", "x"]
     with (
         mock.patch.object(sys, "argv", argv),
@@ -350,14 +350,14 @@ class MainTest(parameterized.TestCase):
     self.assertEqual(exit_.exception.code, 4)
 
   @parameterized.parameters("--program=foo", "--no_such_flag", "--workdirr=x")
-  def test_a_wrong_flag_ends_with_2(self, flag):
+  def test_wrong_flag_ends_with_2(self, flag):
     with contextlib.redirect_stderr(self.stderr), flagsaver.flagsaver():
       with self.assertRaises(SystemExit) as exit_:
         main_lib.parse_flags(["main", flag])
     self.assertEqual(exit_.exception.code, 2)
     self.assertRegex(self.stderr.getvalue(), "^error: ")
 
-  def test_a_wrong_use_never_loads_jax(self):
+  def test_wrong_use_never_loads_jax(self):
     # Another process imports it: this one has loaded it.
     script = """
 import json, sys
@@ -379,17 +379,17 @@ print(json.dumps([out, "jax" in sys.modules]))
         ["--program=train", "--config=configs/countdown.py",
          f"--workdir={self.workdir}", "operand"],
     ]  # fmt: skip
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script, json.dumps(commands)],
         cwd=_ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    self.assertEqual(done.returncode, 0, done.stderr)
-    self.assertEqual(json.loads(done.stdout), [[2, 2, 2, 2], False])
+    self.assertEqual(process.returncode, 0, process.stderr)
+    self.assertEqual(json.loads(process.stdout), [[2, 2, 2, 2], False])
     for named in ("--program=foo", "config.loss.beta", "operand"):
-      self.assertIn(named, done.stderr)
+      self.assertIn(named, process.stderr)
 
   def test_every_program_exists(self):
     for name, (_, module) in main_lib.PROGRAMS.items():

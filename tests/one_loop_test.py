@@ -76,17 +76,17 @@ class OneLoopTest(absltest.TestCase):
       with self.assertRaises(_Reached):
         program(*args)
 
-  def test_a_run_and_its_replay(self):
+  def test_run_and_its_replay(self):
     config = _make_config()
     run_directory.create(self.workdir, config)
     self.assert_reached(one_process.run, config, self.workdir, ())
     self.assertEqual(one_process.run(config, self.workdir, ()), 0)
     self.assert_reached(replay.run, None, self.workdir, ["0"])
 
-  def test_a_run_without_a_directory(self):
+  def test_run_without_directory(self):
     self.assert_reached(tba_jax.train, _make_config())
 
-  def test_the_trainer_alone(self):
+  def test_trainer_alone(self):
     config = _make_config()
     run_directory.create(self.workdir, config)
     # It is the trainer of a run in one process, over another channel.
@@ -96,16 +96,16 @@ class OneLoopTest(absltest.TestCase):
       with self.assertRaises(_Reached):
         one_process.run(config, self.workdir, ())
 
-  def test_other_processes_of_a_trainer(self):
+  def test_other_processes_of_trainer(self):
     follower = replica.Replica(mock.Mock(), mock.MagicMock())
     self.assert_reached(follower, lambda: False)
 
-  def test_stages_before_a_run(self):
+  def test_stages_before_run(self):
     config = _make_config("init=sft")
     run = lambda: sft.run(config, self.workdir, stop=threading.Event())
     self.assert_reached(run)
 
-  def test_a_sweep_and_benchmarks(self):
+  def test_sweep_and_benchmarks(self):
     config = _make_config("sweep.objectives=tb: loss.name=tb")
     first, *_ = sweep.expand_runs(config)
     bench = sweep.Bench(config, "")
@@ -118,7 +118,7 @@ class OneLoopTest(absltest.TestCase):
 
 class ServerTest(absltest.TestCase):
 
-  def test_a_replay_of_the_server(self):
+  def test_replay_of_server(self):
     body = {
         "prompts_per_batch": 1,
         "completions_per_prompt": 2,
@@ -140,7 +140,7 @@ class StepsTest(absltest.TestCase):
   def test_nothing_else_takes_steps(self):
     """The loop takes steps of learners, and learners those of a state."""
     files = [*(_ROOT / "tba_jax").rglob("*.py")]
-    found = {"step": set(), "train": set()}
+    result = {"step": set(), "train": set()}
     for path in files:
       for node in ast.walk(ast.parse(path.read_text())):
         match node:
@@ -150,10 +150,10 @@ class StepsTest(absltest.TestCase):
                 ("step", "learner"),
                 ("train", "work"),
             ):
-              found[name].add(path.relative_to(_ROOT / "tba_jax").as_posix())
-    self.assertEqual(found["step"], {"loop.py"})
+              result[name].add(path.relative_to(_ROOT / "tba_jax").as_posix())
+    self.assertEqual(result["step"], {"loop.py"})
     self.assertEqual(
-        found["train"],
+        result["train"],
         {"learning/learner.py", "programs/replica.py", "tools/rerun.py"},
     )
     colabs = [

@@ -86,14 +86,14 @@ class PythonPageTest(parameterized.TestCase):
     self.assertIn(metric, run.metrics.columns)
     self.assertIsNone(run.metrics.get("reward/failed_error"))
 
-  def test_all_programs_of_the_page_are_tested(self):
+  def test_all_programs_of_page_are_tested(self):
     self.assertEqual(
         {*_BLOCKS} - _TESTED_ELSEWHERE,
         {"six_lines.py", "signatures.py", "concise.py", "gsm8k_from_trl.py",
          "notebook.py", "reviews.py", "guess.py", "lora.py"},
     )  # fmt: skip
 
-  def test_both_signatures_give_the_same_number(self):
+  def test_both_signatures_give_same_number(self):
     (self.folder / "signatures.py").write_text(_BLOCKS["signatures.py"])
     parts = custom_task.parse_rewards(
         "reward", "signatures.py:ours, signatures.py:as_in_trl"
@@ -120,13 +120,13 @@ class PythonPageTest(parameterized.TestCase):
     settings = [
         f"--config.{k}={v}" for k, v in api_test.SMALL.items() if "." in k
     ] + ["--config.train.num_steps=2"]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "tba_jax.main", *words, *settings],
         capture_output=True, text=True, check=False,
         env=harness.environment(),
     )  # fmt: skip
-    self.assertEqual(done.returncode, 0, done.stderr)
-    self.assertIn("<user>Name color", done.stdout)
+    self.assertEqual(process.returncode, 0, process.stderr)
+    self.assertIn("<user>Name color", process.stdout)
     results = jsonl.read_json(self.folder / "runs/chat/eval.json")
     self.assertEqual(results["after"]["step"], 2)
     self.assertGreater(results["after"]["reward/concise"], 0)

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The searcher's loop against mocks of its neighbours' real signatures."""
 
-import collections
 import contextlib
 import itertools
 import threading
@@ -54,14 +53,16 @@ class SearcherTest(parameterized.TestCase):
     self.puller.stats = mock.Mock(refused=3)
     self.queue = autospec(queue_client.QueueClient)
     self.queue.stop_requested = self.queue.run_done = False
-    self.queue.begun_s = collections.deque()
+    self.queue.begun_s = {}
     self.queue.next_block.side_effect = self.next_block
     self.queue.totals = {"prompts": 2, "completions": 4, "tokens": 12}
     type(self.queue).epoch = property(lambda _: self.epoch)
     self.queue.submit.side_effect = self.submit
     self.sampler = autospec(decode.JaxSampler)
-    self.sampler.sample.side_effect = self.sample
     self.sampler.stream.side_effect = self.stream
+    self.begun = []  # blocks of each stream
+    self.joins = False  # whether others join the first
+    self.enter_context(mock.patch.object(searcher, "ASK_EVERY_S", 0.0))
     self.submitted = []
     self.chunks = []  # what is published during each chunk
     self.wrong = set()  # versions whose params are not the trainer's
@@ -89,7 +90,7 @@ class SearcherTest(parameterized.TestCase):
     self.judge = judges.InProcess(self.task)
     self.reference = None
     self.judge_shares_mesh = self.reference_first = False
-    self.sampler.streams, self.swaps_in_flight = False, True
+    self.swaps_in_flight = True
     self.clock = spans.clock = metrics.BusyClock()
     self.spans = spans
     self.warmed_up = []
@@ -199,11 +200,13 @@ class SearcherTest(parameterized.TestCase):
     ]
 
   def stream(self, params, more, *, version, newer, turns=None):
-    """Begins blocks until there is none, and then samples them in turn."""
-    batches = list(iter(more, None))
+    """Samples a block, or if they join all there are, and the last first."""
+    batches = list(iter(more, None)) if self.joins else [more()]
     self.begun.append(len(batches))
-    for batch in batches:
-      yield self.sample(params, batch, version=version, newer=newer)
+    prompts = [prompt for batch in batches for prompt in batch]
+    completions = self.sample(params, prompts, version=version, newer=newer)
+    over = list(enumerate(completions))
+    yield from [[pair] for pair in over[::-1]] if self.joins else [over]
 
   def token_versions(self, version):
     """Tokens past the first are of the params that came last."""
@@ -223,27 +226,73 @@ class SearcherTest(parameterized.TestCase):
     self.searcher = self.searcher or self.make()
     return self.searcher.run()
 
-  def stream_blocks(self, *blocks, **run):
-    """Runs a searcher that streams; returns the blocks begun by stream."""
-    self.sampler.streams, self.begun = True, []
-    self.enter_context(mock.patch.object(searcher, "ASK_EVERY_S", 0.0))
-    self.run_it(*blocks, **run)
-    return self.begun
+  def positions(self):
+    """Returns the positions that were submitted, in their order."""
+    return [group.position for groups in self.submitted for group in groups]
 
-  def test_blocks_are_begun_while_others_are_decoded(self):
+  def test_blocks_join_while_others_are_decoded(self):
+    self.joins = True
     other = self.block(prompts=((9, 0, 1),))
-    begun = self.stream_blocks(self.block(), other, self.block())
-    self.assertEqual(begun, [3])
-    positions = [[g.position for g in groups] for groups in self.submitted]
-    self.assertEqual(positions, [[7, 8], [9], [7, 8]])
+    self.run_it(self.block(), other, self.block(prompts=((5, 0, 2),)))
+    self.assertEqual(self.begun, [3])
+    # In the order in which they were over.
+    self.assertEqual(self.positions(), [5, 9, 8, 7])
     self.assertEmpty(self.queue.begun_s)
-    self.assertEqual(self.log.count("decode"), 4)  # The last finds none.
+    self.assertEqual(self.log.count("decode"), 5)  # The last finds none.
 
-  def test_a_block_with_a_version_of_its_own_is_decoded_alone(self):
-    self.assertEmpty(self.stream_blocks(self.block(0), self.block(0)))
-    self.assertLen(self.submitted, 2)
+  def test_blocks_with_the_same_required_version_share_a_stream(self):
+    self.joins = True
+    self.published = [(1, 0), (1, 1)]
+    self.lag_steps = 1
+    self.puller.wait_for.side_effect = lambda version, timeout_s: (
+        self.wait_for(version, timeout_s)
+        if version < 0
+        else (version_lib.Version(1, version), self.leaves(version))
+    )
+    block = lambda version, position: self.block(
+        version, prompts=((position, 0, 0),)
+    )
+    self.run_it(block(0, 1), block(0, 2), block(1, 3), block(1, 4), block(0, 5))
+    self.assertEqual(self.begun, [2, 2, 1])
+    self.assertEqual(self.used, [(0, {0}), (1, {1}), (0, {0})])
+    self.assertEqual(self.positions(), [2, 1, 4, 3, 5])
+    self.assertEqual(self.in_flight, [])  # Nothing newer goes on with them.
+
+  def test_regranted_prompt_is_sampled_once(self):
+    self.joins = True
+    again = self.block(prompts=((8, 3, 2), (9, 0, 1)))
+    self.run_it(self.block(), again)
+    self.assertEqual(self.positions(), [9, 8, 7])
+
+  def test_no_block_joins_while_the_judge_is_behind(self):
+    self.joins = True
+    judge, go_on = self.judge.judge, threading.Event()
+
+    def slow_judge(requests):
+      self.assertTrue(go_on.wait(20.0))
+      return judge(requests)
+
+    def stream(params, more, *, version, newer, turns=None):
+      number = 0
+      while (batch := more()) is not None:
+        for completions in self.sample(
+            params, batch, version=version, newer=newer
+        ):
+          yield [(number, completions)]
+          number += 1
+      self.begun.append(number)
+      go_on.set()
+
+    self.judge.judge = slow_judge
+    self.sampler.stream.side_effect = stream
+    blocks = [self.block(prompts=((p, 0, 0), (p + 1, 0, 0))) for p in (2, 4, 6)]
+    self.run_it(*blocks)
+    # The judge holds the first prompt; the third is of a block that joined.
+    self.assertEqual(self.begun, [4, 2])
+    self.assertEqual(self.positions(), [2, 3, 4, 5, 6, 7])
 
   def test_newer_params_are_taken_between_streams(self):
+    self.joins = True
     self.swaps_in_flight = False
     versions = itertools.count(1)
 
@@ -252,20 +301,39 @@ class SearcherTest(parameterized.TestCase):
       return self.wait_for(-1, 0.0)
 
     self.puller.latest.side_effect = latest
-    begun = self.stream_blocks(self.block(), self.block())
-    self.assertEqual(begun, [1, 1])
+    self.run_it(self.block(), self.block())
+    self.assertEqual(self.begun, [1, 1])
     self.assertEqual(self.used, [(0, {0}), (1, {1})])
 
   def test_a_block_of_a_restarted_trainer_waits_for_its_params(self):
-    begun = self.stream_blocks(self.block(), self.block(epoch=2))
-    self.assertEqual(begun, [1, 1])
-    self.assertLen(self.submitted, 2)
+    self.joins = True
+    self.run_it(self.block(), self.block(epoch=2))
+    self.assertEqual(self.begun, [1, 1])
+    self.assertEqual(self.positions(), [8, 7] * 2)
 
   def test_a_block_that_waited_too_long_is_left_to_others(self):
-    self.epoch = 3  # A trainer later than the one that granted the second.
-    begun = self.stream_blocks(self.block(), self.block(epoch=2))
-    self.assertEqual(begun, [1])
-    self.assertLen(self.submitted, 1)
+    self.joins = True
+
+    def restarted():
+      self.epoch = 3  # A trainer later than the one that granted it.
+      return self.block(0)  # No block with a version of its own joins.
+
+    self.run_it(self.block(), restarted)
+    self.assertEqual(self.begun, [1])
+    self.assertEqual(self.positions(), [8, 7])
+
+  def test_new_trainers_blocks_wait_for_the_stream_to_end(self):
+    self.joins = True
+    begun = []
+
+    def first():
+      self.epoch = 2
+      return self.block()
+
+    self.run_it(
+        first, lambda: begun.append([*self.begun]) or self.block(epoch=2)
+    )
+    self.assertEqual(begun, [[1]])
 
   def test_a_block_becomes_groups(self):
     self.run_it(self.block())
@@ -529,11 +597,11 @@ class SearcherTest(parameterized.TestCase):
     self.published, self.chunks, self.swaps_in_flight = [(2, 3)], [], False
     self.searcher, self.queue.stop_requested = None, False
     newer = lambda: self.published.append((2, 5)) or self.block(5, epoch=2)
-    begun = self.stream_blocks(
-        self.block(3, epoch=2), self.block(2, epoch=2), newer
-    )
-    self.assertEqual(begun, [2, 1])
-    self.assertEqual([v for v, _ in self.used], [4, 3, 3, 5])
+    self.joins, self.begun = True, []
+    other = self.block(2, epoch=2, prompts=((9, 0, 1),))
+    self.run_it(self.block(3, epoch=2), other, newer)
+    self.assertEqual(self.begun, [2, 1])
+    self.assertEqual([v for v, _ in self.used], [4, 3, 5])
 
   def test_a_version_that_has_passed_is_not_awaited(self):
     self.puller.wait_for.side_effect = lambda version, timeout_s: (
@@ -635,17 +703,17 @@ class SearcherTest(parameterized.TestCase):
       ages.append(len(self.queue.begun_s))
       return self.block(prompts=((9, 3, 4),))
 
-    def sample(*args, **kwargs):
+    def sample(*args, sample=self.sample, **kwargs):
       if len(self.used) == 1:
         # The first block is neither judged nor handed over yet.
         self.assertEmpty(self.submitted)
         go_on.set()
-      return self.sample(*args, **kwargs)
+      return sample(*args, **kwargs)
 
     self.judge.judge = slow_judge
-    self.sampler.sample.side_effect = sample
+    self.sample = sample
     self.run_it(self.block(), second)
-    self.assertEqual(ages, [1])
+    self.assertEqual(ages, [2])
     positions = [[g.position for g in groups] for groups in self.submitted]
     self.assertEqual(positions, [[7, 8], [9]])
     self.assertEmpty(self.queue.begun_s)
@@ -660,14 +728,14 @@ class SearcherTest(parameterized.TestCase):
       judged.append(len(sampled))
       return judge(requests)
 
-    def sample(*args, **kwargs):
+    def sample(*args, sample=self.sample, **kwargs):
       sampled.append(len(judged))
       if len(sampled) > 1:
         again.set()
-      return self.sample(*args, **kwargs)
+      return sample(*args, **kwargs)
 
     judge.judge = slow_judge
-    self.sampler.sample.side_effect = sample
+    self.sample = sample
     self.run_it(self.block(), self.block())
     self.assertEqual((sampled, judged), ([0, 1], [1, 2]))
 

@@ -151,7 +151,7 @@ class AddedColumnTest(absltest.TestCase):
     )
     return dataclasses.replace(batch, rows=rows)
 
-  def test_it_survives_from_the_searcher_to_the_step(self):
+  def test_survives_from_searcher_to_step(self):
     for group, back in zip(
         make_groups(True), self.through_journal(make_groups(True))
     ):
@@ -160,18 +160,18 @@ class AddedColumnTest(absltest.TestCase):
     expected = np.where(draw.sampled_mask, draw.completion_tokens / 8, 0)
     self.assertEqual((expected > 0).sum(), 2 * 5)
     batch = self.to_batch(draw)
-    for found in (
+    for actual in (
         draw.surprise,
         batch.surprise,
         self.through_step_file(draw, batch).surprise,
     ):
       np.testing.assert_array_equal(
-          found, expected.astype(np.float32), strict=True
+          actual, expected.astype(np.float32), strict=True
       )
     self.assertIn("surprise", decisions.sums_of(draw))
     self.assertEqual(float(read(batch)), expected.sum())
 
-  def test_it_is_in_the_shapes_that_processes_and_micro_batches_have(self):
+  def test_has_shapes_of_processes_and_micro_batches(self):
     batch = self.to_batch(self.to_draw(True))
     arrays = json.loads(json.dumps({
         name: [x.shape, x.dtype.name]
@@ -194,7 +194,7 @@ class AddedColumnTest(absltest.TestCase):
     )
     np.testing.assert_array_equal(cut.surprise[0], batch.surprise)
 
-  def test_groups_must_have_it_under_its_condition_alone(self):
+  def test_groups_have_it_only_under_its_condition(self):
     for has_it in (True, False):
       columns = self.columns(has_it)
       for group in make_groups(not has_it):
@@ -225,7 +225,7 @@ class AddedColumnTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, "no column 'surprise'"):
       messages.pack_groups([make_groups(True)[0], make_groups(False)[1]])
 
-  def test_absent_it_costs_nothing(self):
+  def test_costs_nothing_if_absent(self):
     _, arrays = messages.pack_groups(make_groups(False))
     draw = self.to_draw(False)
     batch = self.to_batch(draw)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Seconds of on-policy distillation to a KL from the teacher, beside TRL's GKD.
+"""Seconds of on-policy distillation to a KL from the teacher, versus TRL's GKD.
 
     python -m studies distill [SEED,… [RUN …]]
 
@@ -23,7 +23,7 @@ distribution. Runs:
 
 All take the same prompts in the same order. Snapshots of the params are
 evaluated afterwards by this package's evaluator: KL(student ‖ teacher) of a
-completion, in nats, and held-out pass@1. The clock is that of `time_to_reward`.
+completion, in nats, and held-out pass@1. The clock is `time_to_reward`'s.
 `TBA_JAX_TRL` names an interpreter with TRL. The folder runs/distill keeps
 teachers, students and snapshots.
 """
@@ -149,9 +149,9 @@ def run(
       lambda name, seed: _measure(config, name, seed),
       summarize,
   )
-  found = results.read(RUNS, RESULTS)
-  results.print_table(make_table(found), RESULTS / "table.md")
-  return {"runs": [summarize(r) for r in found], "folder": str(RESULTS)}
+  rows = results.read(RUNS, RESULTS)
+  results.print_table(make_table(rows), RESULTS / "table.md")
+  return {"runs": [summarize(r) for r in rows], "folder": str(RESULTS)}
 
 
 def summarize(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,20 +182,22 @@ def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
   ]  # fmt: skip
   rows = [heads]
   for name in RUNS:
-    mine = [summarize(r) for r in results.of_name(runs, name)]
-    if mine:
+    summaries = [summarize(r) for r in results.of_name(runs, name)]
+    if summaries:
       rows.append(
           [
               name,
-              ", ".join(str(one["seed"]) for one in mine),
+              ", ".join(str(summary["seed"]) for summary in summaries),
               *(
                   time_to_reward.median_and_range(
-                      [one[f"seconds_to_{target}"] for one in mine]
+                      [summary[f"seconds_to_{target}"] for summary in summaries]
                   )
                   for target in TARGETS
               ),
               *(
-                  results.mean_and_range([one[key] for one in mine], 3)
+                  results.mean_and_range(
+                      [summary[key] for summary in summaries], 3
+                  )
                   for key in ("end_kl", "end_pass_at_1", "step_s")
               ),
           ]
@@ -232,7 +234,7 @@ def _measure(
     clock = peer_grpo.run("trl", folder, settings, script="trl_gkd")
     load = lambda step: hf.load(folder / f"step{step}")[1]
   timed = time_to_reward.time_snapshots(clock["step_ends"])
-  found: dict[str, list[float]] = {"kl": [], "pass_at_1": []}
+  samples: dict[str, list[float]] = {"kl": [], "pass_at_1": []}
   config.reference.role = "trainer"  # The evaluator's, then.
   reference = work_parts.make_reference(
       config, policy, None, sharding.make_mesh(config.mesh)
@@ -246,13 +248,13 @@ def _measure(
       result = evaluator.run(
           params, config.evaluate.final_prompts, version=step
       )
-      for key, values in found.items():
+      for key, values in samples.items():
         values.append(result[key])
   finally:
     evaluator.close()
   return {
       **timed,
-      **found,
+      **samples,
       "start_s": clock["step_ends"][0] - began,
       "versions": clock.get("versions", {}),
   }

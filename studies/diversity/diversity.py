@@ -86,10 +86,10 @@ def run(
         num_completions=_NUM_COMPLETIONS,
         greedy=False,
     )
-  found = curves.run_all(config, SETTINGS, operands, RESULTS, _RUNS)
-  results.print_table(make_table(found), RESULTS / "table.md")
-  frontier.plot(_OBJECTIVES, found, _AXES, RESULTS / "diversity.png")
-  return results.summarize(found, _ENDS, RESULTS)
+  rows = curves.run_all(config, SETTINGS, operands, RESULTS, _RUNS)
+  results.print_table(make_table(rows), RESULTS / "table.md")
+  frontier.plot(_OBJECTIVES, rows, _AXES, RESULTS / "diversity.png")
+  return results.summarize(rows, _ENDS, RESULTS)
 
 
 def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -98,15 +98,15 @@ def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
   heads = ["objective", "beta", "seeds", *titles]
   rows = [[*heads, f"distinct at pass@1 {_PASS_AT_1}"]]
   for row in results.make_rows(SETTINGS, runs, _ENDS):
-    mine = results.of_name(runs, "-".join(row[:2]))
-    found = [
+    runs_of_row = results.of_name(runs, "-".join(row[:2]))
+    cells = [
         results.at_target(
             run["distinct_correct_per_solved"], run["pass_at_1"], _PASS_AT_1
         )
-        for run in mine
+        for run in runs_of_row
     ]
-    reached = [value for value in found if value is not None]
-    rows.append([*row, f"{len(reached)} of {len(mine)} reach it"])
-    if len(reached) == len(mine):
+    reached = [value for value in cells if value is not None]
+    rows.append([*row, f"{len(reached)} of {len(runs_of_row)} reach it"])
+    if len(reached) == len(runs_of_row):
       rows[-1][-1] = results.mean_and_range(reached, 2)
   return rows

@@ -82,11 +82,11 @@ def run(
       f"lag {_LAG}": {"lag_steps": _LAG},
       "uniform": {"behavior_N": uniform_N},
   }
-  found = {}
+  results_of = {}
   for name in operands or RUNS:
     learn = enumerable.make_learner(_settings(RUNS[name]), space)
     ends = {kind: learn(**of)[-1] for kind, of in data.items()}
-    found[name] = {
+    results_of[name] = {
         kind: {
             to: round(float(enumerable.distance(end, target_N)), 3)
             for to, target_N in targets.items()
@@ -95,11 +95,11 @@ def run(
     }
   rows = [
       [f"`{name}`", *(_closest(by_data[kind]) for kind in data)]
-      for name, by_data in found.items()
+      for name, by_data in results_of.items()
   ]
   results.print_table([["objective", *data], *rows])
   apart = enumerable.distance(targets["reference"], targets["behavior"])
-  return {"distances": found, "between_targets": round(float(apart), 3)}
+  return {"distances": results_of, "between_targets": round(float(apart), 3)}
 
 
 def _settings(overrides: Sequence[str]) -> ml_collections.ConfigDict:

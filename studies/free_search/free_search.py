@@ -9,7 +9,7 @@ runs trainer, store and 1, 2 and 4 searchers (or as many as asked for) without a
 bound by admission (`search.prompts_per_step=0`): a step takes what has arrived.
 A reward takes `_REWARD_S`, which stands for a verifier or for searchers with
 accelerators of their own, so that searchers hardly compete for cores. Prompts,
-start and draws are those of `reward-N` of `search.py`.
+start and draws are as in `reward-N` of `search.py`.
 """
 
 from collections.abc import Mapping, Sequence

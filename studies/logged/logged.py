@@ -67,15 +67,15 @@ def run(
   """
   rows = [["task", "data", "seeds", *(title for title, _ in _ENDS.values())]]
   out: dict[str, Any] = {"folder": str(RESULTS)}
-  for task, own in (
+  for task, form in (
       ("countdown", config),
       ("preference", load.load_config(str(_PREFERENCE), [])),
   ):
     runs = _RUNS / task
-    own = make_config(own, task)
+    form = make_config(form, task)
     path = runs / "log.jsonl"
     if not path.exists() and operands != ["table"]:
-      write_log(curves.fine_tune(own, runs), path)
+      write_log(curves.fine_tune(form, runs), path)
     log = f"offline.path={path.absolute()}"
     settings = {
         f"{task}-live": _TB,
@@ -86,11 +86,11 @@ def run(
         f"{task}-both": (*_TB, log, _SHARE),
         f"{task}-both_low": (*_TB, log, _SHARE, _LOW_BASELINE),
     }
-    found = curves.run_all(own, settings, operands, RESULTS, runs)
-    rows += results.make_rows(settings, found, _ENDS)
+    curves_of = curves.run_all(form, settings, operands, RESULTS, runs)
+    rows += results.make_rows(settings, curves_of, _ENDS)
     out[task] = {
         "log_reward": log_reward(path) if path.exists() else None,
-        "runs": results.summarize(found, _ENDS, RESULTS)["runs"],
+        "runs": results.summarize(curves_of, _ENDS, RESULTS)["runs"],
     }
   results.print_table(rows, RESULTS / "table.md")
   return out

@@ -23,9 +23,9 @@ prompts where one follows all instructions.
 
 table.md, levels.md and claims.png (what runs have kept at the same reward),
 lags.png and real.png are made from all results. A later command makes the runs
-that are missing, and goes on where one was cut off, or is to be longer;
-training by others begins anew unless it was over. Run directories are in
-runs/real: 1.6 GB for each time that params of `ours` are kept.
+that are missing, and resumes interrupted or extended ones; training by other
+libraries restarts unless it had finished. Run directories are in runs/real:
+1.6 GB for each time that params of `ours` are saved.
 """
 
 from collections.abc import Mapping, Sequence
@@ -190,7 +190,7 @@ def run(
   seeds, minutes, names = parse(operands)
   if config.init == "sft":
     raise ValueError(
-        "config.init='sft': must be a pretrained model, such as that of"
+        "config.init='sft': must be a pretrained model, as in"
         " --config=configs/instructions.py"
     )
   for peer in sorted({_package(name) for name in names if name in PEERS}):
@@ -212,14 +212,14 @@ def run(
       result = measure_run(config, name, seed, minutes)
       results.keep(RESULTS, result)
       print(f"{name}-seed{seed}: {summarize(result)}", file=sys.stderr)
-  found = results.read(RUNS, RESULTS)
-  results.print_table(make_table(found), RESULTS / "table.md")
-  results.print_table(make_levels(found), RESULTS / "levels.md")
-  (RESULTS / "samples.md").write_text(make_samples(found))
-  _plot(found, RESULTS / "real.png")
-  _plot_claims(found, RESULTS / "claims.png")
-  _plot_lags(found, RESULTS / "lags.png")
-  return {"runs": [summarize(r) for r in found], "folder": str(RESULTS)}
+  rows = results.read(RUNS, RESULTS)
+  results.print_table(make_table(rows), RESULTS / "table.md")
+  results.print_table(make_levels(rows), RESULTS / "levels.md")
+  (RESULTS / "samples.md").write_text(make_samples(rows))
+  _plot(rows, RESULTS / "real.png")
+  _plot_claims(rows, RESULTS / "claims.png")
+  _plot_lags(rows, RESULTS / "lags.png")
+  return {"runs": [summarize(r) for r in rows], "folder": str(RESULTS)}
 
 
 def summarize(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,19 +258,19 @@ def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
   ]
   for result in runs:
     s = summarize(result)
-    told = lambda value, digits: (
+    cell = lambda value, digits: (
         "never" if value is None else f"{value:.{digits}f}"
     )
     rows.append(
         [
             *(s["name"], str(s["seed"]), f"{s['minutes']:g}", str(s["steps"])),
-            told(s["before"], 3),
-            *(told(s[k], 3) if k in s else "" for k in _KEPT),
+            cell(s["before"], 3),
+            *(cell(s[k], 3) if k in s else "" for k in _KEPT),
             str(result.get("k", "")),
-            *(told(s[f"minutes_to_{target:.2f}"], 1) for target in TARGETS),
-            told(s["step_s"], 1),
+            *(cell(s[f"minutes_to_{target:.2f}"], 1) for target in TARGETS),
+            cell(s["step_s"], 1),
             # Unknown if other programs' memory was counted in.
-            told(s["peak_gb"], 1) if s["peak_gb"] else "",
+            cell(s["peak_gb"], 1) if s["peak_gb"] else "",
             *(_memory_cell(result, role) for role in peak_memory.ROLES),
             _processor(result),
         ]
@@ -285,8 +285,8 @@ def _processor(result: Mapping[str, Any]) -> str:
 
 
 def _memory_cell(result: Mapping[str, Any], role: str) -> str:
-  found, planned = result.get("memory_gb", {}).get(role, (0, 0))
-  return f"{found:.1f} ({planned:.1f})" if found else ""
+  measured, planned = result.get("memory_gb", {}).get(role, (0, 0))
+  return f"{measured:.1f} ({planned:.1f})" if measured else ""
 
 
 def make_levels(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -344,8 +344,8 @@ def make_samples(runs: Sequence[Mapping[str, Any]]) -> str:
     lines.append("\n| prompt | before | after |\n|---|---|---|\n")
     for old, new in zip(*result["samples"]):
       cells = (old["prompt"], old["completion"], new["completion"])
-      told = (json.dumps(c, ensure_ascii=False)[1:-1] for c in cells)
-      lines.append(f"| {' | '.join(t.replace('|', '¦') for t in told)} |\n")
+      cells_ = (json.dumps(c, ensure_ascii=False)[1:-1] for c in cells)
+      lines.append(f"| {' | '.join(t.replace('|', '¦') for t in cells_)} |\n")
   return "".join(lines)
 
 
@@ -403,11 +403,11 @@ def measure_run(
     sources = {s: str(folder / "train" / f"step{s}") for s in clock["kept"]}
   else:
     sources = {step: str(step) for step in clock["kept"]}
-  found = _evaluate(config, folder, {0: config.init, **sources})
+  evaluated = _evaluate(config, folder, {0: config.init, **sources})
   ends, start_s = clock["step_s"], clock["first_end"] - began
   seconds = lambda step: sum(ends[:step])
-  old, new = found[0], found[-1]
-  kept = [*_KEPT, *(_SOLVED if old["k"] == 8 else ())]
+  old, new = evaluated[0], evaluated[-1]
+  columns = [*_KEPT, *(_SOLVED if old["k"] == 8 else ())]
   return {
       "name": name,
       "seed": seed,
@@ -415,8 +415,8 @@ def measure_run(
       "k": old["k"],
       "steps": [0, *sources],
       "seconds": [seconds(step) for step in (0, *sources)],
-      **{k: [f[k] for f in found] for k in kept if k in old},
-      "intervals": [f["mean_reward_interval"] for f in found],
+      **{k: [f[k] for f in evaluated] for k in columns if k in old},
+      "intervals": [f["mean_reward_interval"] for f in evaluated],
       "parts": [
           {
               key.removeprefix("reward/"): value
@@ -494,7 +494,7 @@ def kept_steps(folder: pathlib.Path, num_steps: int) -> list[int]:
   if num_steps not in steps:
     raise RuntimeError(
         f"{folder}: the params of its last step, {num_steps}, were not saved"
-        " (events.jsonl says why); remove the folder to begin anew"
+        " (see events.jsonl); remove the folder to start over"
     )
   return steps
 
@@ -505,29 +505,31 @@ def _train_in_loop(
   """Trains at an exact lag; evaluates half-way and at the end."""
   folder.mkdir(parents=True, exist_ok=True)
   maker = inline.LoopMaker(config)
-  ends, kept = [], []
+  ends, saved_steps = [], []
   try:
     loop = maker.make(config)
 
     def after_step(step: int, draw: Any, metrics: Any) -> None:
       del metrics
       ends.append(time.time())
-      done, reward = step + 1, draw.rewards.mean()
-      print(f"step {done}: reward {reward:.2f}", file=sys.stderr, flush=True)
-      if done % (_LAG_STEPS // 2) == 0:
+      finished, reward = step + 1, draw.rewards.mean()
+      print(
+          f"step {finished}: reward {reward:.2f}", file=sys.stderr, flush=True
+      )
+      if finished % (_LAG_STEPS // 2) == 0:
         result = maker.evaluator.run_all(
-            loop.learner.params, config.evaluate.final_prompts, version=done
+            loop.learner.params, config.evaluate.final_prompts, version=finished
         )
-        jsonl.atomic_write_json(folder / f"evaluated-{done}.json", result)
-        kept.append(done)
+        jsonl.atomic_write_json(folder / f"evaluated-{finished}.json", result)
+        saved_steps.append(finished)
 
     loop.train(after_step)
   finally:
     maker.close()
   gaps = [b - a for a, b in zip(ends, ends[1:])]
   # One of them has the evaluation half-way.
-  gaps[kept[0] - 1] = statistics.median(gaps)
-  return {"step_s": [0.0, *gaps], "first_end": ends[0], "kept": kept}
+  gaps[saved_steps[0] - 1] = statistics.median(gaps)
+  return {"step_s": [0.0, *gaps], "first_end": ends[0], "kept": saved_steps}
 
 
 def _stop_after(
@@ -541,7 +543,7 @@ def _stop_after(
 
 
 def _records(folder: pathlib.Path) -> list[dict[str, Any]]:
-  """Returns the metrics of each step of a run; [] if there is none yet."""
+  """Returns the metrics of each step of a run, possibly none yet."""
   records = jsonl.read_jsonl(folder / "metrics.jsonl")
   return [r for r in metrics.last_per_step(records) if "train/loss" in r]
 
@@ -549,8 +551,8 @@ def _records(folder: pathlib.Path) -> list[dict[str, Any]]:
 def step_seconds(folder: pathlib.Path) -> list[float]:
   """Returns the seconds from each step's end to the next one's.
 
-  Without saves. The first step of all, which compiles, counts nothing; that of
-  a later process counts as the median one.
+  Saves are excluded. The very first step, which compiles, counts 0; the first
+  step of a later process counts as the median one.
   """
   records = _records(folder)
   spans = jsonl.read_jsonl(folder / "spans" / "trainer-0.jsonl")
@@ -564,9 +566,9 @@ def step_seconds(folder: pathlib.Path) -> list[float]:
     start, end = records[i - 1]["time"], record["time"]
     saved = sum(s["t1"] - s["t0"] for s in saves if start <= s["t0"] < end)
     took.append(end - start - saved)
-  others = [t for i, t in enumerate(took) if i not in firsts]
+  warm = [t for i, t in enumerate(took) if i not in firsts]
   for i in firsts[1:]:
-    took[i] = statistics.median(others) if others else 0.0
+    took[i] = statistics.median(warm) if warm else 0.0
   return took
 
 
@@ -632,11 +634,11 @@ def _train_peer(
       clock = peer_grpo.run("trl", trained, settings, deadline_s)
   ends = clock["step_ends"]
   gaps = [b - a for a, b in zip(ends, ends[1:])]
-  kept = [int(p.name[4:]) for p in trained.glob("step*")]
+  saved_steps = [int(p.name[4:]) for p in trained.glob("step*")]
   return {
       "step_s": [0.0, *gaps],
       "first_end": ends[0],
-      "kept": sorted(kept),
+      "kept": sorted(saved_steps),
       "versions": clock["versions"],
   }
 
@@ -654,7 +656,7 @@ def _evaluate(
     sources: step to the operand of the `evaluate` program; step 0 is the start,
       of which runs share the result.
   """
-  found = []
+  evaluated = []
   for step, source in sources.items():
     path = folder / f"evaluated-{step}.json"
     if not step:
@@ -663,8 +665,8 @@ def _evaluate(
       with contextlib.redirect_stdout(sys.stderr):
         (result,) = evaluate.run(config, str(folder), [source]).values()
       jsonl.atomic_write_json(path, result)
-    found.append(jsonl.read_json(path))
-  return found
+    evaluated.append(jsonl.read_json(path))
+  return evaluated
 
 
 def _digest_of_start(config: ml_collections.ConfigDict) -> str:
@@ -702,7 +704,7 @@ def planned_bytes(config: ml_collections.ConfigDict) -> dict[str, int]:
 def _plot(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
   """Draws reward over minutes of training, a line per run and seed."""
   figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
-  # Other programs used the cores beside runs of the claims.
+  # Other programs used the cores during runs of the claims.
   timed = [result for result in runs if not _is_of_claims(result)]
   names = list(dict.fromkeys(result["name"] for result in timed))
   for result in timed:
@@ -757,9 +759,9 @@ def _plot_lags(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
     for (form, own), color in zip(_LAG_FORMS.items(), time_to_reward.COLORS):
       ends = {}
       for position, steps in enumerate(_LAGS):
-        mine = results.of_name(runs, f"ours_lag{steps}{form}")
-        if mine:
-          ends[position] = [result[key][-1] for result in mine]
+        runs_of_lag = results.of_name(runs, f"ours_lag{steps}{form}")
+        if runs_of_lag:
+          ends[position] = [result[key][-1] for result in runs_of_lag]
       if not ends:
         continue
       means = [statistics.mean(values) for values in ends.values()]

@@ -74,19 +74,19 @@ def run(
   processes.prepare_compiling()
 
   def train(name: str, seed: int) -> dict[str, list[float]]:
-    own = curves.fine_tune(config, _RUNS)
-    with own.unlocked():
+    tuned = curves.fine_tune(config, _RUNS)
+    with tuned.unlocked():
       # The trainer waits for each evaluation, so that none is skipped.
-      own.evaluate.background = False
-      own.evaluate.num_prompts = own.evaluate.final_prompts
-    load.apply_overrides(own, [*SETTINGS[name], f"seed={seed}"])
-    return _train(own)
+      tuned.evaluate.background = False
+      tuned.evaluate.num_prompts = tuned.evaluate.final_prompts
+    load.apply_overrides(tuned, [*SETTINGS[name], f"seed={seed}"])
+    return _train(tuned)
 
   results.measure(seeds, names, RESULTS, train)
-  found = results.read(SETTINGS, RESULTS)
-  results.print_table(make_table(found), RESULTS / "table.md")
-  frontier.plot(_OBJECTIVES, found, _AXES, RESULTS / "red_team.png")
-  return results.summarize(found, _EVALUATED, RESULTS)
+  rows = results.read(SETTINGS, RESULTS)
+  results.print_table(make_table(rows), RESULTS / "table.md")
+  frontier.plot(_OBJECTIVES, rows, _AXES, RESULTS / "red_team.png")
+  return results.summarize(rows, _EVALUATED, RESULTS)
 
 
 def _train(config: ml_collections.ConfigDict) -> dict[str, list[float]]:

@@ -12,7 +12,7 @@ are 128 / K prompts a step, of which online DPO trains on the best and the
 worst.
 
 table.md has reward and KL at the end by N, and the largest N up to which the
-mean reward stays within .03 of that of N = 1.
+mean reward stays within .03 of its value at N = 1.
 """
 
 from collections.abc import Mapping, Sequence
@@ -94,9 +94,9 @@ def run(
   processes.prepare_compiling()
   for size in (_SMALL, _LARGE):
     _measure([n for n in names if SETTINGS[n].size == size], size, seeds)
-  found = results.read(_run_names(SETTINGS), RESULTS)
-  results.print_table(make_table(found), RESULTS / "table.md")
-  return {"runs": len(found), "folder": str(RESULTS)}
+  rows = results.read(_run_names(SETTINGS), RESULTS)
+  results.print_table(make_table(rows), RESULTS / "table.md")
+  return {"runs": len(rows), "folder": str(RESULTS)}
 
 
 def _run_names(settings: Sequence[str] | Mapping[str, Any]) -> list[str]:
@@ -117,24 +117,24 @@ def make_config(size: tuple[int, int]) -> ml_collections.ConfigDict:
   return c
 
 
-def own_config(
+def make_run_config(
     config: ml_collections.ConfigDict, setting: Setting
 ) -> ml_collections.ConfigDict:
   """Returns a copy with a setting, which is checked."""
-  own = config.copy_and_resolve_references()
+  run_config = config.copy_and_resolve_references()
   overrides = [*setting.objective, f"optimizer.learning_rate={setting.rate}"]
-  load.apply_overrides(own, overrides)
+  load.apply_overrides(run_config, overrides)
   prompts = _COMPLETIONS // setting.completions
-  with own.unlocked():
-    own.train.update(
+  with run_config.unlocked():
+    run_config.train.update(
         num_steps=_NUM_STEPS * setting.passes,
         prompts_per_batch=prompts,
         micro_batch_prompts=prompts,
         completions_per_prompt=setting.completions,
     )
-    own.evaluate.every_steps = own.train.num_steps // 4
-  validate.validate(own, program="sweep")
-  return own
+    run_config.evaluate.every_steps = run_config.train.num_steps // 4
+  validate.validate(run_config, program="sweep")
+  return run_config
 
 
 def _measure(
@@ -157,18 +157,18 @@ def _measure(
   def train(name: str, seed: int) -> dict[str, Any]:
     name, n = name.rsplit("-n", 1)
     setting = SETTINGS[name]
-    made = bench.run(
+    trained = bench.run(
         sweep.SweepRun(
             name,
             sweep.Lag(mini_batches=int(n), passes=setting.passes),
             seed,
-            own_config(config, setting),
+            make_run_config(config, setting),
         )
     )
     return {
-        key: [round(point[key], 4) for point in made["curve"]]
+        key: [round(point[key], 4) for point in trained["curve"]]
         for key in ("step", "reward", "kl", "distinct_correct", "pass_at_1")
-    } | {k: made[k] for k in ("diverged_step", "wall_s")}
+    } | {k: trained[k] for k in ("diverged_step", "wall_s")}
 
   try:
     results.measure(seeds, _run_names(names), RESULTS, train)
@@ -176,21 +176,23 @@ def _measure(
     bench.close()
 
 
-def make_table(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-  """Returns a row per setting: reward (KL) by N, and the largest N it bears."""
+def make_table(all_rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+  """Returns a row per setting: reward (KL) by N, and the largest N."""
   rows = [
       ["setting", "width x layers", "T", "K", "rate",
        *(f"N = {n}" for n in MINI_BATCHES), "bears N", "seeds"]
   ]  # fmt: skip
   for name, setting in SETTINGS.items():
-    runs = [results.of_name(found, f"{name}-n{n}") for n in MINI_BATCHES]
+    runs = [results.of_name(all_rows, f"{name}-n{n}") for n in MINI_BATCHES]
     if not all(runs):
       continue
     width, layers = setting.size
-    rewards = [[_end(r, "reward") for r in mine] for mine in runs]
+    rewards = [
+        [_end(r, "reward") for r in rewards_of_n] for rewards_of_n in runs
+    ]
     cells = [
-        f"{np.mean(mine):.3f} ({np.mean([_end(r, 'kl') for r in by_n]):.1f})"
-        for mine, by_n in zip(rewards, runs, strict=True)
+        f"{np.mean(values):.3f} ({np.mean([_end(r, 'kl') for r in by_n]):.1f})"
+        for values, by_n in zip(rewards, runs, strict=True)
     ]
     rows.append(
         [
@@ -214,8 +216,8 @@ def bearable(rewards: Sequence[Sequence[float]]) -> int:
     rewards: rewards by `MINI_BATCHES`, one of each seed.
   """
   out = MINI_BATCHES[0]
-  for n, mine in zip(MINI_BATCHES[1:], rewards[1:], strict=True):
-    if np.mean(mine) < np.mean(rewards[0]) - _TOLERANCE:
+  for n, rewards_of_n in zip(MINI_BATCHES[1:], rewards[1:], strict=True):
+    if np.mean(rewards_of_n) < np.mean(rewards[0]) - _TOLERANCE:
       break
     out = n
   return out

@@ -8,7 +8,7 @@ The runs of `staleness` have an exact lag in one process. Here `train` starts
 store, trainer and searcher as processes, which sample and train at the same
 time; the trainer publishes its params every N steps only, so that what is
 sampled is about N / 2 steps old on average, and up to N and what is on its way.
-Task, rates, steps and batches are those of `staleness` on `preference`;
+Task, rates, steps and batches are as in `staleness` on `preference`;
 `…_bounded` is the other one of its two best forms there, `bounded_token`.
 
 table.md has the reward, the measured staleness, and the KL of the last
@@ -52,7 +52,7 @@ def run(
   """Makes the runs that are missing; writes table.md.
 
   Args:
-    config: not read; that of `staleness` is.
+    config: ignored in favor of `staleness`'s.
     operands: seeds, then names; 0 and all by default.
 
   Returns:
@@ -71,8 +71,8 @@ def run(
   def train(name: str, seed: int) -> dict[str, Any]:
     objective, every = _RUNS[name]
     common = curves.fine_tune(staleness.make_config("preference"), _START)
-    own = make_config(common, objective, every, rates[objective], seed)
-    with trial_run.run(own) as workdir:
+    run_config = make_config(common, objective, every, rates[objective], seed)
+    with trial_run.run(run_config) as workdir:
       steps = metrics.last_per_step(
           jsonl.read_jsonl(pathlib.Path(workdir) / "metrics.jsonl")
       )
@@ -89,9 +89,9 @@ def run(
     }
 
   results.measure(seeds, names, RESULTS, train)
-  found = results.read(NAMES, RESULTS)
-  results.print_table(make_table(found), RESULTS / "table.md")
-  return {"runs": len(found), "folder": str(RESULTS)}
+  rows = results.read(NAMES, RESULTS)
+  results.print_table(make_table(rows), RESULTS / "table.md")
+  return {"runs": len(rows), "folder": str(RESULTS)}
 
 
 def make_config(
@@ -102,29 +102,31 @@ def make_config(
     seed: int,
 ) -> ml_collections.ConfigDict:
   """Returns the config of a run, which is checked."""
-  own = sweep.Lag().apply(staleness.own_config(config, objective, rate))
-  with own.unlocked():
-    own.seed = seed
-    own.search.update(lockstep=False, lead_steps=1)
-    own.publish.every_steps = every_steps
-    own.evaluate.every_steps = 0
+  run_config = sweep.Lag().apply(
+      staleness.make_run_config(config, objective, rate)
+  )
+  with run_config.unlocked():
+    run_config.seed = seed
+    run_config.search.update(lockstep=False, lead_steps=1)
+    run_config.publish.every_steps = every_steps
+    run_config.evaluate.every_steps = 0
     # What is old is what is studied.
-    own.guards.action = "off"
-    own.checkpoint.every_steps = own.train.num_steps
-  validate.validate(own, program="train")
-  return own
+    run_config.guards.action = "off"
+    run_config.checkpoint.every_steps = run_config.train.num_steps
+  validate.validate(run_config, program="train")
+  return run_config
 
 
-def make_table(found: Sequence[dict[str, Any]]) -> list[list[str]]:
+def make_table(all_rows: Sequence[dict[str, Any]]) -> list[list[str]]:
   """Returns a row per setting: means, rewards with their 95 % interval."""
   rows = [["objective", "params published every",
            "staleness, steps (largest of a batch)", "reward", "KL, nats",
            "distinct right", "seeds"]]  # fmt: skip
   for name, (objective, steps) in _RUNS.items():
-    mine = results.of_name(found, name)
-    if not mine:
+    runs_of_name = results.of_name(all_rows, name)
+    if not runs_of_name:
       continue
-    ends = {key: [r[key][-1] for r in mine] for key in _KEPT}
+    ends = {key: [r[key][-1] for r in runs_of_name] for key in _KEPT}
     age, most, kl, distinct, _ = (float(np.mean(ends[key])) for key in _KEPT)
     reward, half = sweep.mean_and_half_width(ends["reward"])
     rows.append(
@@ -133,7 +135,7 @@ def make_table(found: Sequence[dict[str, Any]]) -> list[list[str]]:
             f"{steps} steps" if steps > 1 else "step",
             f"{age:.1f} ({most:.0f})",
             f"{reward:.3f} ± {half:.3f}",
-            *(f"{kl:.1f}", f"{distinct:.1f}", str(len(mine))),
+            *(f"{kl:.1f}", f"{distinct:.1f}", str(len(runs_of_name))),
         ]
     )
   return rows

@@ -71,10 +71,10 @@ def run(
   Returns:
     `folder`, and `runs`: name, seed and last evaluation of each.
   """
-  found = curves.run_all(make_config(config), SETTINGS, operands, RESULTS, RUNS)
-  results.print_table(make_table(found), RESULTS / "table.md")
-  _plot(found, RESULTS / "search.png")
-  return results.summarize(found, _ENDS, RESULTS)
+  rows = curves.run_all(make_config(config), SETTINGS, operands, RESULTS, RUNS)
+  results.print_table(make_table(rows), RESULTS / "table.md")
+  _plot(rows, RESULTS / "search.png")
+  return results.summarize(rows, _ENDS, RESULTS)
 
 
 def make_config(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -142,13 +142,13 @@ def _plot_panel(
   """Draws a line per setting, the mean of its seeds."""
   first = int(x == "completions")  # The logarithm of 0 is left out.
   for name in SETTINGS:
-    mine = results.of_name(runs, name)
-    if not mine:
+    runs_of_name = results.of_name(runs, name)
+    if not runs_of_name:
       continue
     draw, _, searchers = name.partition("-")
     axis.plot(
-        mine[0][x][first:],
-        np.mean([r[y] for r in mine], axis=0)[first:],
+        runs_of_name[0][x][first:],
+        np.mean([r[y] for r in runs_of_name], axis=0)[first:],
         color=_COLORS[_SEARCHERS.index(int(searchers))],
         linestyle=_LINES[draw],
         label=f"{searchers}, {draw}",

@@ -101,13 +101,13 @@ _COLORS = ("#000000", "#0072b2", "#56b4e9", "#d55e00", "#cc79a7", "#009e73",
            "#8c2d04", "#dd1c77", "#08306b", "#bcbd22", "#17becf")  # fmt: skip
 # What is asked of an objective at the lags 16 and 64.
 _TOLERANCE, _KEPT_GAIN, _FEWEST_SEEDS = 0.03, 0.8, 3
-_TOLD_LAGS = (0, 16, 64)
+_TABLE_LAGS = (0, 16, 64)
 # Metrics of the last evaluation, and means over the last quarter of the steps.
-_TOLD = {
+_TABLE = {
     "kl": ("KL, nats", 1), "pass_at_k": ("pass@k", 2),
     "distinct_correct": ("distinct right", 1),
 }  # fmt: skip
-_TOLD_TRAIN = {
+_TABLE_TRAIN = {
     "entropy": ("entropy, nats", 2),
     "effective_sample_share": ("effective sample", 2),
     "ratio_clip_share": ("clipped", 3),
@@ -161,15 +161,15 @@ def run(
       measure_runs(task, selection(task, objectives))
     elif what == "study":
       measure_runs(task, study(task, read(), objectives))
-  found = read()
-  results.print_table(make_table(found), RESULTS / "table.md")
-  results.print_table(make_long_table(found), RESULTS / "long.md")
-  results.print_table(make_goals(found), RESULTS / "goals.md")
-  results.print_table(make_lag_table(found), RESULTS / "at_lag.md")
-  results.print_table(make_details(found), RESULTS / "details.md")
-  _plot(found, RESULTS / "staleness.png")
-  rates = {task: chosen_rates(found, task) for task in RATES}
-  return {"runs": len(found), "rates": rates}
+  results_of = read()
+  results.print_table(make_table(results_of), RESULTS / "table.md")
+  results.print_table(make_long_table(results_of), RESULTS / "long.md")
+  results.print_table(make_goals(results_of), RESULTS / "goals.md")
+  results.print_table(make_lag_table(results_of), RESULTS / "at_lag.md")
+  results.print_table(make_details(results_of), RESULTS / "details.md")
+  _plot(results_of, RESULTS / "staleness.png")
+  rates = {task: chosen_rates(results_of, task) for task in RATES}
+  return {"runs": len(results_of), "rates": rates}
 
 
 def selection(
@@ -189,11 +189,11 @@ def _rates(task: str, lag: int) -> tuple[float, ...]:
 
 def study(
     task: str,
-    found: Mapping[Run, Mapping[str, Any]],
+    results_of: Mapping[Run, Mapping[str, Any]],
     objectives: Iterable[str],
 ) -> Iterator[Run]:
   """Yields the runs at the chosen rates, a whole seed before the next."""
-  rates = chosen_rates(found, task)
+  rates = chosen_rates(results_of, task)
   for seed in SEEDS:
     for objective in objectives:
       for lag in LAGS if objective in rates else ():
@@ -202,20 +202,20 @@ def study(
 
 def study_at(
     lag: int,
-    found: Mapping[Run, Mapping[str, Any]],
+    results_of: Mapping[Run, Mapping[str, Any]],
     objectives: Iterable[str],
 ) -> Iterator[Run]:
   """Yields the runs of one lag at the rates that are best there."""
-  rates = chosen_rates(found, _LAG_TASK, lag)
+  rates = chosen_rates(results_of, _LAG_TASK, lag)
   for seed in SEEDS:
     for objective in objectives:
       if objective in rates:
         yield _LAG_TASK, objective, lag, rates[objective], seed
 
 
-def long_runs(found: Mapping[Run, Mapping[str, Any]]) -> Iterator[Run]:
+def long_runs(results_of: Mapping[Run, Mapping[str, Any]]) -> Iterator[Run]:
   """Yields the long runs, a whole seed before the next."""
-  rates = chosen_rates(found, "preference")
+  rates = chosen_rates(results_of, "preference")
   for seed in _LONG_SEEDS:
     for objective in LONG_OBJECTIVES:
       for lag in LONG_LAGS:
@@ -231,16 +231,18 @@ def score(result: Mapping[str, Any]) -> float:
 
 
 def chosen_rates(
-    found: Mapping[Run, Mapping[str, Any]], task: str, lag: int = SELECTION_LAG
+    results_of: Mapping[Run, Mapping[str, Any]],
+    task: str,
+    lag: int = SELECTION_LAG,
 ) -> dict[str, float]:
   """Returns the rate of each objective whose selection is complete."""
   out = {}
   for objective in OBJECTIVES:
     scores = {
         rate: [
-            score(found[key])
+            score(results_of[key])
             for seed in SELECTION_SEEDS
-            if (key := (task, objective, lag, rate, seed)) in found
+            if (key := (task, objective, lag, rate, seed)) in results_of
         ]
         for rate in _rates(task, lag)
     }
@@ -267,15 +269,15 @@ def make_config(task: str) -> ml_collections.ConfigDict:
   return c
 
 
-def own_config(
+def make_run_config(
     config: ml_collections.ConfigDict, objective: str, rate: float
 ) -> ml_collections.ConfigDict:
   """Returns a copy with the settings of an objective, which are checked."""
-  own = config.copy_and_resolve_references()
+  run_config = config.copy_and_resolve_references()
   overrides = [*OBJECTIVES[objective], f"optimizer.learning_rate={rate}"]
-  load.apply_overrides(own, overrides)
-  validate.validate(own, program="sweep")
-  return own
+  load.apply_overrides(run_config, overrides)
+  validate.validate(run_config, program="sweep")
+  return run_config
 
 
 def read() -> dict[Run, dict[str, Any]]:
@@ -288,8 +290,8 @@ def read() -> dict[Run, dict[str, Any]]:
 
 def measure_runs(task: str, runs: Iterator[Run]) -> None:
   """Makes the runs that are not kept yet."""
-  found = read()
-  missing = [key for key in runs if key not in found]
+  results_of = read()
+  missing = [key for key in runs if key not in results_of]
   if not missing:
     return
   processes.prepare_compiling()
@@ -300,20 +302,20 @@ def measure_runs(task: str, runs: Iterator[Run]) -> None:
       _, objective, lag, rate, seed = key
       if key in read():  # By another process, meanwhile.
         continue
-      made = bench.run(
+      trained = bench.run(
           sweep.SweepRun(
               f"{objective}_{rate:g}",
               sweep.Lag(staleness_steps=lag),
               seed,
-              own_config(config, objective, rate),
+              make_run_config(config, objective, rate),
           )
       )
-      del made["versions"]
-      result = _rounded(dict(zip(_KEY, key, strict=True)) | made)
+      del trained["versions"]
+      result = _rounded(dict(zip(_KEY, key, strict=True)) | trained)
       results.keep(RESULTS, result, _KEY)
       print(
           f"{number}/{len(missing)} {objective}-s{lag}-lr{rate:g}-seed{seed}:"
-          f" score {score(result):.3f}, {made['wall_s']:.0f} s",
+          f" score {score(result):.3f}, {trained['wall_s']:.0f} s",
           file=sys.stderr,
           flush=True,
       )
@@ -330,30 +332,30 @@ def _rounded(value: Any) -> Any:
 
 
 def _of_study(
-    found: Mapping[Run, Mapping[str, Any]], *prefix: Any
+    results_of: Mapping[Run, Mapping[str, Any]], *prefix: Any
 ) -> list[Mapping[str, Any]]:
   """Returns the finite runs of the study, in the order of their seeds.
 
   Args:
-    found: all results.
+    results_of: all results.
     *prefix: task, objective, lag and rate, and a seed if it is to be one.
   """
   keys = [prefix] if len(prefix) == 5 else [(*prefix, s) for s in SEEDS]
   return [
-      found[key]
+      results_of[key]
       for key in keys
-      if key in found and found[key]["diverged_step"] is None
+      if key in results_of and results_of[key]["diverged_step"] is None
   ]
 
 
 def _at_end(
-    found: Mapping[Run, Mapping[str, Any]], quantity: str, *prefix: Any
+    results_of: Mapping[Run, Mapping[str, Any]], quantity: str, *prefix: Any
 ) -> list[float]:
   """Returns a quantity of the last evaluation of the finite study runs."""
-  return [r["curve"][-1][quantity] for r in _of_study(found, *prefix)]
+  return [r["curve"][-1][quantity] for r in _of_study(results_of, *prefix)]
 
 
-def make_goals(found: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
+def make_goals(results_of: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
   """Returns a row per task and objective: what it keeps at lags 16 and 64.
 
   The reward lost at 16, the share of the gain at lag 0 that is kept at 64, and
@@ -365,21 +367,26 @@ def make_goals(found: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
            "fewer distinct right at 64 than tb at 0", "goal",
            "seeds"]]  # fmt: skip
   for task in RATES:
-    chosen = chosen_rates(found, task)
+    chosen = chosen_rates(results_of, task)
     for objective, rate in chosen.items():
-      keys = [(task, objective, lag, rate) for lag in _TOLD_LAGS]
+      keys = [(task, objective, lag, rate) for lag in _TABLE_LAGS]
       keys.append((task, "tb", 0, chosen.get("tb")))
       # The same seeds in all.
-      seeds = [s for s in SEEDS if all(_of_study(found, *k, s) for k in keys)]
+      seeds = [
+          s for s in SEEDS if all(_of_study(results_of, *k, s) for k in keys)
+      ]
       if len(seeds) < _FEWEST_SEEDS:
         continue
-      *runs, base = [[found[(*k, s)] for s in seeds] for k in keys]
-      rewards = [[r["curve"][-1]["reward"] for r in mine] for mine in runs]
+      *runs, base = [[results_of[(*k, s)] for s in seeds] for k in keys]
+      rewards = [
+          [r["curve"][-1]["reward"] for r in rewards_of_lag]
+          for rewards_of_lag in runs
+      ]
       pairs = zip(rewards[0], rewards[1], strict=True)
-      lost, half = sweep.mean_and_half_width([a - b for a, b in pairs])
+      loss, half = sweep.mean_and_half_width([a - b for a, b in pairs])
       start = _mean(r["curve"][0]["reward"] for r in runs[0])
-      gains = [_mean(mine) - start for mine in rewards]
-      kept = gains[2] / gains[0]
+      gains = [_mean(rewards_of_lag) - start for rewards_of_lag in rewards]
+      retained = gains[2] / gains[0]
       fewer, half_fewer = sweep.mean_and_half_width(
           [
               b["curve"][-1]["distinct_correct"]
@@ -388,32 +395,34 @@ def make_goals(found: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
           ]
       )
       met = (
-          lost <= max(_TOLERANCE, half)
-          and kept >= _KEPT_GAIN
+          loss <= max(_TOLERANCE, half)
+          and retained >= _KEPT_GAIN
           and fewer <= half_fewer
       )
       rows.append(
           [
-              *(task, f"`{objective}`", f"{lost:.3f} ± {half:.3f}"),
-              *(f"{kept:.2f}", f"{fewer:.1f} ± {half_fewer:.1f}"),
+              *(task, f"`{objective}`", f"{loss:.3f} ± {half:.3f}"),
+              *(f"{retained:.2f}", f"{fewer:.1f} ± {half_fewer:.1f}"),
               *("met" if met else "missed", str(len(seeds))),
           ]
       )
   return rows
 
 
-def make_long_table(found: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
+def make_long_table(
+    results_of: Mapping[Run, Mapping[str, Any]],
+) -> list[list[str]]:
   """Returns a row per objective: reward and KL of the long runs by lag."""
   rows = [["objective", *(f"s = {s}: reward, KL" for s in LONG_LAGS), "seeds"]]
   for objective in LONG_OBJECTIVES:
-    rate = chosen_rates(found, "preference").get(objective)
+    rate = chosen_rates(results_of, "preference").get(objective)
     cells, seeds = [], []
     for lag in LONG_LAGS:
       ends = [
-          found[key]["curve"][-1]
+          results_of[key]["curve"][-1]
           for seed in _LONG_SEEDS
-          if (key := (LONG, objective, lag, rate, seed)) in found
-          and found[key]["diverged_step"] is None
+          if (key := (LONG, objective, lag, rate, seed)) in results_of
+          and results_of[key]["diverged_step"] is None
       ]
       mean, half = sweep.mean_and_half_width([end["reward"] for end in ends])
       kl = _mean(end["kl"] for end in ends) if ends else 0.0
@@ -424,23 +433,25 @@ def make_long_table(found: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
   return rows
 
 
-def make_lag_table(found: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
+def make_lag_table(
+    results_of: Mapping[Run, Mapping[str, Any]],
+) -> list[list[str]]:
   """Returns a row per objective: what it reaches at the rate of each lag."""
   title = "rate, reward, KL, distinct right at s ="
   rows = [["objective", *(f"{title} {lag}" for lag in _OWN_LAGS), "seeds"]]
-  rates = {lag: chosen_rates(found, _LAG_TASK, lag) for lag in _OWN_LAGS}
+  rates = {lag: chosen_rates(results_of, _LAG_TASK, lag) for lag in _OWN_LAGS}
   for objective in OBJECTIVES:
     cells, seeds = [], []
     for lag in _OWN_LAGS:
       key = (_LAG_TASK, objective, lag, rates[lag].get(objective))
-      rewards = _at_end(found, "reward", *key)
+      rewards = _at_end(results_of, "reward", *key)
       seeds.append(len(rewards))
       if not rewards:
         cells.append("–")
         continue
       mean, half = sweep.mean_and_half_width(rewards)
       kl, distinct = (
-          _mean(_at_end(found, what, *key))
+          _mean(_at_end(results_of, what, *key))
           for what in ("kl", "distinct_correct")
       )
       cells.append(
@@ -451,26 +462,35 @@ def make_lag_table(found: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
   return rows
 
 
-def make_details(found: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
+def make_details(
+    results_of: Mapping[Run, Mapping[str, Any]],
+) -> list[list[str]]:
   """Returns a row per task and objective: means at lags 0, 16 and 64."""
-  titles = [title for title, _ in (*_TOLD.values(), *_TOLD_TRAIN.values())]
-  lags = ", ".join(map(str, _TOLD_LAGS))
+  titles = [title for title, _ in (*_TABLE.values(), *_TABLE_TRAIN.values())]
+  lags = ", ".join(map(str, _TABLE_LAGS))
   rows = [["task", "objective", *(f"{t} at {lags}" for t in titles)]]
   for task in RATES:
-    for objective, rate in chosen_rates(found, task).items():
+    for objective, rate in chosen_rates(results_of, task).items():
       runs = [
-          _of_study(found, task, objective, lag, rate) for lag in _TOLD_LAGS
+          _of_study(results_of, task, objective, lag, rate)
+          for lag in _TABLE_LAGS
       ]
       if not all(runs):
         continue
-      told = [
-          [f"{_mean(r['curve'][-1][key] for r in mine):.{n}f}" for mine in runs]
-          for key, (_, n) in _TOLD.items()
+      cells = [
+          [
+              f"{_mean(r['curve'][-1][key] for r in runs_of_lag):.{n}f}"
+              for runs_of_lag in runs
+          ]
+          for key, (_, n) in _TABLE.items()
       ] + [
-          [f"{_mean(r['train'][key] for r in mine):.{n}f}" for mine in runs]
-          for key, (_, n) in _TOLD_TRAIN.items()
+          [
+              f"{_mean(r['train'][key] for r in runs_of_lag):.{n}f}"
+              for runs_of_lag in runs
+          ]
+          for key, (_, n) in _TABLE_TRAIN.items()
       ]
-      rows.append([task, f"`{objective}`", *(", ".join(t) for t in told)])
+      rows.append([task, f"`{objective}`", *(", ".join(t) for t in cells)])
   return rows
 
 
@@ -478,7 +498,7 @@ def _mean(values: Iterable[float]) -> float:
   return statistics.fmean(values)
 
 
-def make_table(found: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
+def make_table(results_of: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
   """Returns a row per task and objective: the scores by rate, then the study.
 
   The score of each rate at lag 4 (the chosen one bold), then the reward of the
@@ -487,14 +507,15 @@ def make_table(found: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
   rows = [["task", "objective", "score by rate", *(f"s = {s}" for s in LAGS),
            "seeds"]]  # fmt: skip
   for task, rates in RATES.items():
-    chosen = chosen_rates(found, task)
+    chosen = chosen_rates(results_of, task)
     for objective in OBJECTIVES:
       scores = []
       for rate in rates:
         of_rate = [
-            score(found[key])
+            score(results_of[key])
             for seed in SELECTION_SEEDS
-            if (key := (task, objective, SELECTION_LAG, rate, seed)) in found
+            if (key := (task, objective, SELECTION_LAG, rate, seed))
+            in results_of
         ]
         text = f"{sum(of_rate) / len(of_rate):.3f}" if of_rate else "–"
         scores.append(f"**{text}**" if chosen.get(objective) == rate else text)
@@ -503,7 +524,7 @@ def make_table(found: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
       cells, seeds = [], []
       for lag in LAGS:
         rate = chosen.get(objective)
-        values = _at_end(found, "reward", task, objective, lag, rate)
+        values = _at_end(results_of, "reward", task, objective, lag, rate)
         mean, half = sweep.mean_and_half_width(values)
         seeds.append(len(values))
         cell = f"{mean:.3f}" if values else "–"
@@ -514,7 +535,9 @@ def make_table(found: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
   return rows
 
 
-def _plot(found: Mapping[Run, Mapping[str, Any]], path: pathlib.Path) -> None:
+def _plot(
+    results_of: Mapping[Run, Mapping[str, Any]], path: pathlib.Path
+) -> None:
   """Draws, of each task, the reward by lag, and by lag times learning rate.
 
   On the left the study's runs at the chosen rates, on the right all runs of a
@@ -524,28 +547,28 @@ def _plot(found: Mapping[Run, Mapping[str, Any]], path: pathlib.Path) -> None:
       len(RATES), 2, figsize=(11.5, 3.6 * len(RATES)), layout="constrained"
   )
   for (task, _), (left, right) in zip(RATES.items(), axes, strict=True):
-    chosen = chosen_rates(found, task)
+    chosen = chosen_rates(results_of, task)
     for objective, color in zip(OBJECTIVES, _COLORS, strict=True):
       points = []
       for place, lag in enumerate(LAGS):
         rate = chosen.get(objective)
-        values = _at_end(found, "reward", task, objective, lag, rate)
+        values = _at_end(results_of, "reward", task, objective, lag, rate)
         if values:
           mean, half = sweep.mean_and_half_width(values)
           points.append((place, mean, 0.0 if math.isnan(half) else half))
       if points:
         xs, ys, halves = zip(*points, strict=True)
         left.errorbar(xs, ys, halves, color=color, marker=".", capsize=2)
-      mine = [
+      curve = [
           (key[2] * key[3], result["curve"][-1]["reward"])
-          for key, result in found.items()
+          for key, result in results_of.items()
           if key[:2] == (task, objective)
           and key[2]
           and result["diverged_step"] is None
       ]
-      if mine:
+      if curve:
         right.scatter(
-            *zip(*mine, strict=True), color=color, s=12, label=objective
+            *zip(*curve, strict=True), color=color, s=12, label=objective
         )
     left.set_xticks(range(len(LAGS)), [str(lag) for lag in LAGS])
     left.set_xlabel("lag S, steps, at each objective's own rate")
@@ -554,7 +577,7 @@ def _plot(found: Mapping[Run, Mapping[str, Any]], path: pathlib.Path) -> None:
     for axis in (left, right):
       axis.set_ylabel(f"{task}: held-out reward")
       axis.grid(alpha=0.3)
-  # Beside the plots: of so many entries it would hide points.
+  # Outside the plots, where so many entries would hide points.
   handles, names = axes[0, 1].get_legend_handles_labels()
   figure.legend(
       handles, names, loc="outside right center", frameon=False, fontsize=8

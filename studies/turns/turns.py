@@ -111,9 +111,9 @@ def run(
   finally:
     for bench in benches:
       bench.close()
-  found = results.read(RUNS, RESULTS)
-  results.print_table(make_table(found), RESULTS / "table.md")
-  return {"folder": str(RESULTS), "runs": len(found)}
+  rows = results.read(RUNS, RESULTS)
+  results.print_table(make_table(rows), RESULTS / "table.md")
+  return {"folder": str(RESULTS), "runs": len(rows)}
 
 
 def make_config() -> ml_collections.ConfigDict:
@@ -133,17 +133,17 @@ def make_config() -> ml_collections.ConfigDict:
   return c
 
 
-def make_table(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def make_table(all_rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
   """Returns a row before training and one per run with results."""
   rows = [["run", *(title for _, title, _ in _COLUMNS), "seeds"]]
-  if found:
-    first = found[0]["curve"][0]
+  if all_rows:
+    first = all_rows[0]["curve"][0]
     before = [f"{first[key]:.{digits}f}" for key, _, digits in _COLUMNS]
     rows.append(["before training", *before, ""])
   for name in RUNS:
-    mine = results.of_name(found, name)
-    ends = [r["curve"][-1] for r in mine if r["diverged_step"] is None]
-    if not mine:
+    runs_of_name = results.of_name(all_rows, name)
+    ends = [r["curve"][-1] for r in runs_of_name if r["diverged_step"] is None]
+    if not runs_of_name:
       continue
     cells = []
     for key, _, digits in _COLUMNS:
@@ -151,35 +151,42 @@ def make_table(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
       cell = sweep.Cell(
           *sweep.mean_and_half_width(values),
           len(values),
-          len(mine) - len(values),
+          len(runs_of_name) - len(values),
       )
       cells.append(cell.text(digits))
-    rows.append([name, *cells, str(len(mine))])
+    rows.append([name, *cells, str(len(runs_of_name))])
   return rows
 
 
 def _measure(bench: sweep.Bench, name: str, seed: int) -> dict[str, Any]:
   """Makes a run; returns the result of `sweep.Bench.run`."""
-  own = RUNS[name]
-  config = sweep.Lag(own.lag).apply(make_config())
+  settings = RUNS[name]
+  config = sweep.Lag(settings.lag).apply(make_config())
   config.seed = seed
-  config.loss.update(ratio_clip=own.ratio_clip, correction=own.correction)
+  config.loss.update(
+      ratio_clip=settings.ratio_clip, correction=settings.correction
+  )
   maker, sampler = bench.loops, bench.loops.sampler
-  if own.in_flight:
+  if settings.in_flight:
     maker.sampler = InFlight(
-        maker.policy.model, sampler.settings, own.lag, own.recomputes_cache
+        maker.policy.model,
+        sampler.settings,
+        settings.lag,
+        settings.recomputes_cache,
     )
   try:
     # Loops of one name share the train step.
-    loop = maker.make(config, f"clip_{own.ratio_clip}{own.correction}")
+    loop = maker.make(
+        config, f"clip_{settings.ratio_clip}{settings.correction}"
+    )
   finally:
     maker.sampler = sampler
-  if own.in_flight:
+  if settings.in_flight:
     late = LateSchedule(**dataclasses.asdict(loop.schedule))
     loop = dataclasses.replace(loop, schedule=late)
-  found = bench.train(loop, f"{name}-seed{seed}")
-  del found["versions"]
-  return found
+  trained = bench.train(loop, f"{name}-seed{seed}")
+  del trained["versions"]
+  return trained
 
 
 class LateSchedule(schedule_lib.Steps):
@@ -214,8 +221,8 @@ class InFlight:
     self._sampler = decode.JaxSampler(
         model, dataclasses.replace(settings, recompute_cache=recomputes_cache)
     )
-    self.kept: collections.deque[tuple[int, types.PyTree]] = collections.deque(
-        maxlen=lag + 1
+    self.versions: collections.deque[tuple[int, types.PyTree]] = (
+        collections.deque(maxlen=lag + 1)
     )
 
   @property
@@ -234,20 +241,20 @@ class InFlight:
     """Returns completions whose last turns have these params."""
     del newer
     # A step donates its params.
-    kept = self._sampler.put(jax.tree.map(jnp.copy, params))
-    self.kept.append((version, kept))
+    placed = self._sampler.put(jax.tree.map(jnp.copy, params))
+    self.versions.append((version, placed))
     turns = InStep(turns)
-    taken = 0
+    place_taken = 0
 
     def next_params() -> tuple[int, types.PyTree] | None:
-      nonlocal taken
+      nonlocal place_taken
       place = self.place(turns.count)
-      if place == taken:
+      if place == place_taken:
         return None
-      taken = place
-      return self.kept[place]
+      place_taken = place
+      return self.versions[place]
 
-    first, oldest = self.kept[0]
+    first, oldest = self.versions[0]
     return self._sampler.sample(
         oldest, prompts, version=first, newer=next_params, turns=turns
     )
@@ -255,7 +262,7 @@ class InFlight:
   def place(self, turn: int) -> int:
     """Returns which of the kept params sample a turn, both from 0."""
     steps = -(-self._lag * turn // _TURNS_TO_NEWEST)
-    return min(steps, len(self.kept) - 1)
+    return min(steps, len(self.versions) - 1)
 
 
 class InStep:
@@ -266,11 +273,11 @@ class InStep:
 
   def __init__(self, turns: requests.Turns):
     self._turns = turns
-    self._asked: set[requests.Owner] = set()
+    self._waiting: set[requests.Owner] = set()
     self.count = 0
 
   def end(self, owner: requests.Owner, tokens: np.ndarray) -> None:
-    self._asked.add(owner)
+    self._waiting.add(owner)
     self._turns.end(owner, tokens)
 
   def cut(self, owner: requests.Owner) -> None:
@@ -281,8 +288,8 @@ class InStep:
   ) -> list[tuple[requests.Owner, np.ndarray | None]]:
     # The sampler waits once it has nothing to decode.
     out = []
-    while wait_s > 0 and self._asked:
-      out += (some := self._turns.answers(wait_s))
-      self._asked.difference_update(owner for owner, _ in some)
+    while wait_s > 0 and self._waiting:
+      out += (new := self._turns.answers(wait_s))
+      self._waiting.difference_update(owner for owner, _ in new)
     self.count += wait_s > 0
     return out

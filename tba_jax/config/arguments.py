@@ -123,12 +123,12 @@ def _set_rows(
     reward: str,
     values: Mapping[str, Any],
 ) -> None:
-  """Makes the task one of rows, with what the arguments say of it."""
+  """Sets a task of rows from the arguments."""
   is_custom = config.task.name == "custom"
   if not (data or is_custom):
     raise ValueError(
         f"reward: must be left out with config.task.name={config.task.name!r},"
-        " which has its own reward; or give data=…, too"
+        " which has its own reward; or give data=… as well"
     )
   task = config.task.to_dict() if is_custom else {"name": "custom"}
   task |= data

@@ -19,8 +19,8 @@ from tba_jax.system import processes
 from tba_jax.tasks import task_table
 
 LOSS, REWARD, PROMPT, LOG = "loss", "reward", "prompt", "log"
-# Beside the deadline of a reward: imports, data, the start of a reward worker,
-# and the trace of a loss.
+# In addition to the deadline of a reward: imports, data, the start of a reward
+# worker, and the trace of a loss.
 DEADLINE_S = 180.0
 # Seconds without an answer until a line explains the wait.
 PATIENCE_S = 10.0
@@ -30,7 +30,7 @@ _MAX_ERROR = 300
 # Programs that compute losses, and those that judge completions.
 _WITH_LOSS = ("train", "trainer", "one_process", "plan", "sweep")
 _WITH_REWARD = (*_WITH_LOSS, "sft", "evaluate", "searcher")
-# Programs that a user starts, whose policy reads what environments say first.
+# Programs started by a user whose policy reads the environments' prompts.
 _WITH_PROMPT = ("train", "one_process", "plan", "sft", "evaluate")
 # Programs that read completions of a log, or baselines.
 _WITH_LOG = ("train", "trainer", "one_process", "plan", "searcher", "sweep")
@@ -123,16 +123,16 @@ def _problems(text: str) -> tuple[str, ...]:
     finally:
       process.kill()
   try:
-    found, notes = json.loads(output)
+    problems, notes = json.loads(output)
   except ValueError:  # User code ended or crashed the process.
-    said = " ".join(errors.split())[-_MAX_ERROR:]
+    stderr = " ".join(errors.split())[-_MAX_ERROR:]
     return (
         f"{_what(text)}: ended its process with status {process.returncode}:"
-        f" {said}",
+        f" {stderr}",
     )
   for note in notes:
     print(note, flush=True)
-  return tuple(found)
+  return tuple(problems)
 
 
 def _what(text: str) -> str:

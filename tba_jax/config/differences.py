@@ -14,7 +14,7 @@ from tba_jax.config import settings
 from tba_jax.system import rules
 from tba_jax.tasks import task_table
 
-# Value of a key that a side neither has nor has a default for.
+# Value of a key that a side lacks and that has no default.
 MISSING = "not there"
 
 
@@ -111,8 +111,8 @@ def check_resume(
 
 
 def check_hosts(
-    mine: Mapping[str, Any],
-    theirs: Mapping[str, Any],
+    local: Mapping[str, Any],
+    remote: Mapping[str, Any],
     sides: tuple[str, str],
     *,
     searcher: bool,
@@ -120,13 +120,13 @@ def check_hosts(
   """Raises ConfigError if two processes of a run would compute differently.
 
   Args:
-    mine: settings of one process, by key.
-    theirs: settings of the other.
+    local: settings of one process, by key.
+    remote: settings of the other.
     sides: names of the two, for messages.
     searcher: whether one of them is a searcher.
   """
   problems = []
-  for key, (a, b) in between(mine, theirs):
+  for key, (a, b) in between(local, remote):
     hosts = settings.hosts(key)
     both_paths = hosts == "path" and "/" in str(a) and "/" in str(b)
     both_paths = both_paths or load.are_same_files(key, a, b)

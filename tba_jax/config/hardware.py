@@ -4,7 +4,7 @@
 
 `apply` reads a finished config (starting model, batch sizes, frozen models) and
 sets mesh, micro-batches, rematerialization, and the searchers with their mesh.
-The rule is memory: `bytes_a_param` has that of `tools/memory_model.py`, which
+The rule is memory: `bytes_a_param` approximates `tools/memory_model.py`, which
 counts exactly but needs JAX and the model's config file, while a config is read
 without either. A test holds one to the other.
 """
@@ -24,10 +24,11 @@ from tba_jax.models.hf import hf_names
 class Hardware:
   """One machine that trainer and searchers share, or a trainer's slice.
 
-  kind: kind of device, as `--program=plan` takes it.
+  kind: accelerator, as in `--program=plan`.
   gib: memory of a device.
-  devices: devices of the machine or slice.
-  hosts: hosts of the slice, a process each; 0 = one machine for the whole run.
+  devices: number in the machine or slice.
+  hosts: number in the slice, one process each; 0 = one machine for the whole
+    run.
   searcher: sizes of a searcher: devices of a machine, or of a host of its own.
   """
 
@@ -63,9 +64,9 @@ MODELS = {
     "openai-community/gpt2": (0.12, 1),
     "realtreetune/rho-1b-sft-GSM8K": (1.10, 4),
 }
-# Share of a device's memory for params and what has their shape, beside the
-# GiB of a chunk of logits and its gradient (`losses/logprobs.py`); the rest is
-# for activations and caches. A test has the plan say that this suffices.
+# Share of a device's memory for arrays of the params' shapes, after the GiB of
+# a chunk of logits and its gradient (`losses/logprobs.py`); the rest is for
+# activations and caches. A test checks with `plan` that this suffices.
 _SHARE = 0.728
 _LOGITS_GIB = 2
 # A mesh that splits sequences further has too little work on each device.
@@ -223,10 +224,10 @@ def _set_mesh(
   several = hardware.devices > 1
   share = usable_gb(hardware.gib) / (1 if several else 2)
   frozen = _frozen_gb(c, billions)
-  needed = bytes_a_param(c, hardware)
-  state = billions * needed["trainer"]
+  bytes_per_param = bytes_a_param(c, hardware)
+  state = billions * bytes_per_param["trainer"]
   least = _power(math.ceil(state / share))
-  state += billions * needed["value_model"]
+  state += billions * bytes_per_param["value_model"]
   shards = _power(math.ceil((state + frozen) / share))
 
   size, count = hardware.devices, c.search.num_searchers
@@ -279,7 +280,7 @@ def _searcher(
     if (params + frozen) / size <= share:
       return size
   raise ValueError(
-      f"a searcher holds {params + frozen:.0f} GB of params, too much for"
+      f"a searcher holds {params + frozen:.0f} GB of params, which exceeds"
       f" {hardware.searcher[-1]} devices of {hardware.gib} GiB"
   )
 

@@ -51,7 +51,7 @@ def split_argv(argv: Sequence[str]) -> tuple[list[str], list[str]]:
   """Splits the overrides from the other arguments; returns (rest, overrides).
 
   `--config.a.b=value` and `--config.a.b value` become `a.b=value`; without a
-  value, `a.b`. Arguments after `--` are left alone.
+  value, `a.b`. Arguments after `--` are unchanged.
   """
   rest, overrides = [], []
   items = list(argv)
@@ -130,7 +130,6 @@ def apply_overrides(
   replaces the fields by that task's.
 
   Args:
-    config: config of a file.
     overrides: `key=value` each, with or without `--config.`; the last one wins.
       The present value gives the type; a bool without a value becomes true.
 
@@ -215,15 +214,15 @@ def make_paths_absolute(config: ml_collections.ConfigDict) -> None:
 
 
 def are_same_files(key: str, a: Any, b: Any) -> bool:
-  """Tells whether two values differ in the folders of their files alone."""
+  """Returns whether two values differ only in the folders of their files."""
   names = lambda text: re.sub(r"[^\s,:*\[\]'\"]*/", "", str(text))
   return settings.names_files(key) and names(a) == names(b)
 
 
 def are_moved_files(key: str, before: Any, now: Any) -> bool:
-  """Tells whether a setting's files have moved to another folder.
+  """Returns whether a setting's files have moved to another folder.
 
-  Names of the hub, which are no absolute paths, do not move.
+  Hub names are not absolute paths and do not move.
   """
   if not are_same_files(key, before, now):
     return False
@@ -242,7 +241,7 @@ def complete(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   """
   config = config.copy_and_resolve_references()
   out = settings.get_config()
-  # The validation tells a value of another type.
+  # Validation reports a value of another type.
   with out.unlocked(), out.ignore_type():
     for name, value in config.items():
       is_section = isinstance(value, ml_collections.ConfigDict)
@@ -283,8 +282,8 @@ def unknown_key(key: str, value: Any, known: Sequence[str]) -> str:
   message = f"config.{key} = {value!r}: there is no such key"
   if (new := renamed.new_key(key)) is not None:
     return f"{message}; it is now config.{new}"
-  if theirs := other_names.answer(key):
-    return f"{message}; {theirs}"
+  if answer := other_names.answer(key):
+    return f"{message}; {answer}"
   whole = re.sub(r"_(final|decay_steps|stop_steps)$", "", key)
   if whole != key and settings.is_over_steps(whole):
     return f"{message}; it is part of config.{whole} = {ramps.FORM}"
@@ -299,8 +298,8 @@ def unknown_key(key: str, value: Any, known: Sequence[str]) -> str:
     close = [f"config.{name}" for name in dict.fromkeys(close)]
     return f"{message}; did you mean {' or '.join(close[:3])}?"
   section = key.rpartition(".")[0]
-  beside = [k for k in known if section and k.startswith(f"{section}.")]
-  names = beside or dict.fromkeys(k.partition(".")[0] for k in known)
+  siblings = [k for k in known if section and k.startswith(f"{section}.")]
+  names = siblings or dict.fromkeys(k.partition(".")[0] for k in known)
   return f"{message}; must be one of {', '.join(names)}"
 
 

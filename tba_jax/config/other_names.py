@@ -128,7 +128,7 @@ def answer(key: str) -> str:
   """
   parts = key.split(".")
   for i in range(len(parts)):
-    if found := NAMES.get(".".join(parts[i:])):
-      ours, note = found
+    if reply := NAMES.get(".".join(parts[i:])):
+      ours, note = reply
       return f"it is config.{ours} here" + (f" ({note})" if note else "")
   return ""

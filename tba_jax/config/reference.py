@@ -103,7 +103,7 @@ def _by_task(key: str) -> list[tuple[str, tuple]]:
 def _task_rows(task: type) -> dict[str, tuple]:
   """Returns the rows of a task's fields, from its docstring."""
   meanings = {}
-  for parent in reversed(task.__mro__):  # Fields may be those of a parent.
+  for parent in reversed(task.__mro__):  # A parent may document fields.
     # Python strips the indentation from 3.13 on.
     text = inspect.cleandoc(parent.__doc__ or "")
     for names, meaning in re.findall(

@@ -76,9 +76,9 @@ def explain_values(error: str) -> str:
   """Returns an error whose lines about old values name the new ones."""
   lines = error.split("\n")
   for i, line in enumerate(lines):
-    if found := re.match(r"config\.([\w.]+) ?= ?['\"](\w+)", line):
+    if match := re.match(r"config\.([\w.]+) ?= ?['\"](\w+)", line):
       for (keys, old), new in VALUES.items():
         note = f"; {old!r} is now {new!r}"
-        if old == found[2] and fnmatch.fnmatch(found[1], keys):
+        if old == match[2] and fnmatch.fnmatch(match[1], keys):
           lines[i] = line.removesuffix(note) + note
   return "\n".join(lines)

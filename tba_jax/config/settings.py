@@ -90,7 +90,7 @@ def open_keys(config: ml_collections.ConfigDict) -> list[str]:
 
 
 def is_open(config: ml_collections.ConfigDict, key: str) -> bool:
-  """Tells whether a setting of the table follows a rule, unless it is set."""
+  """Returns whether a rule chooses the setting unless it is set."""
   *sections, name = key.split(".")
   for section in sections:
     config = config.get(section, {})
@@ -118,7 +118,7 @@ def get_config() -> ml_collections.ConfigDict:
 
 
 def is_over_steps(key: str) -> bool:
-  """Tells whether a setting may be a number or a text of `ramps.py`."""
+  """Returns whether a setting may be a number or a ramp of `ramps.py`."""
   return key in SETTINGS and SETTINGS[key].allowed.is_over_steps
 
 
@@ -133,7 +133,7 @@ def fixed(key: str) -> rules.Fixed | None:
 
 
 def names_files(key: str) -> bool:
-  """Tells whether a setting may name files or folders of the machine."""
+  """Returns whether a setting may name files or folders of the machine."""
   if key not in SETTINGS:
     section, _, name = key.partition(".")
     return section == "task" and name in tasks.NAMING_FILES

@@ -26,11 +26,11 @@ _FIRST_ROWS = 100
 
 def before_run(config: ml_collections.ConfigDict) -> list[str]:
   """Returns the programs that train a model before the run, in order."""
-  wanted = {
+  required = {
       "sft": config.init == "sft",
       "reward_model": rewards.trains_reward_model(load.flatten(config)),
   }
-  return [role for role, is_wanted in wanted.items() if is_wanted]
+  return [role for role, is_wanted in required.items() if is_wanted]
 
 
 def check(
@@ -42,7 +42,6 @@ def check(
   """Checks the settings that a stage was trained with; saves them if new.
 
   Args:
-    config: config of the run.
     folder: WORKDIR/sft or WORKDIR/reward_model.
     section: "sft" or "reward_model".
 

@@ -70,7 +70,7 @@ def _unread(c: Mapping[str, Any]) -> rules.Problems:
       yield from rules.unread(c, key, setting.default, *setting.read_with)
 
 
-# Whether files and models are there, in all sections.
+# Existence of files and models, in all sections.
 _FILES = (rewards.readable, models.named)
 _CHECKS = (
     _unread,
@@ -102,10 +102,10 @@ def validate(
 
   Args:
     config: complete config.
-    program: program to run; sections that it does not read are checked for
-      types and ranges alone.
-    elsewhere: files and packages are those of other machines: what this one
-      lacks is no problem.
+    program: sections that it does not read are checked only for types and
+      ranges.
+    elsewhere: whether files and packages are on other machines, so that ones
+      missing here are no problem.
 
   Returns:
     With `elsewhere`, a line for each model or data that is not here.
@@ -123,7 +123,7 @@ def validate(
   if program in LINE_PROGRAMS:
     problems += _lines(c, programs.OF_LINES)
   else:
-    missing = _found(c, _FILES)
+    missing = _failed_checks(c, _FILES)
     lines = [_line(c, *problem) for problem in missing]
     (not_here if elsewhere else problems).extend(lines)
     for key, _ in missing:
@@ -184,7 +184,7 @@ def _check_values(
 
 
 def _is_text(value: str) -> bool:
-  """Tells whether files and command lines can hold a text."""
+  """Returns whether a text can be written to files and command lines."""
   try:
     return b"\0" not in value.encode()
   except UnicodeEncodeError:  # A byte of a command line, or half a pair.
@@ -234,7 +234,7 @@ def _sections_read(c: Mapping[str, Any], program: str) -> set[str]:
   return out
 
 
-def _found(
+def _failed_checks(
     c: rules.Values, checks: Iterable[rules.Check]
 ) -> list[tuple[str, str]]:
   """Returns what checks find.
@@ -242,14 +242,14 @@ def _found(
   A check that needs an invalid value raises KeyError; that value's own problem
   is reported already.
   """
-  found = []
+  problems = []
   for check in checks:
     try:
       for problem in check(c):
-        found.append(problem)
+        problems.append(problem)
     except KeyError:
       continue
-  return found
+  return problems
 
 
 def _lines(
@@ -257,10 +257,10 @@ def _lines(
     checks: Iterable[rules.Check],
     sections: set[str] | None = None,
 ) -> list[str]:
-  """Returns lines of what checks find in `sections` (None: in all)."""
+  """Returns lines of the problems in `sections` (None: in all)."""
   return [
       _line(c, key, allowed)
-      for key, allowed in _found(c, checks)
+      for key, allowed in _failed_checks(c, checks)
       if sections is None or rules.section(key) in sections
   ]
 

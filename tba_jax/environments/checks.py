@@ -13,7 +13,7 @@ def played(c: rules.Values) -> rules.Problems:
   if c.program != "generate" or not task_table.facts(c["task.name"]).has_turns:
     return
   try:
-    where = task_table.of_settings(c).rewards_where
+    where = task_table.configured_task(c).rewards_where
   except ValueError as error:
     yield "", str(error)
     return

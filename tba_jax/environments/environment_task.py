@@ -8,7 +8,7 @@ with
     reset(seed) -> observation
     step(text) -> (observation, reward, done, info)
 
-`environments/turns.py` runs it in processes of its own, one a completion. The
+`environments/turns.py` runs it in separate processes, one per completion. The
 first observation is the prompt, the reward of a completion the sum over its
 turns.
 """
@@ -98,7 +98,7 @@ class EnvironmentTask(base.Task):
 
   @property
   def can_demonstrate(self) -> bool:
-    """Whether the environment can say turns itself, for fine-tuning."""
+    """Whether the environment can demonstrate turns, for fine-tuning."""
     return hasattr(self.make, "demonstrate")
 
   def identity(self) -> list[str]:
@@ -117,7 +117,7 @@ class EnvironmentTask(base.Task):
     return [pathlib.Path(path).expanduser().read_text("utf-8")]
 
   def prompt(self, split: str, index: int) -> str:
-    raise NotImplementedError("an environment in a process says the prompt")
+    raise NotImplementedError("prompts come from environments in processes")
 
   def solution_key(self, split: str, index: int, completion: str) -> str | None:
     raise NotImplementedError("an environment judges while it is sampled")

@@ -3,13 +3,13 @@
 """Process of an environment: `python -m tba_jax.environments.episode_worker`.
 
 Imports the environment that its first message names, then plays one episode
-after the other, each in a process of its own (`system/keeper.py`):
+after the other, each in a separate process (`system/keeper.py`):
 
     ["reset", seed]            {"said", "tools"}
     ["step", text]             {"said", "reward", "done", "success", "metrics"}
     ["demonstrate", seed, n]   {"turns": [prompt, turn, answer, …], "tools"}
 
-or `failure` and `message`. What an environment says is a text or a list of
+or `failure` and `message`. An observation is a text or a list of
 messages; `tools` are the schemas of its tools, if it has any. An episode may
 hang, crash and print.
 """
@@ -26,7 +26,7 @@ from tba_jax.tasks import base
 
 # Fields of a message.
 _FIELDS = ("role", "name", "content")
-# Characters of what an environment says at a time.
+# Most characters of an observation.
 _MAX_CHARACTERS = 2**16
 
 
@@ -84,11 +84,11 @@ class _Episode:
   def reset(self, seed: int) -> dict[str, Any]:
     """Begins the episode."""
     self._environment = tool_environment.wrap(self.make())
-    said = self._environment.reset(seed=seed)
-    if isinstance(said, tuple) and len(said) == 2:  # And info.
-      said = said[0]
+    observation = self._environment.reset(seed=seed)
+    if isinstance(observation, tuple) and len(observation) == 2:  # And info.
+      observation = observation[0]
     schemas = getattr(self._environment, "schemas", [])
-    return {"said": _checked("reset", said), "tools": schemas}
+    return {"said": _checked("reset", observation), "tools": schemas}
 
   def step(self, text: str) -> dict[str, Any]:
     """Passes a turn on."""
@@ -99,13 +99,13 @@ class _Episode:
           f"step returned {repr(out)[:80]}: must be (observation, reward,"
           " done, info), or with terminated and truncated",
       )
-    said, reward, *ends, info = out
+    observation, reward, *ends, info = out
     info = info if isinstance(info, dict) else {}
     success = info.get("success")
     done = any(_flag("done", end) for end in ends)
     return {
-        # What is said last is not read, and often is [], {} or None.
-        "said": "" if done else _checked("step", said),
+        # The last observation is not read, and often is [], {} or None.
+        "said": "" if done else _checked("step", observation),
         "reward": base.number(reward, "step, as its reward,"),
         "done": done,
         "success": None if success is None else _flag("success", success),
@@ -113,7 +113,7 @@ class _Episode:
     }
 
   def demonstrate(self, seed: int, max_turns: int) -> dict[str, Any]:
-    """Plays an episode with the turns that the environment itself says."""
+    """Plays an episode with the turns that the environment demonstrates."""
     first, done = self.reset(seed), False
     turns = [first["said"]]
     while not done and len(turns) < 2 * max_turns:
@@ -137,32 +137,37 @@ def _flag(name: str, value: Any) -> bool:
   )
 
 
-def _checked(method: str, said: Any) -> str | list[dict[str, str]]:
-  """Returns what an environment says, if it is a text or messages."""
-  is_list = isinstance(said, list) and bool(said)
+def _checked(method: str, observation: Any) -> str | list[dict[str, str]]:
+  """Returns an observation; raises unless it is a text or messages."""
+  is_list = isinstance(observation, list) and bool(observation)
   if is_list and all(
       isinstance(message, dict)
       and isinstance(message.get("role"), str)
       and isinstance(message.get("content"), str)
-      for message in said
+      for message in observation
   ):
-    said = [
-        {k: m[k] for k in _FIELDS if isinstance(m.get(k), str)} for m in said
+    observation = [
+        {k: m[k] for k in _FIELDS if isinstance(m.get(k), str)}
+        for m in observation
     ]
-  elif not isinstance(said, str):
+  elif not isinstance(observation, str):
     raise base.RewardError(
         "error",
-        f"{method} returned {repr(said)[:80]}: must be a text, or a list of"
-        " messages with role and content",
+        f"{method} returned {repr(observation)[:80]}: must be a text, or a list"
+        " of messages with role and content",
     )
-  size = len(said) if isinstance(said, str) else len(json.dumps(said))
+  size = (
+      len(observation)
+      if isinstance(observation, str)
+      else len(json.dumps(observation))
+  )
   if size > _MAX_CHARACTERS:
     raise base.RewardError(
         "size",
         f"{method} returned {size} characters: must be at most"
         f" {_MAX_CHARACTERS}",
     )
-  return said
+  return observation
 
 
 if __name__ == "__main__":

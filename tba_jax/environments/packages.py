@@ -70,7 +70,7 @@ def preload(source: str) -> None:
 
 
 def version(source: str) -> str:
-  """Returns the source with its package's version; "" if it is no package's."""
+  """Returns the source with its package's version; "" without a package."""
   module = source.partition(":")[0]
   if module not in PACKAGES:
     return ""
@@ -78,18 +78,18 @@ def version(source: str) -> str:
 
 
 class TextArena:
-  """A game of TextArena, of which the policy is player 0.
+  """A TextArena game; the policy is player 0.
 
   An observation is what the policy has not seen yet: the messages since its
-  last turn, without its own. Wrappers that repeat the game so far, as the
-  default ones do, are passed over; those of actions are not.
+  last turn, without its own. Observation wrappers that repeat the game so
+  far, such as the default ones, are removed; action wrappers are kept.
   """
 
   def __init__(self, name: str, make_opponent: Callable[..., Any] | None):
     """Makes the game.
 
     Args:
-      name: name of the game, such as "GuessTheNumber-v0".
+      name: TextArena id, such as "GuessTheNumber-v0".
       make_opponent: agent as TextArena has it, a class or a function of the
         observation, which plays the other side; None in a game for one.
     """
@@ -111,23 +111,23 @@ class TextArena:
           " two"
       ) from error
     self._play_opponent(done=False)
-    return self._said()
+    return self._observation()
 
   def step(self, text: str) -> tuple[str, float, bool, dict[str, Any]]:
     done, _ = self._game.step(action=text)
     if not self._play_opponent(done):
-      return self._said(), 0.0, False, {}
+      return self._observation(), 0.0, False, {}
     rewards, _ = self._game.close()
     return "", rewards[_POLICY], True, {}
 
   def _play_opponent(self, done: bool) -> bool:
     """Plays until it is the policy's turn; returns whether the game is over."""
     while not done and self._inner.state.current_player_id != _POLICY:
-      _, seen = self._game.get_observation()
-      done, _ = self._game.step(action=self._opponent(seen))
+      _, observation = self._game.get_observation()
+      done, _ = self._game.step(action=self._opponent(observation))
     return done
 
-  def _said(self) -> str:
+  def _observation(self) -> str:
     state = self._inner.state
     _, messages = self._inner.get_observation()
     return "".join(
@@ -147,8 +147,8 @@ class Gem:
     """Makes the environment.
 
     Args:
-      name: name of the environment, and after commas those of wrappers, such as
-        "python_tool", each of GEM's `WRAPPER_FACTORY`.
+      name: GEM id, then wrappers from GEM's `WRAPPER_FACTORY`, separated by
+        commas, such as "python_tool".
     """
     name, *wrappers = (part.strip() for part in name.split(","))
     self._env = _registry("gem", name).make(name)
@@ -161,15 +161,15 @@ class Gem:
     return _with_info(*self._env.reset(seed=seed))
 
   def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-    said, *others, info = self._env.step(text)
-    return _with_info(said, info), *others, {}
+    observation, *ends, info = self._env.step(text)
+    return _with_info(observation, info), *ends, {}
 
 
-def _with_info(said: str, info: Mapping[str, Any]) -> str:
+def _with_info(observation: str, info: Mapping[str, Any]) -> str:
   """Returns an observation as GEM's `ObservationWrapper` writes it."""
-  if said and not said.endswith("\n"):
-    said += "\n"
-  return f"{info.get('prefix', '')}{said}{info.get('suffix', '')}"
+  if observation and not observation.endswith("\n"):
+    observation += "\n"
+  return f"{info.get('prefix', '')}{observation}{info.get('suffix', '')}"
 
 
 def _registry(package: str, name: str) -> types.ModuleType:

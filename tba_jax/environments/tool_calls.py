@@ -43,7 +43,7 @@ _LINE = re.compile(r"([A-Za-z_]\w*): ?(.*)\Z")
 _THINK, _THOUGHT = "<think>", "</think>"
 _SPACE = re.compile(r"\s*")
 _FUNCTION = re.compile(r"<function=([^<>\n]+)>\s*")
-# A text may have the end tag, too.
+# A text may contain the end tag.
 _PARAMETER = re.compile(
     r"<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>\s*"
     r"(?=<parameter=|</function>)",
@@ -58,7 +58,7 @@ _LITERALS = {"True": True, "False": False, "None": None}
 class ParsedCall:
   """A call of a tool.
 
-  name: name of the tool; "" after an error.
+  name: called tool; "" after an error.
   arguments: values by name; of a line, the text of the only one.
   error: problem of its form, "" without one.
   start: characters of the turn before the call.
@@ -108,13 +108,13 @@ def find(text: str, parameters: Parameters) -> tuple[list[ParsedCall], bool]:
   match = _LINE.search(said.rstrip().rpartition("\n")[2])
   if match is None or match[1] not in parameters:
     return [], False
-  given = match[2].strip()
-  if given.startswith("{"):
+  arguments = match[2].strip()
+  if arguments.startswith("{"):
     try:
-      return [ParsedCall(match[1], _JSON.decode(given))], False
+      return [ParsedCall(match[1], _JSON.decode(arguments))], False
     except (ValueError, RecursionError):
       pass  # It is the text.
-  return [ParsedCall(match[1], given)], False
+  return [ParsedCall(match[1], arguments)], False
 
 
 def parameters_of(schemas: Sequence[Mapping[str, Any]]) -> Parameters:
@@ -139,7 +139,7 @@ def read_text(text: str, form: Mapping[str, Any]) -> Any:
 
 
 def fits(value: Any, form: Mapping[str, Any]) -> bool:
-  """Tells whether a value is of a type; the inside of objects is not read."""
+  """Returns whether a value has a type; objects are not checked inside."""
   if value is None and form.get("nullable"):
     return True
   if "anyOf" in form:
@@ -161,7 +161,7 @@ def fits(value: Any, form: Mapping[str, Any]) -> bool:
 
 
 def _in_chat(text: str, parameters: Parameters) -> tuple[list[ParsedCall], str]:
-  """Returns the calls between tags, and what the turn says after thoughts."""
+  """Returns the calls between tags, and the turn's text after thoughts."""
   calls: list[ParsedCall] = []
   at = said = 0
   while match := _TAG.search(text, at):
@@ -185,7 +185,7 @@ def _in_chat(text: str, parameters: Parameters) -> tuple[list[ParsedCall], str]:
 def _read(
     text: str, opening: re.Match, parameters: Parameters
 ) -> tuple[ParsedCall, int]:
-  """Returns the call of a tag, and where the turn goes on."""
+  """Returns the call of a tag, and the position after it."""
   start = _SPACE.match(text, opening.end()).end()
   forms = [form for form in _FORMS if form.opens == opening[0]]
   form = next((f for f in forms if text.startswith(f.begins, start)), None)
@@ -221,7 +221,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_number(text: str) -> Any:
-  raise ValueError(f"{text} is no JSON")
+  raise ValueError(f"{text} is not JSON")
 
 
 # Models write the line breaks of a text as they are.
@@ -236,7 +236,7 @@ def _read_json(
   del parameters  # JSON has the types.
   try:
     call, end = _JSON.raw_decode(text, start)
-    # Half a surrogate pair can be escaped, but is no text.
+    # Half a surrogate pair can be escaped, but is not text.
     json.dumps(call, ensure_ascii=False).encode()
   except json.JSONDecodeError as error:
     raise _Error(f"not JSON: {error.msg}", error.pos) from error
@@ -250,7 +250,7 @@ def _read_json(
     try:
       given = _JSON.decode(given)
     except (ValueError, RecursionError):
-      pass  # It is no object.
+      pass  # Not an object.
   if not isinstance(name, str) or not name:
     raise _Error("name: must be a text", end)
   if not isinstance(given, dict):

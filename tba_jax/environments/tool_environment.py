@@ -16,7 +16,7 @@ from typing import Any
 
 from tba_jax.environments import tool_calls
 
-# Methods of an environment that are no tools.
+# Methods of an environment that are not tools.
 _OWN = frozenset(("reset", "close", "get_reward", "demonstrate"))
 _ARGUMENT = re.compile(r"\s*(\w+)\s*(?:\([^)]*\))?:\s*(.+)")
 # Kinds of parameters that a call can give by name.
@@ -24,7 +24,7 @@ _KINDS = (
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
     inspect.Parameter.KEYWORD_ONLY,
 )
-# Types of a schema, as the policy is told of them.
+# Names of schema types in messages to the policy.
 _NOUNS = {
     "string": "a text",
     "integer": "an integer",
@@ -45,7 +45,7 @@ class ToolEnvironment:
   """
 
   def __init__(self, inner: Any):
-    """Finds the tools: those of `tools`, or the public methods."""
+    """Finds the tools: `tools` if defined, else the public methods."""
     self._inner = inner
     listed = getattr(inner, "tools", None)
     if listed is None:
@@ -67,19 +67,19 @@ class ToolEnvironment:
     return self._inner.reset(seed=seed)
 
   def step(self, text: str) -> tuple[Any, float, bool, dict[str, Any]]:
-    """Calls the tools of a turn; says their results, or why there is none."""
+    """Calls the tools of a turn; returns their results or the errors."""
     calls, is_chat = tool_calls.find(text, self._parameters)
     results = [(call.name, self._call(call)) for call in calls]
     reward = self._added_reward(text, is_last=not calls)
     if not is_chat:
       return "".join(f"{out}\n" for _, out in results), reward, not calls, {}
-    said = [
+    messages = [
         {"role": "tool", "name": name, "content": out} for name, out in results
     ]
-    return said or "", reward, not calls, {}
+    return messages or "", reward, not calls, {}
 
   def _call(self, call: tool_calls.ParsedCall) -> str:
-    """Returns the text of a tool's result; an error is a result, too."""
+    """Returns a tool's result or error as text."""
     try:
       if call.error:
         raise ValueError(call.error)
@@ -125,15 +125,19 @@ class ToolEnvironment:
     return added
 
 
-def wrap(made: Any) -> Any:
-  """Returns an environment: as it is, or with `step` if it has tools."""
-  return made if hasattr(made, "step") else ToolEnvironment(made)
+def wrap(environment: Any) -> Any:
+  """Returns an environment, wrapped to have `step` if it has tools."""
+  return (
+      environment
+      if hasattr(environment, "step")
+      else ToolEnvironment(environment)
+  )
 
 
 def schema(tool: Callable[..., Any]) -> dict[str, Any]:
   """Returns the JSON schema of a tool, as chat templates take it.
 
-  Descriptions are those of its docstring: the first paragraph, and the lines
+  Descriptions come from its docstring: the first paragraph, and the lines
   `name: text` below `Args:`.
 
   Raises:

@@ -306,9 +306,9 @@ class Episodes:
     self._last_reset_s = last_reset_s
     # Time of the last turn or answer.
     self._active_s = time.monotonic()
-    # Prompts by the number of their request, and the first of them.
+    # By the number of their request.
     self._prompts: dict[int, FirstObservation] = {}
-    self._num_prompts = self._first = 0
+    self._num_prompts = 0
     self.begin(prompts)
     self._episodes: dict[requests.Owner, _Episode] = {}
     self._answered: queue.SimpleQueue[tuple[requests.Owner, Said | None]] = (
@@ -384,26 +384,12 @@ class Episodes:
     for episode in list(self._episodes.values()):
       episode.turns.put(None)
 
-  def outcomes(
-      self, count: int | None = None
-  ) -> list[list[judges.EpisodeOutcome]]:
-    """Returns the results of completions that are over, by request, once.
-
-    Args:
-      count: number of requests, from the first that was not asked for; None for
-        all.
-    """
-    end = self._num_prompts if count is None else self._first + count
-    indices = range(self._first, end)
-    self._first = end
-    for index in indices:
-      del self._prompts[index]
+  def outcomes(self, request: int) -> list[judges.EpisodeOutcome]:
+    """Returns the results of a request's completions, once all are over."""
+    del self._prompts[request]
     return [
-        [
-            self._outcome(self._episodes.pop((index, sample), _Episode()))
-            for sample in range(self._num_completions)
-        ]
-        for index in indices
+        self._outcome(self._episodes.pop((request, sample), _Episode()))
+        for sample in range(self._num_completions)
     ]
 
   def _outcome(self, episode: _Episode) -> judges.EpisodeOutcome:

@@ -1,3 +1,3 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Held-out evaluations, beside the training or by a program."""
+"""Held-out evaluations, during training or by a program."""

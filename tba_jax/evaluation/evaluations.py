@@ -36,7 +36,7 @@ class BestModel:
   WORKDIR/best/model is a Hugging Face folder; best/best.json has its step,
   result by `metrics.deciding_metric`, and split. If that is the held-out one,
   since the task has no validation split, the best result is biased upwards;
-  what a run reports is that of its last step.
+  a run reports the result of its last step.
   """
 
   def __init__(self, workdir: pathlib.Path, policy: policy_lib.Policy):
@@ -51,11 +51,11 @@ class BestModel:
     self._old = workdir / "best.old"
     if self._old.exists() and not self._folder.exists():
       self._old.rename(self._folder)
-    kept = jsonl.read_object(
+    saved = jsonl.read_object(
         self._folder / "best.json", {"metric": str, "value": float}
     )
-    self._metric = kept["metric"] if kept else ""
-    self._best = kept["value"] if kept else float("-inf")
+    self._metric = saved["metric"] if saved else ""
+    self._best = saved["value"] if saved else float("-inf")
 
   def offer(
       self, step: int, params: types.PyTree, result: Mapping[str, Any]
@@ -78,10 +78,10 @@ class BestModel:
     hf.save(
         self._partial / "model", policy.model.config, params, policy.tokenizer
     )
-    kept = {"step": step, "metric": metric, "value": result[metric]}
+    summary = {"step": step, "metric": metric, "value": result[metric]}
     names = ("split", f"{metric}_interval", "num_prompts")
-    kept |= {name: result[name] for name in names if name in result}
-    jsonl.atomic_write_json(self._partial / "best.json", kept)
+    summary |= {name: result[name] for name in names if name in result}
+    jsonl.atomic_write_json(self._partial / "best.json", summary)
     # Model and best.json are replaced together.
     shutil.rmtree(self._old, ignore_errors=True)
     if self._folder.exists():
@@ -94,8 +94,8 @@ class BestModel:
 
 # A batch of completions takes at most this long, in seconds.
 BATCH_S = 60.0
-# The evaluation before training gives way to steps for so many times as long as
-# its last batch took.
+# The evaluation before training yields to steps for this multiple of the time
+# of its last batch.
 GIVE_WAY = 3.0
 # Seconds between two looks of a thread that waits.
 _LOOK_S = 0.05
@@ -131,9 +131,9 @@ class Evaluations:
 
     Args:
       config: reads `evaluate`, `search.lockstep` and `mesh`.
-      evaluator: evaluator of held-out prompts, before and after training; its
-        `while_training` is used during training.
-      recorder: recorder that receives the results.
+      evaluator: used before and after training; its `while_training` is used
+        during training.
+      recorder: receiver of the results.
       best: keeper that is offered the params evaluated during training; None =
         keep none.
     """
@@ -162,7 +162,7 @@ class Evaluations:
     return min(c.num_prompts, self._validator.num_prompts)
 
   def is_due(self, step: int) -> bool:
-    """Tells whether the params after `step` steps are due for evaluation."""
+    """Returns whether the params after `step` steps are due for evaluation."""
     every = self._config.every_steps
     return bool(every) and step % every == 0 and self.size("") > 0
 
@@ -178,7 +178,7 @@ class Evaluations:
     Args:
       name: "before", "after", or "" during training.
       step: steps done by the params.
-      params: params of the policy.
+      params: policy, on its mesh.
       should_stop: checked between batches.
     """
     with self._recorder.span("evaluate", step=step):
@@ -197,8 +197,8 @@ class Evaluations:
     return self._thread is not None and bool(self._running[0])
 
   @contextlib.contextmanager
-  def meanwhile(self) -> Iterator[None]:
-    """Marks a time in which the trainer waits, and evaluations may go on."""
+  def while_waiting(self) -> Iterator[None]:
+    """Marks a time in which the trainer waits and evaluations may continue."""
     self._idle.set()
     try:
       yield
@@ -230,7 +230,8 @@ class Evaluations:
     self._running, self._result = (name, step), None
     self._thread = background.Thread(
         f"evaluation of step {step}",
-        lambda stop: wait_first() or self._run_beside(name, step, copy, stop),
+        lambda stop: wait_first()
+        or self._run_in_background(name, step, copy, stop),
         close_s=BATCH_S,
     )
 
@@ -252,7 +253,7 @@ class Evaluations:
 
     The evaluation before training has no deadline; `should_stop` ends its wait.
     """
-    with self.meanwhile():
+    with self.while_waiting():
       while self.runs_before and self._thread.is_alive() and not should_stop():
         time.sleep(_LOOK_S)
       if self._thread is not None and not self.runs_before:
@@ -297,7 +298,7 @@ class Evaluations:
       self._best.offer(step, params, result)
     return result
 
-  def _run_beside(
+  def _run_in_background(
       self, name: str, step: int, params: types.PyTree, stop: threading.Event
   ) -> None:
     deadline_s = self._config.deadline_s

@@ -90,15 +90,15 @@ def mean_interval(
   rng = np.random.default_rng(seed)
   size = len(values_B)
   means = []
-  left = num_resamples
-  while left:
-    some = min(left, max(RESAMPLED_VALUES // size, 1))
-    drawn = rng.integers(size, size=(some, size))
-    resampled = values_B[drawn].mean(axis=1)
+  remaining = num_resamples
+  while remaining:
+    count = min(remaining, max(RESAMPLED_VALUES // size, 1))
+    indices = rng.integers(size, size=(count, size))
+    resampled = values_B[indices].mean(axis=1)
     if counts_B is not None:
-      resampled /= counts_B[drawn].mean(axis=1)
+      resampled /= counts_B[indices].mean(axis=1)
     means.append(resampled)
-    left -= some
+    remaining -= count
   tail = (1 - confidence) / 2
   low, high = np.quantile(np.concatenate(means), [tail, 1 - tail])
   return float(low), float(high)
@@ -132,8 +132,7 @@ def summarize(
         for p in judged
     ]
 
-  # Lists of values by prompt. A mean is that of all values, whichever prompt
-  # they are of.
+  # Lists of values by prompt. Means are over all values, not over prompts.
   values = {"pass_at_1": passes(1), "pass_at_k": passes(n)}
   values["mean_reward"] = lists("rewards")
   values["failure_share"] = [
@@ -223,10 +222,11 @@ def _mean_and_error(
 def _parts(prompts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   """Returns the values of each part of the reward, by prompt."""
   parts_B = [prompt.get("parts", ()) for prompt in prompts]
-  names = {name for parts in parts_B for some in parts for name in some}
+  names = {name for parts in parts_B for judged in parts for name in judged}
   return {
       f"reward/{name}": [
-          [some[name] for some in parts if name in some] for parts in parts_B
+          [judged[name] for judged in parts if name in judged]
+          for parts in parts_B
       ]
       for name in sorted(names)
   }
@@ -281,15 +281,14 @@ class Evaluator:
 
     Args:
       config: reads `evaluate` and the samplers' settings.
-      policy: policy that samples the completions.
-      judge: judge that rewards completions and tells which are correct; closed
-        with this.
-      split: split to draw prompts from, "train" or "held_out".
-      comparer: comparer for the win-rate against the task's reference
-        completions; closed with this; None = no win-rate.
+      judge: gives rewards and correctness; closed with this.
+      split: "train" or "held_out".
+      comparer: gives the win-rate against the task's reference completions;
+        closed with this; None = no win-rate.
       reference: policy that the KL is measured against; None = no KL.
       plain_reference: the same at temperature 1, for the papers' perplexity.
-      environments: environments of a task that has some; closed with this.
+      environments: interactive environments of the task, if any; closed with
+        this.
     """
     self._config = config.evaluate
     self._fallback = config.reward.fallback
@@ -337,9 +336,9 @@ class Evaluator:
     """Returns the results over the first `num_prompts` prompts of the split.
 
     Args:
-      params: params of the policy.
+      params: policy, on its mesh.
       num_prompts: 1 up to the size of the split.
-      version: version of the params.
+      version: step at which the params were published.
       should_stop: function checked before each batch.
       on_progress: function called with (prompts done, all prompts) after each
         batch.
@@ -360,17 +359,17 @@ class Evaluator:
       ref_perplexity: exp of the reference's mean nats per token, likewise.
       diluted_perplexity: see `_add_perplexity`; of the greedy completions if
         any, with a plain reference.
-      turns: turns of a judged completion that an environment answered, with
-        environments.
+      turns: mean number of turns per judged completion that an environment
+        answered; only with environments.
       [greedy_]win_rate, gold_reward, gold_margin, no_verdict (by cause): from
         the comparer; docs/guides/offline_data.md.
       …_stderr, …_interval: standard error over prompts and bootstrap interval
         of these, but for `pass_at` and `ref_perplexity`. A mean of no value,
         since nothing could be judged, is None and has neither.
       k: completions per prompt.
-      confidence: confidence of the intervals.
-      distinct_correct: distinct correct solutions among a prompt's k
-        completions, mean over prompts.
+      confidence: coverage of the intervals, between 0 and 1.
+      distinct_correct: mean number of distinct correct solutions among a
+        prompt's k completions.
       distinct_correct_per_solved: the same over solved prompts; 0 if none is.
       distinct_share: distinct texts among the k completions, over k.
       mean_length: tokens per completion, stop token included.
@@ -417,7 +416,7 @@ class Evaluator:
     """Returns the results of `run`, and of the task's further splits.
 
     Those have the metrics `SPLIT/NAME`, but for samples, of up to `num_prompts`
-    prompts each. Arguments are those of `run`.
+    prompts each. For the arguments, see `run`.
     """
     result = self.run(params, min(num_prompts, self.num_prompts), **options)
     for split in self._task.more_splits:
@@ -437,15 +436,15 @@ class Evaluator:
     prompts = [(-1, index, visit) for index in indices]
     collector = self._collector(self._sampler, self._config.num_completions)
     sampled = collector.sample(prompts, params, version)
-    given, texts = zip(*map(self._prompt, sampled.requests))
+    task_prompts, texts = zip(*(self._prompt(one.request) for one in sampled))
     asked_BxS = collector.judge_requests(sampled)
     records = [
-        self._record(text, completions, asked_S, judged_S)
-        for text, completions, asked_S, judged_S in zip(
-            texts, sampled.completions, asked_BxS, collector.judge(asked_BxS)
+        self._record(text, one.completions, asked_S, judged_S)
+        for text, one, asked_S, judged_S in zip(
+            texts, sampled, asked_BxS, collector.judge(asked_BxS)
         )
     ]
-    self._add_verdicts(records, "verdicts", given, asked_BxS)
+    self._add_verdicts(records, "verdicts", task_prompts, asked_BxS)
     plain = sampled
     if self._greedy_sampler is not None:
       collector = self._collector(self._greedy_sampler, 1)
@@ -457,7 +456,7 @@ class Evaluator:
             if self._reward(judgement) is None
             else judgement.key is not None
         )
-      self._add_verdicts(records, "greedy_verdicts", given, asked_Bx1)
+      self._add_verdicts(records, "greedy_verdicts", task_prompts, asked_Bx1)
     if self._reference is not None:
       self._add_kl(records, sampled)
     if self._plain_reference is not None:
@@ -493,7 +492,7 @@ class Evaluator:
       judged_S: Sequence[base.Judgement],
   ) -> Record:
     samples = []
-    for sample, (asked, judgement) in enumerate(zip(asked_S, judged_S)):
+    for sample, (request, judgement) in enumerate(zip(asked_S, judged_S)):
       length = int(completions.lengths[sample])
       tokens = completions.tokens[sample, :length].tolist()
       sampled = completions.sampled_mask[sample, :length].tolist()
@@ -502,8 +501,8 @@ class Evaluator:
       samples.append(
           {
               "prompt": prompt,
-              "prompt_id": asked.index,
-              "completion": asked.completion,
+              "prompt_id": request.index,
+              "completion": request.completion,
               "reward": self._reward(judgement),
               "reason": failure and f"could not be judged: {failure}",
               "version": int(completions.versions[sample]),
@@ -530,7 +529,7 @@ class Evaluator:
     }
 
   def _reward(self, judgement: base.Judgement) -> float | None:
-    """Returns the reward, or the fallback of what could not be judged."""
+    """Returns the reward, or the fallback if the completion was not judged."""
     return self._fallback if judgement.failure else judgement.reward
 
   def _add_reasons(self, samples: list[dict[str, Any]]) -> None:
@@ -554,7 +553,7 @@ class Evaluator:
       prompts: Sequence[base.Prompt],
       asked_BxS: Sequence[Sequence[judges.JudgeRequest]],
   ) -> None:
-    """Adds verdicts against the task's reference, if there is a comparer."""
+    """Adds verdicts against the task's reference if a comparer exists."""
     if self._comparer is None:
       return
     comparisons = [
@@ -569,11 +568,11 @@ class Evaluator:
       record[field] = [next(verdicts) for _ in some]
 
   def _add_kl(
-      self, records: Sequence[Record], sampled: collect.Sampled
+      self, records: Sequence[Record], sampled: Sequence[collect.Sampled]
   ) -> None:
     """Adds `kl`, log π - log π_ref of each completion, and the reference's."""
     ref_BxKxT, mask_BxKxT = _logprobs(self._reference, sampled)
-    own_BxKxT = np.stack([c.plain_logprobs for c in sampled.completions])
+    own_BxKxT = np.stack([one.completions.plain_logprobs for one in sampled])
     kl_BxK = np.where(mask_BxKxT, own_BxKxT - ref_BxKxT, 0.0).sum(-1)
     for record, kl_K, ref_KxT, mask_KxT in zip(
         records, kl_BxK, ref_BxKxT, mask_BxKxT
@@ -585,7 +584,7 @@ class Evaluator:
       }
 
   def _add_perplexity(
-      self, records: Sequence[Record], sampled: collect.Sampled
+      self, records: Sequence[Record], sampled: Sequence[collect.Sampled]
   ) -> None:
     """Adds `diluted_perplexity` of each completion.
 
@@ -597,10 +596,10 @@ class Evaluator:
     Source: the evaluation code of Noukhovitch et al. 2024 (arXiv:2410.18252).
     """
     ref_BxKxT, mask_BxKxT = _logprobs(self._plain_reference, sampled)
-    for record, request, ref_KxT, mask_KxT in zip(
-        records, sampled.requests, ref_BxKxT, mask_BxKxT
+    for record, one, ref_KxT, mask_KxT in zip(
+        records, sampled, ref_BxKxT, mask_BxKxT
     ):
-      prompt_length = len(request.prompt_tokens)
+      prompt_length = len(one.request.prompt_tokens)
       tokens_K = np.maximum(prompt_length + mask_KxT.sum(-1) - 1, 1)
       perplexity_K = np.exp(-ref_KxT.sum(-1) / tokens_K)
       record["diluted_perplexity"] = perplexity_K[mask_KxT.any(-1)]
@@ -608,30 +607,33 @@ class Evaluator:
 
 def _turns(asked_S: Sequence[judges.JudgeRequest]) -> Record:
   """Returns `turns` of each completion, {} of a task without environments."""
-  outcomes = [asked.outcome for asked in asked_S if asked.outcome is not None]
+  outcomes = [
+      request.outcome for request in asked_S if request.outcome is not None
+  ]
   if not outcomes:
     return {}
   return {"turns": [o.num_turns for o in outcomes if not o.failure]}
 
 
 def _logprobs(
-    reference: reference_lib.Reference, sampled: collect.Sampled
+    reference: reference_lib.Reference, sampled: Sequence[collect.Sampled]
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns [B, K, T] log-probs under the reference, and the sampled mask."""
+  completions = [one.completions for one in sampled]
   rows = [
-      (request.prompt_tokens, [y[:n] for y, n in zip(c.tokens, c.lengths)])
-      for request, c in zip(sampled.requests, sampled.completions)
+      (one.request.prompt_tokens, [y[:n] for y, n in zip(c.tokens, c.lengths)])
+      for one, c in zip(sampled, completions)
   ]
-  num_completions, num_tokens = sampled.completions[0].tokens.shape
+  num_completions, num_tokens = completions[0].tokens.shape
   batch = batches.pad_sequences(
       rows,
       (len(rows),),
       num_completions=num_completions,
-      # Environments that fail say no prompt.
+      # Failed environments have no prompt.
       max_prompt_tokens=max(1, *(len(prompt) for prompt, _ in rows)),
       max_completion_tokens=num_tokens,
   )
-  sampled_BxKxT = np.stack([c.sampled_mask for c in sampled.completions])
+  sampled_BxKxT = np.stack([c.sampled_mask for c in completions])
   logprobs_BxKxT = reference.logprobs(
       batch.prompt_tokens,
       batch.prompt_mask,

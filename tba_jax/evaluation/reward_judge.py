@@ -3,7 +3,7 @@
 """Builds judges, comparers and evaluators from a config.
 
 A judge rewards completions: by the task's own code, a verifier process, frozen
-models of the task, or a reward model. A comparer tells which of two is better.
+models of the task, or a reward model. A comparer prefers one of two.
 Frozen models lie on the mesh of the role that judges; None is one device.
 """
 
@@ -47,8 +47,8 @@ class ModelJudge(judges.Judge):
     """Stores the model.
 
     Args:
-      scorer: scorer of the reward model.
-      task: task with prompts and references.
+      scorer: scores completions with the reward model.
+      task: gives prompts and references.
       on_event: event sink, see `Judge`.
       with_keys: whether to count completions that score above the task's
         reference as correct; scores the references too.
@@ -145,7 +145,7 @@ def _load_scorer(
 ) -> reward_scorer.RewardScorer:
   """Returns `frozen_models.load_scorer`, which can read the task's prompts.
 
-  Raises ValueError if it cannot: there is no chat template for messages.
+  Raises ValueError if it cannot: messages need a chat template.
   """
   scorer = frozen_models.load_scorer(config, key, folder, mesh)
   split = base.TRAIN if task.num_prompts(base.TRAIN) else base.HELD_OUT
@@ -172,9 +172,9 @@ def make_judge(
   Args:
     config: reads `reward`, `task` and the settings of `load_scorer`.
     workdir: directory with the run's own reward model, if it has one.
-    task: task with prompts and references.
+    task: gives prompts and references.
     on_event: function that receives failures.
-    mesh: mesh of the frozen models.
+    mesh: devices of the frozen models.
     with_keys: whether to score references too, see `ModelJudge`.
 
   Raises:

@@ -21,7 +21,7 @@ SETTINGS = {
     "evaluate.background": _s(True, rules.FLAG, "whether a thread evaluates"
     " while"
         " training continues; not in lockstep"),
-    "evaluate.deadline_s": _s(600.0, rules.WAIT, "limit of an evaluation beside"
+    "evaluate.deadline_s": _s(600.0, rules.WAIT, "limit of an evaluation during"
         " training"),
     "evaluate.num_prompts": _s(256, rules.FROM_0, "prompts while training, at"
         " most: as many as there are; 0 = none", auto=True),

@@ -25,7 +25,7 @@ def make_searcher_sampler(
     policy: policy_lib.Policy,
     home: samplers.SamplerHome | None = None,
 ) -> requests.Sampler:
-  """Returns the sampler of a searcher's rounds; see `samplers.make`."""
+  """Returns the sampler of a searcher; see `samplers.make`."""
   settings = searcher_settings(config, policy)
   return samplers.make(config, policy.model, settings, home)
 
@@ -34,10 +34,11 @@ def searcher_settings(
     config: ml_collections.ConfigDict, policy: policy_lib.Policy
 ) -> requests.SamplingSettings:
   """Returns the settings of a searcher's sampler."""
-  most = sharing.most_rows(
+  most = sharing.most_rows_of_stream(
       config.sampling.num_slots,
-      config.search.prompts_per_round,
       config.search.samples_per_prompt,
+      config.sampling.max_prompt_tokens,
+      config.sampling.max_completion_tokens,
   )
   return _sampler_settings(
       config,

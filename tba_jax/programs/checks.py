@@ -45,7 +45,7 @@ def _line_program(c: rules.Values) -> rules.Problems:
 
 
 def _check_source(c: rules.Values, folder: pathlib.Path) -> None:
-  """Raises ValueError if a folder is no run and its model cannot be used."""
+  """Raises ValueError if a folder has neither a run nor a usable model."""
   is_checkpoint = (
       folder.name.isdecimal() and folder.parent.name == "checkpoints"
   )
@@ -69,5 +69,5 @@ CHECKS = (
                       for axis in ("data", "fsdp", "tensor")}}),
 )
 # fmt: on
-# Those of `generate` and `score`, of which the model is the folder's.
+# Checks of `generate` and `score`, whose model comes from the folder.
 OF_LINES = (_line_program, environments.played)

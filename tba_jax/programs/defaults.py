@@ -48,7 +48,7 @@ _CPU_SAMPLES = 2
 _CPU_EVERY_STEPS = 5
 # Passes of fine-tuning over the training prompts.
 _SFT_PASSES = 3
-# Share of the memory left beside the params that a KV cache gets.
+# Share of the memory not taken by params that a KV cache gets.
 _CACHE_SHARE = 0.8
 # Settings that no rule knows, which a run with a pretrained model shows.
 _SHOWN = ("loss.beta", "train.num_steps", "search.samples_per_prompt")
@@ -59,7 +59,7 @@ class Choice:
   """A value that a rule gave.
 
   key: setting.
-  value: value of the setting.
+  value: chosen value.
   why: reason, in words.
   """
 
@@ -76,7 +76,7 @@ class ModelFacts:
   """Facts of the model that the policy starts from.
 
   name: setting that names it.
-  shape: shape, from its config.json.
+  shape: architecture in the model's config.json.
   is_chat: whether its tokenizer has a chat template.
   thinks: whether that template marks thoughts before an answer.
   """
@@ -129,19 +129,19 @@ class Machine:
     return gb * 1e9 / shared
 
 
-def of_hardware(name: str) -> Machine:
+def hardware_machine(name: str) -> Machine:
   """Returns the machine of a name in `hardware.HARDWARE`."""
   return Machine(hardware.HARDWARE[name], name)
 
 
-def of_cluster() -> Machine:
+def cluster_machine() -> Machine:
   """Returns what hosts that each read the settings for themselves assume."""
   least = hardware.HARDWARE["v5e-16"]
-  one = dataclasses.replace(least, devices=1, hosts=0)
-  return Machine(one, f"any host, with {least.gib} GiB a device")
+  smallest = dataclasses.replace(least, devices=1, hosts=0)
+  return Machine(smallest, f"any host, with {least.gib} GiB a device")
 
 
-def here() -> Machine:
+def this_machine() -> Machine:
   """Returns this machine."""
   kind, gib, count, name = accelerators.memory()
   return Machine(hardware.Hardware(kind, gib, count), name)
@@ -249,12 +249,12 @@ def fine_tuning(
 ) -> Iterator[tuple[str, Rule]]:
   """Yields settings of `sft` for a pretrained model, with their rules.
 
-  The rate is ten times that of `learning_rate`, as TRL's SFTConfig (2e-5) is
+  The rate is ten times `learning_rate`, like TRL's SFTConfig (2e-5) relative
   to its GRPOConfig (1e-6), rounded down; the passes are TRL's.
   """
   sft, mesh = config.sft, config.mesh
   rate, why = learning_rate(model, config.lora.rank)
-  yield "sft.learning_rate", (10 * rate, f"ten times that of RL, {why}")
+  yield "sft.learning_rate", (10 * rate, f"ten times the rate of RL, {why}")
   steps = max(1, -(-_SFT_PASSES * data.num_prompts // sft.batch_size))
   why = f"{_SFT_PASSES} passes over the {data.num_prompts} training prompts"
   yield "sft.num_steps", (steps, why)
@@ -273,15 +273,15 @@ def rows_that_fit(
 ) -> tuple[int, str]:
   """Returns the completions of a forward-backward on a device, and why."""
   mesh = config.mesh
-  needed = hardware.bytes_a_param(config, machine.hardware)
-  params = sum(needed[role] for role in ("trainer", "value_model"))
+  bytes_per_param = hardware.bytes_a_param(config, machine.hardware)
+  params = sum(bytes_per_param[role] for role in ("trainer", "value_model"))
   state = model.billions * 1e9 * params / (mesh.fsdp * mesh.tensor)
   free = max(machine.role_bytes - state, 0)
   token = activation_bytes(model.shape, remat, _dtype_bytes(config, machine))
   completion = _length(config) * token / (mesh.sequence * mesh.tensor)
   return int(free / completion), (
       f"a completion takes {completion / 2**20:.0f} MiB of activations, and"
-      f" {free / 2**30:.1f} GiB are free beside the model"
+      f" {free / 2**30:.1f} GiB are free after the model"
   )
 
 
@@ -309,14 +309,16 @@ def num_slots(
   """Returns the completions that a searcher decodes at once."""
   mesh, shape = config.search.mesh, model.shape
   size = math.prod(mesh.values())
-  wanted = config.search.prompts_per_round * config.search.samples_per_prompt
-  needed = hardware.bytes_a_param(config, machine.hardware)["searcher"]
-  free = machine.role_bytes * size - model.billions * 1e9 * needed
+  wanted_slots = (
+      config.search.prompts_per_round * config.search.samples_per_prompt
+  )
+  bytes_per_param = hardware.bytes_a_param(config, machine.hardware)["searcher"]
+  free = machine.role_bytes * size - model.billions * 1e9 * bytes_per_param
   cache = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
   cache *= _length(config) * _dtype_bytes(config, machine)
   fits = max(int(free * _CACHE_SHARE / cache), size)
-  if wanted <= fits:
-    return _multiple(wanted, size), "all completions of a round"
+  if wanted_slots <= fits:
+    return _multiple(wanted_slots, size), "all completions of a round"
   why = f"a completion's KV cache takes {cache / 2**20:.0f} MiB"
   unit = math.lcm(size, min(config.search.samples_per_prompt, fits))
   return max(fits // unit, 1) * unit, why
@@ -367,7 +369,7 @@ def read_data(config: ml_collections.ConfigDict) -> DataFacts:
   task = task_table.make_task(config.task)
   split = base.TRAIN if task.num_prompts(base.TRAIN) else base.HELD_OUT
   count = task.num_prompts(split)
-  # Environments say their prompts in processes of their own.
+  # Environments produce their prompts in separate processes.
   if task.has_turns or not count:
     return DataFacts(count)
   tokenizer = prompt_preview.prompt_tokenizer(config, task)
@@ -390,13 +392,13 @@ def choose(
     machine: Machine | None = None,
     saved: Mapping[str, Any] | None = None,
 ) -> list[Choice]:
-  """Sets the settings that were left open, in place; returns what it chose.
+  """Sets the open settings in place; returns the choices.
 
   Nothing changes where the policy does not start from a pretrained model, or
   the model cannot be read, which validation explains.
 
   Args:
-    config: config of `load_config`, before it is validated or copied.
+    config: result of `load_config`, not yet validated or copied.
     machine: devices of the run; None is this machine.
     saved: settings of the run when it began, by key, if it has.
   """
@@ -423,7 +425,7 @@ def choose(
   except (ValueError, OSError):
     return []
   out = []
-  for choice in _rules(config, left_open, model, machine or here()):
+  for choice in _rules(config, left_open, model, machine or this_machine()):
     _put(config, choice.key, choice.value)
     out.append(choice)
   for key in left_open:  # What no rule changed is as good as set.
@@ -449,7 +451,7 @@ def _rules(
     try:
       data = read_data(config)
     except (ValueError, OSError):
-      pass  # Validation says what is wrong.
+      pass  # Validation reports the error.
   if set(lengths) & set(left_open):
     unknown = 1024, "the lengths of prompts are not known beforehand"
     rule = max_prompt_tokens(model, data) if data.prompt_tokens else unknown
@@ -523,22 +525,22 @@ def lines(
   if whys == {"as when the run began"}:
     return [f"settings left open: {len(choices)}, as when the run began"]
   start = hardware.start(config)
-  name = (machine or here()).name
+  name = (machine or this_machine()).name
   out = [f"settings left open, chosen for {start} on {name}:"]
   by_why: dict[str, list[str]] = {}
   for choice in choices:
     by_why.setdefault(choice.why, []).append(f"{choice.key} = {choice.value!r}")
-  out += [f"  {', '.join(some)}: {why}" for why, some in by_why.items()]
+  out += [f"  {', '.join(chosen)}: {why}" for why, chosen in by_why.items()]
   values = load.flatten(config)
-  kept = [
+  unchosen = [
       f"{key} = {values[key]!r}"
       for key in _SHOWN
       if values[key] == settings.SETTINGS[key].default
   ]
-  if kept:
+  if unchosen:
     out.append(
-        f"  {', '.join(kept)}: the package's defaults, found with small models;"
-        " no rule fits them to this one"
+        f"  {', '.join(unchosen)}: the package's defaults, found with small"
+        " models; no rule fits them to this one"
     )
   return out
 

@@ -62,7 +62,7 @@ _ROWS = (
     ("cosine distance of successful attacks", "cosine_distance_right"),
     ("tokens of a completion", "mean_length"),
     ("share with a stop token", "stop_rate"),
-    # Shown only where there are any; counts are by cause.
+    # Shown only if any; counts are by cause.
     ("share not judged", "failure_share"),
     ("completions not judged", "reward_failures"),
     ("comparisons without a verdict", "no_verdict"),
@@ -96,8 +96,8 @@ def run(
   Holds the workdir's lock: a run that trains there also writes `eval.json`.
 
   Args:
-    config: config of the run; samples `evaluate.num_completions` completions of
-      (at most) `evaluate.final_prompts` held-out prompts.
+    config: samples `evaluate.num_completions` completions of at most
+      `evaluate.final_prompts` held-out prompts.
     workdir: directory of the run; made if missing, for operands that are
       folders.
     operands: steps of checkpoints, Hugging Face folders; none is the newest
@@ -108,11 +108,11 @@ def run(
     each with `step` (None of a folder) and `time`.
 
   Raises:
-    FileNotFoundError: there is no such checkpoint.
+    FileNotFoundError: the checkpoint does not exist.
     ValueError: a source does not exist, cannot be read or does not fit the
       config; or another process runs in the workdir.
   """
-  held = bucket.hold(run_directory.lock(workdir), workdir)
+  lock = bucket.hold(run_directory.lock(workdir), workdir)
   try:
     path = pathlib.Path(workdir) / "eval.json"
     # Read first: a damaged file must not cost an evaluation.
@@ -135,7 +135,7 @@ def run(
         saved[_KEY] = {**(saved.get(_KEY) or {}), **results}
         jsonl.atomic_write_json(path, saved)
   finally:
-    held.close()
+    lock.close()
   console = rich.console.Console()
   console.print(make_table(results))
   console.print(make_samples(results))
@@ -195,7 +195,7 @@ def _variants(
 
 
 def _check(workdir: str, operand: str) -> None:
-  """Raises ValueError or FileNotFoundError if there is no such source."""
+  """Raises ValueError or FileNotFoundError for a missing source."""
   if operand.isdecimal():
     model_source.check_checkpoint(workdir, int(operand))
   elif not hf_hub.find(operand).is_dir():

@@ -61,7 +61,7 @@ _SCORE_FIELDS = (*_PROMPT_FIELDS, *_COMPLETION_FIELDS)
 # Settings that change the speed of sampling, and of the completions only what
 # the rounding of another number of rows does, in bfloat16 more than in float32.
 _SPEED = ("num_slots", "chunk_steps")
-# Settings, beside model and input, that the log-probs of `score` depend on.
+# Settings that affect the log-probs of `score`, apart from model and input.
 _SCORE_SETTINGS = (
     "generate.chat", "generate.append_stop_token", "sampling.temperature",
     "sampling.max_prompt_tokens", "sampling.max_completion_tokens",
@@ -87,8 +87,8 @@ class Counts:
 class _Prompt:
   """A prompt of the input.
 
-  text: text of the prompt, copied to the output.
-  request: request to the sampler.
+  text: prompt as given, copied to the output.
+  request: input of the sampler.
   other: the line's other fields, copied to the output.
   """
 
@@ -101,7 +101,7 @@ class _Prompt:
 class _Episode:
   """An episode of the input.
 
-  seed: seed of the environment.
+  seed: seed of the environment's `reset`.
   max_tokens: most tokens of each completion; None takes the sampler's.
   other: the line's other fields, copied to the output.
   """
@@ -200,8 +200,8 @@ def complete(
   """Returns completions of prompts, with the records of the program's files.
 
   Args:
-    config: config of `generate`; needs no `generate.input` or
-      `generate.output`.
+    config: settings of `generate`; `generate.input` and `generate.output` are
+      ignored.
     inputs: prompts, or records of the program's input.
 
   Returns:
@@ -227,7 +227,7 @@ def complete(
 def _generate_settings(
     config: ml_collections.ConfigDict, source: model_source.ModelSource
 ) -> dict[str, object]:
-  """Returns all that the completions depend on beside the input."""
+  """Returns all values that affect the completions, apart from the input."""
   return {
       **model_source.settings(config, source),
       "config.seed": config.seed,
@@ -277,7 +277,7 @@ def _parse_prompt(
   text = record.get("prompt")
   if text is None:
     text = source.tokenizer.decode(ids)
-  return _Prompt(text, request, _others(record, _GENERATE_FIELDS))
+  return _Prompt(text, request, _other_fields(record, _GENERATE_FIELDS))
 
 
 def _parse_seed(
@@ -287,10 +287,10 @@ def _parse_seed(
   del number
   if "seed" not in record or any(name in record for name in _PROMPT_FIELDS):
     raise ValueError(
-        "must be seed, that of the environment, which says the prompt itself"
+        "must be seed, for the environment, which produces the prompt"
     )
   _check_whole("seed", record["seed"], 0, requests.UINT32 - 1)
-  other = _others(record, ("seed", "max_tokens"))
+  other = _other_fields(record, ("seed", "max_tokens"))
   return _Episode(record["seed"], _max_tokens(config, record), other)
 
 
@@ -353,16 +353,16 @@ def _play(
     lines: list[_Episode],
 ) -> list[Record]:
   """Returns the output records of episodes, in their order."""
-  said = environments.begin([line.seed for line in lines])
-  live = [i for i, prompt in enumerate(said) if prompt.failure is None]
+  prompts = environments.begin([line.seed for line in lines])
+  live = [i for i, prompt in enumerate(prompts) if prompt.failure is None]
   num_completions = config.generate.num_completions
-  episodes = environments.episodes([said[i] for i in live], num_completions)
+  episodes = environments.episodes([prompts[i] for i in live], num_completions)
   try:
     sampled = sampler.sample(
         source.params,
         [
             requests.Request(
-                said[i].tokens,
+                prompts[i].tokens,
                 prompt_id=lines[i].seed,
                 visit=0,
                 num_completions=num_completions,
@@ -375,9 +375,10 @@ def _play(
     )
   finally:
     episodes.close()
-  results = dict(zip(live, zip(sampled, episodes.outcomes(), strict=True)))
+  outcomes = map(episodes.outcomes, range(len(live)))
+  results = dict(zip(live, zip(sampled, outcomes, strict=True)))
   out = []
-  for i, (line, prompt) in enumerate(zip(lines, said, strict=True)):
+  for i, (line, prompt) in enumerate(zip(lines, prompts, strict=True)):
     record = {
         **line.other,
         "seed": line.seed,
@@ -387,11 +388,15 @@ def _play(
     if prompt.failure is None:
       completions, outcomes = results[i]
       records = _completion_records(config, source, completions)
-      for s, (one, outcome) in enumerate(zip(records, outcomes, strict=True)):
+      for s, (completion, outcome) in enumerate(
+          zip(records, outcomes, strict=True)
+      ):
         sampled_T = completions.sampled_mask[s]
-        for name in _LOGPROBS.intersection(one):
-          one[name] = [x if m else None for x, m in zip(one[name], sampled_T)]
-        one["turns"] = turns_of(
+        for name in _LOGPROBS.intersection(completion):
+          completion[name] = [
+              x if m else None for x, m in zip(completion[name], sampled_T)
+          ]
+        completion["turns"] = turns_of(
             source.tokenizer,
             completions.tokens[s, : completions.lengths[s]],
             sampled_T,
@@ -399,10 +404,10 @@ def _play(
             prompt.tools,
         )
         failed = bool(outcome.failure)
-        one["reward"] = None if failed else float(outcome.reward)
-        one["success"] = None if failed else outcome.is_right
+        completion["reward"] = None if failed else float(outcome.reward)
+        completion["success"] = None if failed else outcome.is_right
         if failed:
-          one["failure"] = f"{outcome.failure}: {outcome.message}"
+          completion["failure"] = f"{outcome.failure}: {outcome.message}"
       record["completions"] = records
     else:
       record["failure"] = ": ".join(prompt.failure)
@@ -417,12 +422,12 @@ def turns_of(
     turn_ends: Sequence[int],
     schemas: Sequence[Mapping[str, Any]],
 ) -> list[Record]:
-  """Returns who said what in a completion.
+  """Returns the turns of a completion with their roles.
 
   Args:
-    tokenizer: tokenizer of the completion.
+    tokenizer: decodes the completion.
     tokens: [n] int, its tokens.
-    sampled: [n] bool or longer, True on those of the policy.
+    sampled: [n] bool or longer, True on policy tokens.
     turn_ends: tokens up to the end of each of the policy's turns.
     schemas: JSON schemas of the environment's tools.
 
@@ -564,13 +569,13 @@ def _parse_pair(
   texts = {"prompt": record.get("prompt", source.tokenizer.decode(ids))}
   if "completion" in record:
     texts["completion"] = record["completion"]
-  return _Pair(ids, completion, texts | _others(record, _SCORE_FIELDS))
+  return _Pair(ids, completion, texts | _other_fields(record, _SCORE_FIELDS))
 
 
 # Fields of an input line.
 
 
-def _others(record: Record, fields: Sequence[str]) -> Record:
+def _other_fields(record: Record, fields: Sequence[str]) -> Record:
   return {name: v for name, v in record.items() if name not in fields}
 
 
@@ -585,7 +590,7 @@ def _prompt_tokens(
   special tokens of the chat template, `prompt_token_ids` their own.
 
   Raises:
-    ValueError: the prompt is missing, empty, too long, or not a text.
+    ValueError: the prompt is missing, empty, overlong, or not a text.
   """
   tokenizer = source.tokenizer
   name = _only_field(record, _PROMPT_FIELDS)
@@ -665,10 +670,12 @@ def _stop_id(
 
 
 def _only_field(record: Record, fields: Sequence[str]) -> str:
-  given = [name for name in fields if name in record]
-  if len(given) != 1:
-    raise ValueError(f"must be exactly one of {', '.join(fields)}, not {given}")
-  return given[0]
+  present = [name for name in fields if name in record]
+  if len(present) != 1:
+    raise ValueError(
+        f"must be exactly one of {', '.join(fields)}, not {present}"
+    )
+  return present[0]
 
 
 def _check_size(
@@ -757,9 +764,9 @@ def run_lines(
   """Processes all lines of the input that the output lacks.
 
   Args:
-    config: config, of which `generate.input`, `generate.output` and
-      `generate.batch_lines` are read.
-    settings: values that the output depends on beside the input.
+    config: only `generate.input`, `generate.output` and `generate.batch_lines`
+      are read.
+    settings: values that affect the output, apart from the input.
     prepare: parser of a line (line number from 1, JSON object); a ValueError
       reports the line.
     answer: function from a list of parsed lines to their output records.
@@ -784,7 +791,7 @@ def run_lines(
     records = answer([prepared for _, prepared in waiting])
     output.write(
         [
-            {"line": number, **_others(record, ("line",))}
+            {"line": number, **_other_fields(record, ("line",))}
             for (number, _), record in zip(waiting, records, strict=True)
         ]
     )
@@ -856,8 +863,8 @@ def _progress(console: rich.console.Console) -> rich.progress.Progress:
 class Output:
   """The output file, opened to append to what an earlier start wrote.
 
-  `.NAME.settings.json` beside it has its settings: it is not continued with
-  others.
+  `.NAME.settings.json` in the same folder has its settings; it is not
+  continued with different ones.
 
   done: numbers of the input lines that it has.
   """
@@ -897,14 +904,14 @@ class Output:
   def _check_settings(
       self, path: pathlib.Path, settings: dict[str, Any]
   ) -> None:
-    beside = path.with_name(f".{path.name}.settings.json")
+    settings_path = path.with_name(f".{path.name}.settings.json")
     if os.fstat(self._file.fileno()).st_size == 0:
-      jsonl.atomic_write_json(beside, settings)
+      jsonl.atomic_write_json(settings_path, settings)
       return
-    saved = jsonl.read_json(beside)
+    saved = jsonl.read_json(settings_path)
     remedy = "; remove the file or name another one"
     if not isinstance(saved, dict):
-      raise ValueError(f"{path}: it is there already{remedy}")
+      raise ValueError(f"{path}: exists already{remedy}")
     for key in [*settings, *saved]:
       if saved.get(key) != settings.get(key):
         raise ValueError(

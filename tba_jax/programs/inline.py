@@ -36,9 +36,8 @@ from tba_jax.sampling import offline_sampler
 class Loop:
   """The parts of `loop.run` with a source in its own thread.
 
-  config: config of the run.
-  learner: learner, whose state is before step 0.
-  collector: collector of training prompts.
+  learner: state before step 0.
+  collector: samples the training prompts.
   """
 
   config: ml_collections.ConfigDict
@@ -95,15 +94,15 @@ class Loop:
 class LoopMaker:
   """Makes loops of one process, one after the other; compiles nothing twice.
 
-  All loops share policy, sampler and judge; those of one name share the train
+  All loops share policy, sampler and judge; loops of one name share the train
   step, unless it holds a proximal policy or values for another number of steps,
   and those whose micro-batches have as many prompts share the reference, which
   holds params of its own.
 
-  policy: policy that all start from.
-  sampler: sampler of training prompts.
-  judge: judge of their completions.
-  evaluator: evaluator of `Loop.learner.params`, with the KL if there is a
+  policy: initial params of every loop.
+  sampler: decodes the training prompts.
+  judge: rewards the training completions.
+  evaluator: evaluates `Loop.learner.params`, with the KL if the run has a
     reference.
   """
 
@@ -136,7 +135,7 @@ class LoopMaker:
         self.policy,
         reference=self._reference if has_reference else None,
     )
-    # By name and the number of steps that a snapshot is held, if there is one.
+    # By name and by the lifetime of a snapshot in steps, if any.
     self._steps: dict[
         tuple[str, int], tuple[train_step.TrainStep, train_step.TrainState]
     ] = {}
@@ -145,7 +144,7 @@ class LoopMaker:
     """Returns a loop that has not begun.
 
     Args:
-      config: config of the loop, with the policy of the others.
+      config: must have the other loops' policy.
       name: key of the train step: loops of one name differ in seed, lag and
         replay alone.
     """
@@ -154,18 +153,18 @@ class LoopMaker:
     log = offline_sampler.make(config, policy.task, policy.tokenizer)
     if log is not None:
       sampler = offline_sampler.OfflineSampler(log, sampler)
-    held = train_step.held_steps(config)
-    key = name, held if train_step.proximal_names(config) else 1
+    snapshot_steps = train_step.held_steps(config)
+    key = name, snapshot_steps if train_step.proximal_names(config) else 1
     if key not in self._steps:
-      own = dataclasses.replace(
+      step_policy = dataclasses.replace(
           policy,
           value_folder=policy_lib.find_value_folder(config, self._workdir),
       )
       self._steps[key] = (
           work_parts.make_train_step(
-              config, own, self._mesh, self._params, reference
+              config, step_policy, self._mesh, self._params, reference
           ),
-          work_parts.init_state(config, own, self._params, self._mesh),
+          work_parts.init_state(config, step_policy, self._params, self._mesh),
       )
     step, state = self._steps[key]
     work = device_work.DeviceWork(

@@ -23,12 +23,12 @@ from tba_jax.tasks import task_table
 
 @dataclasses.dataclass(frozen=True)
 class FrozenModel:
-  """A frozen model of a role, beside the policy and its reference.
+  """A frozen model of a role, other than the policy and its reference.
 
-  name: name in programs and messages.
+  name: label in programs and messages.
   key: setting that names its folder.
-  folder: folder of the model; None stands for one as large as the policy,
-    which is trained later.
+  folder: Hugging Face folder; None for a model of the policy's size that is
+    trained later.
   kind: "scalar" has one reward a text, "policy" next-token logits, "encoder"
     is bidirectional and float32.
   """
@@ -142,8 +142,7 @@ def compute_dtype(
   is.
 
   Args:
-    config: config of the run.
-    kind: kind of its devices; "" for those of this machine.
+    kind: accelerator; "" for this machine's.
 
   Raises:
     ValueError: the folder of the model cannot be read.

@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trainer and searchers as threads of one process, on a single device.
 
-They talk through memory: there is no store. The device executes in the order of
-dispatch, so decode chunks run between train steps; host code runs meanwhile.
+They communicate through memory, without a store. The device executes in the
+order of dispatch, so decode chunks run between train steps, concurrently with
+host code.
 
 `run`, the `one_process` program, has a run directory, which separate processes
-may go on with. `train_in_memory`, of `tba_jax.train(config)`, keeps its records
-in memory.
+may continue with. `train_in_memory`, of `tba_jax.train(config)`, keeps its
+records in memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -83,7 +84,6 @@ def train(
   raised here.
 
   Args:
-    config: config of the run.
     run_info: the run; without files, if it keeps its records in memory.
     operands: place of the process in its cluster.
     stop: interrupts the trainer; set after an error of a searcher.

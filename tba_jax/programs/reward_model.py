@@ -172,7 +172,7 @@ def initial_model(
   A policy gets a random scalar head.
 
   Raises:
-    ValueError: there is no model, or its head has several labels.
+    ValueError: no model exists, or its head has several labels.
   """
   source = config.reward_model.init
   folder = (
@@ -322,7 +322,7 @@ def _parse_pair(
 def leave_out_shared(
     pairs: dict[str, list[Pair]], overlap: str, report: rows_lib.DataReport
 ) -> list[Pair]:
-  """Returns the training pairs that are no held-out pairs.
+  """Returns the training pairs that are not held-out pairs.
 
   Raises ValueError if some are, unless `overlap` is "leave_out", and if no pair
   is left.
@@ -377,9 +377,9 @@ def relabel_pairs(
   Source: Noukhovitch et al. 2024 (arXiv:2410.18252), the controlled setting.
 
   Args:
-    pairs: pairs in the order of the file.
+    pairs: training pairs, in the order of the file.
     score: [(prompt, completion)] -> scores [N], higher is better.
-    path: path of the file.
+    path: JSONL file.
     stop: event, checked before each batch of pairs.
 
   Raises:
@@ -392,11 +392,11 @@ def relabel_pairs(
     while len(out) < len(pairs):
       if stop.is_set():
         return None
-      some = pairs[len(out) : len(out) + _LABEL_PAIRS]
+      batch = pairs[len(out) : len(out) + _LABEL_PAIRS]
       scores_Nx2 = score(
-          [(p.prompt, text) for p in some for text in (p.chosen, p.rejected)]
+          [(p.prompt, text) for p in batch for text in (p.chosen, p.rejected)]
       ).reshape(-1, 2)
-      for pair, (first, second) in zip(some, scores_Nx2.tolist()):
+      for pair, (first, second) in zip(batch, scores_Nx2.tolist()):
         if not math.isfinite(first + second):
           raise ValueError(
               f"config.{NAME}.relabel: {pair.place} has the scores {first} and"
@@ -527,8 +527,8 @@ def calibration_summary(
   Source: Guo et al. 2017 (arXiv:1706.04599), expected calibration error.
 
   Args:
-    margins_N: [N] float, N at least 1: reward of the chosen minus that of the
-      rejected completion. A margin of 0 is half right.
+    margins_N: [N] float, N at least 1: reward of the chosen minus reward of
+      the rejected completion. A margin of 0 is half right.
     num_bins: number of bins, 1 or more.
 
   Returns:
@@ -548,12 +548,12 @@ def calibration_summary(
                      num_bins - 1)  # fmt: skip
   bins = []
   for b in np.unique(bin_N):
-    own = bin_N == b
+    in_bin_N = bin_N == b
     bins.append(
         {
-            "num_pairs": int(own.sum()),
-            "predicted": float(predicted_N[own].mean()),
-            "right": float(right_N[own].mean()),
+            "num_pairs": int(in_bin_N.sum()),
+            "predicted": float(predicted_N[in_bin_N].mean()),
+            "right": float(right_N[in_bin_N].mean()),
         }
     )
   gaps = [b["num_pairs"] * abs(b["right"] - b["predicted"]) for b in bins]
@@ -571,7 +571,9 @@ def calibration_summary(
 def make_table(evaluation: dict[str, Any]) -> rich.table.Table:
   """Returns the evaluation as a table, with the accuracy of each bin."""
   low, high = evaluation["accuracy_interval"]
-  kept = ", ".join(f"{k} {v:.3f}" for k, v in evaluation["agreement"].items())
+  agreement = ", ".join(
+      f"{k} {v:.3f}" for k, v in evaluation["agreement"].items()
+  )
   table = rich.table.Table(
       title=f"{evaluation['num_pairs']} held-out pairs", show_header=False
   )
@@ -580,7 +582,7 @@ def make_table(evaluation: dict[str, Any]) -> rich.table.Table:
   )
   table.add_row("loss, nats a pair", f"{evaluation['loss']:.3f}")
   table.add_row("calibration error", f"{evaluation['calibration_error']:.3f}")
-  table.add_row("labels that relabelling kept", kept)
+  table.add_row("labels that relabelling kept", agreement)
   for b in evaluation["bins"]:
     table.add_row(
         f"predicted {b['predicted']:.2f}, right",

@@ -102,11 +102,10 @@ def train(
   """Trains in the main thread of a process that is set up; see `run_trainer`.
 
   Args:
-    config: config of the run.
     run: directory and identity of the run.
     operands: place of the process in its cluster.
     should_stop: checked in every wait.
-    channel: channel to the searchers; None for the store.
+    channel: memory shared with the searchers; None for the store.
 
   Returns:
     Exit status; if `should_stop` ended it, 75 after saving.
@@ -180,7 +179,7 @@ def _take_run(
     run_directory.check_written(run)
     _check_epoch(run)
     channel.claim()
-    # The trainer of a cluster may have a directory of its own.
+    # The trainer of a cluster may have a separate directory.
     if any(settings.hosts(key) != "own" for key in changes):
       run_directory.update(str(run.workdir), config)
   except ValueError as error:
@@ -235,11 +234,10 @@ def make_trainer(
   """Returns a trainer at the newest checkpoint, or at step 0.
 
   Args:
-    config: config of the run.
     run: directory and identity of the run.
     cluster: processes of this trainer.
     closing: stack on which the parts register their `close`.
-    channel: channel to the searchers.
+    channel: memory shared with the searchers.
 
   Raises:
     ValueError: a setting or a file does not fit.
@@ -406,7 +404,6 @@ def run_searcher(
   """Runs one searcher until the trainer is done, a signal or an error.
 
   Args:
-    config: config of the run.
     workdir: run directory.
     operands: the searcher's index in its launcher, 0 by default.
 
@@ -434,11 +431,10 @@ def search(
   """Samples in a process that is set up; returns whether the run is complete.
 
   Args:
-    config: config of the run.
     run: directory and identity of the run.
-    index: index of this searcher in its launcher.
+    index: number of this searcher in its launcher, from 0.
     should_stop: checked in every wait.
-    channel: channel to the trainer; None for the store.
+    channel: memory shared with the trainer; None for the store.
 
   Raises:
     NoRunError: a setting or file does not fit, or differs from the trainer's,
@@ -466,16 +462,15 @@ def make_searcher(
     closing: contextlib.ExitStack,
     channel: "Channel",
 ) -> searcher_lib.Searcher:
-  """Returns a searcher, once the trainer's settings are known to be its own.
+  """Returns a searcher after checking that the trainer has its settings.
 
   Args:
-    config: config of the run.
     run: directory and identity of the run.
-    index: index of this searcher in its launcher.
+    index: number of this searcher in its launcher, from 0.
     should_stop: checked in every wait.
     closing: stack on which the parts register their `close`; it sends what is
       left.
-    channel: channel to the trainer.
+    channel: memory shared with the trainer.
 
   Raises:
     ValueError: a setting or file does not fit, or differs from the trainer's.
@@ -674,7 +669,7 @@ class StoreChannel:
     self._agreement: agreement.Agreement | None = None
 
   def claim(self) -> None:
-    """Keeps other trainers out; raises ValueError if one is there."""
+    """Locks out other trainers; raises ValueError if one is running."""
     with contextlib.closing(self._connect()) as transport:
       lock_store(transport, self._run)
 

@@ -66,7 +66,7 @@ def run_serve(
     os.close(lock)
 
 
-def tell_compiling(after_s: float = _COMPILE_S) -> None:
+def report_compiling(after_s: float = _COMPILE_S) -> None:
   """Prints on stderr which program compiles for longer than some seconds.
 
   The first requests of a size wait for it.
@@ -103,7 +103,7 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
   from tba_jax.serving import handlers
 
   processes.prepare_compiling()
-  tell_compiling()
+  report_compiling()
   processes.raise_open_files()
   try:
     # Before the model is loaded, which may take minutes.
@@ -154,7 +154,7 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
       await super().startup(sockets)
       print(f"serving on {'https' if tls else 'http'}://{shown}:{port}")
-      if tls == _made(folder / "tls"):
+      if tls == _model_files(folder / "tls"):
         print(f"authority {folder / 'tls' / tls_lib.CA}")
       print(f"key {key}", flush=True)
 
@@ -210,7 +210,7 @@ def _listen(host: str, port: int) -> socket.socket:
   return listener
 
 
-def _made(folder: pathlib.Path) -> dict[str, str]:
+def _model_files(folder: pathlib.Path) -> dict[str, str]:
   """Returns what uvicorn takes of the files that the server makes."""
   return {
       "ssl_certfile": str(folder / tls_lib.CERT),
@@ -256,7 +256,7 @@ def _tls(
     )
     return {}
   tls_lib.make(folder, tls_lib.names_of(config.host, config.tls_names))
-  return _made(folder)
+  return _model_files(folder)
 
 
 def load_or_make_key(folder: pathlib.Path) -> str:

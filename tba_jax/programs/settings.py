@@ -10,7 +10,7 @@ from tba_jax.system import rules
 
 def _are_numbers(text: str) -> bool:
   try:
-    # Longer numbers are no devices, and would make lists as long.
+    # Longer numbers are not devices, and would make lists as long.
     return not re.search(r"\d{5}", text) and bool(processes.parse_cores(text))
   except ValueError:
     return False
@@ -27,7 +27,7 @@ _s = rules.Setting
 SECTIONS = {
     "run": rules.Section("Processes of `train` on this machine.", hosts="own"),
     "devices": rules.Section("Accelerators of each role, as '0', '0,1' or"
-        " '0-3', or 'cpu'. '' lets the supervisor split those of this machine:"
+        " '0-3', or 'cpu'. '' lets the supervisor split this machine's:"
         " first the trainer's, then each searcher's; a single one is shared"
         " (run.processes).", hosts="own"),
     "generate": rules.Section("`--program=generate` and `score`"

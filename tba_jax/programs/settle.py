@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Settles the settings that a config leaves open, and shows what it chose."""
+"""Chooses the open settings of a config, and prints the choices."""
 
 from collections.abc import Sequence
 import copy
@@ -29,14 +29,13 @@ def settle(
     program: str,
     operands: Sequence[str] = (),
 ) -> ml_collections.ConfigDict:
-  """Returns a config with what it leaves open, before it is validated.
+  """Returns a config with its open settings, before it is validated.
 
   A run that has begun keeps its values, which its config.json has.
 
   Args:
-    config: config of `load_config`.
+    config: result of `load_config`.
     workdir: the run's directory.
-    program: program to run.
     operands: its operands; the first may name the device of a plan.
 
   Raises:
@@ -47,7 +46,7 @@ def settle(
   config = copy.deepcopy(config)
   machine = None
   if program in _ON_HOSTS:
-    machine = defaults.of_cluster()
+    machine = defaults.cluster_machine()
   elif program == "plan":
     machine = _planned(operands)
   choices = defaults.choose(config, machine, _saved(workdir))
@@ -61,7 +60,7 @@ def _planned(operands: Sequence[str]) -> defaults.Machine | None:
   """Returns the machine that a plan is for; None is this one."""
   name = next((o.lower() for o in operands if not o.startswith("--")), "")
   if name in hardware.HARDWARE:
-    return defaults.of_hardware(name)
+    return defaults.hardware_machine(name)
   kind = name.partition(":")[0]
   if gib := accelerators.DEVICE_GIB.get(kind):
     return defaults.Machine(hardware.Hardware(kind, gib, 1), f"one {kind}")
@@ -75,4 +74,4 @@ def _saved(workdir: str | None) -> dict | None:
   try:
     return load.flatten(run_directory.load_config(workdir))
   except (ValueError, OSError):
-    return None  # The program itself says what is wrong with it.
+    return None  # The program reports the error itself.

@@ -123,7 +123,7 @@ def make_examples(
 ) -> offline.Examples:
   """Returns the training prompts, each with one reference completion.
 
-  That is a demonstration where there are environments. Making a batch raises
+  With environments it is a demonstration. Making a batch raises
   ValueError if a text is longer than `config.sampling` allows.
   """
   limits = {

@@ -23,7 +23,7 @@ def show(sections: Iterable[tuple[str, TableRows]]) -> int:
   """Prints a table of titled rows.
 
   Returns:
-    0; 2 where a row says NO, or making one raised ValueError, which is printed.
+    0; 2 if a row is "NO …", or making one raised ValueError, which is printed.
   """
   table = rich.table.Table(box=rich.box.ROUNDED, show_header=False)
   table.add_column(style="dim")

@@ -84,8 +84,8 @@ class Child:
   errors: consecutive exits with an error while the run made no progress.
   furthest: the run's step at the latest of these exits.
   group: processes restarted together, itself included; may be empty.
-  operands: operands of its program, after the index.
-  program: program name; "" = the role's.
+  operands: further arguments of its program, after the index.
+  program: "" = the role's.
   environment: variables of its own, such as those that name its accelerators.
   """
 
@@ -166,10 +166,10 @@ class Children:
       with contextlib.suppress(OSError):
         (self._workdir / "status.json").unlink()
     address = f"127.0.0.1:{processes.free_port()}" if child.group else ""
-    for one in child.group or (child,):
-      one.operands = (address,) if address else ()
-      one.finished = False
-      self.start(one)
+    for member in child.group or (child,):
+      member.operands = (address,) if address else ()
+      member.finished = False
+      self.start(member)
 
   def end_group(self, child: Child) -> Child:
     """Stops the group of a child that has exited; returns the cause.
@@ -179,19 +179,19 @@ class Children:
     """
     killed = []
     deadline = time.monotonic() + self._limits.together_s
-    for one in child.group:
+    for member in child.group:
       try:
-        one.process.wait(max(0.0, deadline - time.monotonic()))
+        member.process.wait(max(0.0, deadline - time.monotonic()))
       except subprocess.TimeoutExpired:
-        one.process.kill()
-        one.process.wait()
-        killed.append(one.index)
+        member.process.kill()
+        member.process.wait()
+        killed.append(member.index)
 
-    def uninformative(one: Child) -> tuple[bool, ...]:
-      code = one.process.returncode
+    def uninformative(member: Child) -> tuple[bool, ...]:
+      code = member.process.returncode
       return (
-          one.index in killed,
-          one.index > 0 or code != processes.EXIT_OK,
+          member.index in killed,
+          member.index > 0 or code != processes.EXIT_OK,
           code not in (processes.EXIT_CONFIG, processes.EXIT_FATAL),
           code in (-signal.SIGABRT, processes.EXIT_OK),
       )
@@ -210,7 +210,7 @@ class Children:
         *child.operands,
     ]
     # A child inherits the affinity of the thread that starts it.
-    own = processes.available_cores()
+    cores = processes.available_cores()
     if child.listener is not None:
       child.listener.close()
     child.listener = heartbeat.Listener()
@@ -235,7 +235,7 @@ class Children:
         )
     finally:
       os.close(child.listener.pipe)
-      processes.pin(own)
+      processes.pin(cores)
 
   def rotate_logs(self) -> None:
     """Moves the contents of long logs to `<role>.log.1`.
@@ -291,9 +291,9 @@ class Children:
     """Stops processes of some roles: SIGTERM, then SIGKILL.
 
     Args:
-      roles: roles of the processes to stop.
+      roles: processes to stop.
       deadline_s: seconds until SIGKILL.
-      is_urgent: function that returns whether SIGKILL comes at once.
+      is_urgent: function that returns whether to send SIGKILL at once.
     """
     chosen = [
         c
@@ -408,17 +408,17 @@ def check_devices(config: ml_collections.ConfigDict) -> None:
   if accelerators.find().kind != accelerators.CPU:
     return
   platforms = os.environ.get("JAX_PLATFORMS", "")
-  wanted = []  # section of cpu_devices, key of the mesh, devices of a process
+  requests = []  # section of cpu_devices, key of the mesh, devices of a process
   for section, key, mesh, num_processes in (
       ("trainer", "mesh", config.mesh, config.trainer.num_processes),
       ("search", "search.mesh", config.search.mesh, 1),
   ):
     count = math.prod(mesh.values()) // num_processes
     if count > 1 and not config[section].cpu_devices:
-      wanted.append((section, f"config.{key} = {mesh.to_dict()}", count))
-  if not wanted and platforms in ("", accelerators.CPU):
+      requests.append((section, f"config.{key} = {mesh.to_dict()}", count))
+  if not requests and platforms in ("", accelerators.CPU):
     return
-  # A process of its own counts devices: the supervisor stays free of JAX.
+  # A separate process counts devices: the supervisor does not load JAX.
   process = subprocess.run(
       [sys.executable, "-c", _COUNT_DEVICES],
       env=processes.package_environment(),
@@ -429,7 +429,7 @@ def check_devices(config: ml_collections.ConfigDict) -> None:
     last = process.stderr.strip().splitlines()[-1:] or ["JAX does not start"]
     raise ValueError(f"JAX_PLATFORMS={platforms!r}: {last[0]}")
   num_devices, platform = process.stdout.split()[-2:]
-  for section, setting, count in wanted:
+  for section, setting, count in requests:
     if count > int(num_devices):
       remedy = f"; config.{section}.cpu_devices={count} makes virtual ones"
       raise ValueError(
@@ -452,7 +452,7 @@ def _read_live(path: pathlib.Path, schema: Any) -> dict[str, Any]:
 def _check_stages(
     config: ml_collections.ConfigDict, workdir: pathlib.Path
 ) -> None:
-  """Raises ValueError for what a stage would refuse after an earlier one."""
+  """Raises ValueError for settings that a later stage would refuse."""
   for role in stages.before_run(config):
     folder = workdir / role
     if (folder / "settings.json").exists():
@@ -586,7 +586,7 @@ class Supervisor:
   def _is_finished(self) -> bool:
     """Returns whether no step is left.
 
-    A run that a guard or a limit has ended goes on with changed settings.
+    A run ended by a guard or a limit continues with changed settings.
     """
     if not self._summary:
       return False
@@ -772,8 +772,10 @@ class Supervisor:
     if child.process.returncode != processes.EXIT_OK:
       child = self._children.end_group(child)
     code = child.process.returncode
-    gone = child.role == "searcher" and code == processes.EXIT_INTERRUPTED
-    if gone or (child.role != "store" and code == processes.EXIT_OK):
+    is_dismissed = (
+        child.role == "searcher" and code == processes.EXIT_INTERRUPTED
+    )
+    if is_dismissed or (child.role != "store" and code == processes.EXIT_OK):
       child.finished = child.role != "searcher" or self._is_finishing()
       if not child.finished:
         # Dismissed by a trainer that was interrupted.

@@ -27,9 +27,8 @@ from tba_jax.replay import similarity
 from tba_jax.system import ramps
 
 _NO_REWARD = (
-    "there is nothing to train on: none of the completions that came has a"
-    " reward. Mend what the events reward_failed tell, and begin in another"
-    " --workdir"
+    "there is nothing to train on: no completion received a reward. Fix the"
+    " errors in the events reward_failed, and start in another --workdir"
 )
 # 128 bits: among 10^9 completions, a collision has probability 1e-21.
 _DIGEST_BYTES = 16
@@ -71,25 +70,25 @@ def evict_oldest(
     buffer: "ReplayBuffer",
     group: types.Group,
     prompt: records_lib.PromptRecords,
-    kept: list[int],
+    candidates: list[int],
 ) -> list[int]:
   """Evicts the oldest completions, first of the prompt, then of all prompts."""
   table = buffer.table
-  kept = kept[-min(buffer.capacity_per_prompt, buffer.capacity) :]
-  excess = len(prompt) + len(kept) - buffer.capacity_per_prompt
+  candidates = candidates[-min(buffer.capacity_per_prompt, buffer.capacity) :]
+  excess = len(prompt) + len(candidates) - buffer.capacity_per_prompt
   if excess > 0:
     buffer.remove(prompt.view()[:excess].copy())
-  excess = len(table) + len(kept) - buffer.capacity
+  excess = len(table) + len(candidates) - buffer.capacity
   if excess > 0:
     buffer.remove(table.oldest(excess))
-  return kept
+  return candidates
 
 
 def evict_lowest_reward(
     buffer: "ReplayBuffer",
     group: types.Group,
     prompt: records_lib.PromptRecords,
-    kept: list[int],
+    candidates: list[int],
 ) -> list[int]:
   """Evicts the lowest rewards, old or new: of the prompt, then of all.
 
@@ -101,16 +100,18 @@ def evict_lowest_reward(
       (buffer.capacity, True),
   ):
     rows = table.live_rows() if of_all else prompt.view()
-    excess = len(rows) + len(kept) - capacity
+    excess = len(rows) + len(candidates) - capacity
     if excess <= 0:
       continue
-    ages = np.concatenate([table.ids[rows], table.next_id + np.array(kept)])
-    rewards = np.concatenate([table.rewards[rows], group.rewards[kept]])
+    ages = np.concatenate(
+        [table.ids[rows], table.next_id + np.array(candidates)]
+    )
+    rewards = np.concatenate([table.rewards[rows], group.rewards[candidates]])
     lowest = np.lexsort((ages, rewards))[:excess]
     refused = set((lowest[lowest >= len(rows)] - len(rows)).tolist())
     buffer.remove(rows[lowest[lowest < len(rows)]])
-    kept = [j for i, j in enumerate(kept) if i not in refused]
-  return kept
+    candidates = [j for i, j in enumerate(candidates) if i not in refused]
+  return candidates
 
 
 # Rules of `replay_filter.evict`: each removes stored completions until the
@@ -235,7 +236,7 @@ class ReplayBuffer:
     """Stores the completions of a group; they are recent from `step` on.
 
     By default the newest of equal completions is kept, and the oldest are
-    evicted: first the prompt's, then those of all prompts. If the group alone
+    evicted: first the prompt's, then any prompt's. If the group alone
     exceeds a capacity, its first completions are evicted. With
     `replay.skip_equal_rewards` a group of equal rewards is stored, but only a
     draw from all prompts may find it. What is not `rewarded`, or lacks what the
@@ -244,7 +245,7 @@ class ReplayBuffer:
     Args:
       group: S valid completions (`messages.reject_reason`), or completions
         without a sampled token, of which none is stored; padding is ignored.
-      step: step at which they arrive; must not decrease.
+      step: arrival step; must not decrease.
 
     Returns:
       What left the buffer, or never entered it, without a use.
@@ -279,18 +280,18 @@ class ReplayBuffer:
     if self._filter.freeze_step and step >= self._filter.freeze_step:
       self.capacity = min(self.capacity, max(len(self), 1))
     before = self.untrained()
-    kept, digests, replaced = self._deduplicate(group)
+    candidates, digests, replaced = self._deduplicate(group)
     features = {}
     if self._similarity is not None:
       rows = prompt.view()
-      kept, similar, features = self._similarity.admit(
-          group, kept, rows[~np.isin(rows, replaced)]
+      candidates, similar, features = self._similarity.admit(
+          group, candidates, rows[~np.isin(rows, replaced)]
       )
       replaced += similar
     # Replaced rows do not count towards the capacities.
     if replaced:
       self.remove(np.array(replaced, np.int64))
-    stored = self._evict(self, group, prompt, kept)
+    stored = self._evict(self, group, prompt, candidates)
     if stored:
       rows = self.table.append(group, stored, step)
       prompt.append(rows)
@@ -357,7 +358,7 @@ class ReplayBuffer:
     Args:
       num_prompts: B.
       num_completions: K.
-      step: the step that will train on the batch; must not decrease.
+      step: optimizer step that will use the batch; must not decrease.
 
     Raises:
       ValueError: the buffer is empty, or `step` decreased.
@@ -394,13 +395,13 @@ class ReplayBuffer:
     """Returns groups in their order of arrival.
 
     A group with fewer completions, since others could not be judged, repeats
-    them in turn. If there are too few groups, the first are repeated; if there
-    are none, all that are stored are drawn, as `sample` does.
+    them in turn. With too few groups, the first are repeated; with none, all
+    stored completions are drawn, as by `sample`.
 
     Args:
       num_prompts: B.
       num_completions: K.
-      step: step that will train on the batch; must not decrease.
+      step: optimizer step that will use the batch; must not decrease.
       arrived_from: first step whose arrivals count.
       skip: number of groups before the batch.
     """
@@ -560,14 +561,14 @@ class ReplayBuffer:
     for j, length in enumerate(group.completion_lengths.tolist()):
       text = data[j * stride : j * stride + 4 * length]
       digest = _digest(group.prompt_id, text)
-      # The newest copy is kept, at its own place in the order.
+      # The newest copy is kept, at its place in the order.
       last.pop(digest, None)
       last[digest] = j
     rows = [self.row_of.get(digest) for digest in last]
     digests = {j: digest for digest, j in last.items()}
     if self._filter.duplicates == "oldest":
-      kept = [j for j, row in zip(digests, rows) if row is None]
-      return kept, digests, []
+      new = [j for j, row in zip(digests, rows) if row is None]
+      return new, digests, []
     return list(digests), digests, [row for row in rows if row is not None]
 
   def _forget_emptied(self, inserted: int) -> None:
@@ -610,13 +611,13 @@ class ReplayBuffer:
 
   def _without_equal_groups(self, rows: np.ndarray, count: int) -> np.ndarray:
     """Leaves out groups of equal rewards, unless fewer than `count` remain."""
-    kept = rows[self.table.equal[rows] == 0]
-    return kept if len(kept) >= count else rows
+    mixed = rows[self.table.equal[rows] == 0]
+    return mixed if len(mixed) >= count else rows
 
   def _gather(self, rows_BxK: np.ndarray, recent_B: np.ndarray) -> types.Draw:
     """Copies rows out of the table."""
-    own = self.table.integers(rows_BxK, ("groups", "arrivals", "equal"))
-    prompt_ids_B = own.pop("prompt_ids")[:, 0]
+    integers = self.table.integers(rows_BxK, ("groups", "arrivals", "equal"))
+    prompt_ids_B = integers.pop("prompt_ids")[:, 0]
     # The first copy alone of a row that was drawn twice is its first use.
     first_BxK = np.zeros(rows_BxK.shape, np.bool_)
     first_BxK.flat[np.unique(rows_BxK, return_index=True)[1]] = True
@@ -630,19 +631,22 @@ class ReplayBuffer:
       padded[name] = np.zeros(shape, column.dtype)
       values = [columns[name] for columns in prompts]
       padded[name][inside_BxP] = np.concatenate(values)
-    drawn = self.table.take(rows_BxK)
-    drawn["ref_logprobs"][own["ref_versions"] < 0] = 0
+    completions = self.table.take(rows_BxK)
+    completions["ref_logprobs"][integers["ref_versions"] < 0] = 0
     return types.Draw(
         recent=recent_B,
-        fresh=(own.pop("use_counts") == 0) & first_BxK,
+        fresh=(integers.pop("use_counts") == 0) & first_BxK,
         prompt_ids=prompt_ids_B,
         staleness_steps=staleness(
-            self._starts, own["epochs"], own["versions"], self.sample_step
+            self._starts,
+            integers["epochs"],
+            integers["versions"],
+            self.sample_step,
         ),
         step=self.sample_step,
-        **own,
+        **integers,
         **padded,
-        **drawn,
+        **completions,
     )
 
 

@@ -14,7 +14,7 @@ by half at each new one. So every prompt keeps a chance.
 
 A round is drawn when its first position is admitted, from the groups applied
 until then, and is in a file before anything of it is sampled: a trainer that
-goes on from an earlier checkpoint finds the order that its journal has.
+resumes from an earlier checkpoint finds the order that its journal has.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,11 +58,11 @@ class CurriculumOrder(prompt_order.PromptOrder):
 
     Args:
       num_prompts: N.
-      seed: seed of the permutation and of the draws.
+      seed: start of the permutation's and the draws' random numbers.
       weight: name in `WEIGHTS`.
       solved_threshold: least reward of a solved completion.
       prompt_ids: N ids of the prompts; None is all from 0 on.
-      folder: folder of the rounds' files; None keeps them in memory.
+      folder: directory of the rounds' files; None keeps them in memory.
 
     Raises:
       ValueError: a file is damaged, or of another order.
@@ -153,7 +153,7 @@ class CurriculumOrder(prompt_order.PromptOrder):
     return self._folder and self._folder / f"order-{number:06d}.json"
 
   def _read(self, number: int) -> np.ndarray | None:
-    """Returns a round that was drawn before, None if there is none."""
+    """Returns a round drawn earlier, or None."""
     path = self._path(number)
     saved = path and jsonl.read_object(path, _SCHEMA)
     if not saved:
@@ -181,10 +181,7 @@ def make_order(
 
   Args:
     config: reads `seed`, `search`, and what `offline_sampler.make` reads.
-    task: task of the run.
-    tokenizer: tokenizer of the policy.
-    folder: folder of the run's replay; None if nothing is to outlive the
-      process.
+    folder: replay directory of the run; None keeps nothing beyond the process.
 
   Raises:
     ValueError: a file in the folder is damaged, or of another order.

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Record of what asynchrony decided, so that a run can be trained again.
+"""Record of asynchronous decisions, so that a run can be rerun.
 
 With the journal and a checkpoint, these make the input of every step a pure
 function: how far the journal was applied before the step, whether the step was
@@ -16,7 +16,7 @@ Lines of `replay/decisions.jsonl`, JSON, in the order of events:
                                here on
     {"step", "applied", "ahead", "scale", "draw", "metrics"}  a step
 
-A newer start replaces the steps from its own on: they were trained again.
+A newer start replaces the steps from its first one on: they were retrained.
 """
 
 import base64
@@ -52,9 +52,9 @@ class Start:
   """A start of the trainer.
 
   epoch: start count of the trainer.
-  step: step that it began with.
+  step: first step.
   applied: position in the journal to which the data had been applied.
-  config: config of the run then, as plain values.
+  config: settings of that time, as plain values.
   machine: facts of the process on which bits depend, by name.
   """
 
@@ -85,8 +85,8 @@ class Step:
 
   decision: decisions about it.
   draw: checksums of its draw, see `sums_of`.
-  metrics: metrics of the train step, [] float32 by name.
-  start: start of the trainer that took it.
+  metrics: values of the train step, [] float32 by name.
+  start: the trainer's start that took it.
   """
 
   decision: Decision
@@ -99,7 +99,6 @@ class Step:
 class Recording:
   """The record of a run, without steps that were trained again.
 
-  starts: starts of the trainer.
   steps: recorded steps by number.
   """
 
@@ -120,8 +119,8 @@ def sums_of(draw: types.Draw) -> dict[str, int]:
 class DecisionLog:
   """Writes the record; for the trainer's thread.
 
-  A line that cannot be written (full disk) is told once and left out: the run
-  goes on, and cannot be trained again across it.
+  A line that cannot be written (full disk) is reported once and dropped: the
+  run continues, but cannot be rerun across it.
   """
 
   def __init__(
@@ -192,7 +191,7 @@ def read(workdir: str | os.PathLike[str]) -> Recording:
   no checkpoint has.
 
   Raises:
-    ValueError: there is no record.
+    ValueError: the record does not exist.
   """
   path = pathlib.Path(workdir) / FILE_NAME
   starts: list[Start] = []

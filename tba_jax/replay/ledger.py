@@ -19,7 +19,7 @@ Data in the buffer is *untrained* until its first use. A prompt (one group) is
 trained with the first of its completions, and evicted untrained with its last
 if none was used.
 
-Tokens are those that the policy sampled. An environment's are counted apart,
+Tokens are policy tokens. An environment's are counted separately,
 once for each applied group.
 """
 
@@ -34,7 +34,7 @@ class Amount(NamedTuple):
   """A count of data; adds and subtracts elementwise.
 
   prompts: groups, one for each time a prompt was sampled.
-  completions: completions of those groups.
+  completions: number in those groups.
   tokens: sampled tokens of those completions, stop tokens included.
   """
 
@@ -50,7 +50,7 @@ class Amount(NamedTuple):
 
 
 def amount_of(num_groups: int, num_tokens: Sequence[int]) -> Amount:
-  """Returns the amount of completions of so many sampled tokens each."""
+  """Returns the amount of completions, given the sampled tokens of each."""
   return Amount(num_groups, len(num_tokens), sum(num_tokens))
 
 
@@ -83,7 +83,7 @@ class Ledger:
     Args:
       searcher: id of the searcher that generated the block.
       totals_after: the searcher's totals after this block.
-      amount: amount of the block.
+      amount: size of the block.
     """
     self.announce(searcher, totals_after)
     self._applied[searcher] += amount
@@ -107,9 +107,9 @@ class Ledger:
     """Counts applied groups that were lost before their insert."""
     self._lost[cause] += lost
 
-  def evict(self, left: Amount) -> None:
+  def evict(self, amount: Amount) -> None:
     """Counts what left the buffer unused, from `ReplayBuffer.insert`."""
-    self._evicted += left
+    self._evicted += amount
 
   def train_first(self, trained: Amount) -> None:
     """Counts first uses, from `ReplayBuffer.mark_trained`."""
@@ -137,8 +137,8 @@ class Ledger:
       Each term as {"prompts", "completions", "tokens"}, `rejected` and `lost`
       by reason and cause; `accounted`, the right side's sum; `difference`, left
       minus right; `unknown`: why more may be lost; `closed`: no difference, no
-      negative term, and nothing unknown; `environment_tokens`: those of
-      environments, in no term.
+      negative term, and nothing unknown; `environment_tokens`: not sampled,
+      in no term.
     """
     undelivered = {
         searcher: announced - self.applied(searcher)
@@ -215,7 +215,7 @@ def _amounts(lists: dict[str, list[int]]) -> dict[str, Amount]:
 def audit_state(
     state: Mapping[str, Any], untrained: tuple[int, int, int]
 ) -> str:
-  """Returns what a saved state lacks of what was applied, "" for nothing.
+  """Returns what a saved state lacks of the applied data, or "".
 
   accepted = trained + evicted + rejected + lost + untrained in the buffer
 
@@ -258,7 +258,7 @@ def audit(run: auditing.AuditedRun) -> auditing.Findings:
     for reason in ledger["unknown"]:
       yield name, f"may lack losses: {reason}", auditing.COPY
   elif not ledger["closed"]:
-    yield name, "adds up, but says that it is not closed", advice
+    yield name, "adds up, but is marked as not closed", advice
   if run.finished and ledger["queued"]["completions"]:
     yield name, "has queued completions after the end", advice
   newest = run.saved.get(run.newest, {}).get("data")

@@ -39,7 +39,7 @@ class PromptOrder:
 
     Args:
       num_prompts: N.
-      seed: seed of the permutations.
+      seed: start of the permutations' random numbers.
       prompt_ids: N ids of the prompts; None is all from 0 on.
     """
     if num_prompts < 1:
@@ -164,6 +164,11 @@ class Ungranted:
     self._returned: list[int] = []
     # Positions of the journal at or above the cursor; mostly empty.
     self._journaled_ahead = journaled.after_gap()
+
+  @property
+  def first_missing(self) -> int:
+    """The first position that is not in the journal."""
+    return self._journaled.first_missing
 
   def available(self, limit: int) -> int:
     """Returns how many positions below `limit` wait for a searcher."""

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Storage of completions: a table of columns, and the rows of each prompt.
 
-Rows are reused, *ids* are not: an id counts arrivals, so a lookup by id tells
+Rows are reused, *ids* are not: an id counts arrivals, so a lookup by id shows
 whether the completion has been evicted.
 """
 
@@ -147,7 +147,7 @@ class RecordTable:
     inside = self._places[:width] < lengths[:, None]
     sampled = group.sampled_mask[index, :width]
     # In the order of `_INTEGERS`.
-    own = (
+    values = (
         np.arange(self.next_id, self.next_id + count),
         group.prompt_id,
         self._next_group,
@@ -160,7 +160,9 @@ class RecordTable:
     )
     integers = np.empty((count, len(self._integer_types)), np.int64)
     for i, name in enumerate(self._integer_types):
-      integers[:, i] = own[i] if i < len(own) else getattr(group, name)[index]
+      integers[:, i] = (
+          values[i] if i < len(values) else getattr(group, name)[index]
+      )
     self._integers[rows] = integers
     for name in self._of_rows:
       getattr(self, name)[rows] = getattr(group, name)[index]
@@ -255,7 +257,6 @@ class RecordTable:
     """Writes a column of tokens; leaves the rows' lengths as they are.
 
     Args:
-      name: name of the column.
       rows: [n] int64.
       values: [n, up to T, ...], 0 past the row's tokens.
     """
@@ -454,9 +455,9 @@ class RecordTable:
     """Gives each row the pages that so many tokens need; returns [n, N]."""
     counts = -(-lengths // self._page_tokens)
     needed = int(counts.sum())
-    left = max(0, self._num_free_pages - needed)
-    pages = self._free_pages[left : self._num_free_pages]
-    self._num_free_pages = left
+    remaining = max(0, self._num_free_pages - needed)
+    pages = self._free_pages[remaining : self._num_free_pages]
+    self._num_free_pages = remaining
     if fresh := needed - len(pages):
       pages = np.append(
           pages, np.arange(self.num_pages, self.num_pages + fresh)
@@ -484,11 +485,11 @@ class RecordTable:
     count = len(rows)
     if self._order_end + count > len(self._order):
       order = self._order[self._order_start : self._order_end]
-      kept = order[self.ids[order[:, 1]] == order[:, 0]]
+      live = order[self.ids[order[:, 1]] == order[:, 0]]
       # Doubling makes appends amortized constant time.
-      self._order = np.empty((2 * (len(kept) + count) + _MIN_ROWS, 2), np.int64)
-      self._order[: len(kept)] = kept
-      self._order_start, self._order_end = 0, len(kept)
+      self._order = np.empty((2 * (len(live) + count) + _MIN_ROWS, 2), np.int64)
+      self._order[: len(live)] = live
+      self._order_start, self._order_end = 0, len(live)
     end = self._order_end + count
     self._order[self._order_end : end, 0] = self.ids[rows]
     self._order[self._order_end : end, 1] = rows
@@ -498,7 +499,7 @@ class RecordTable:
 class PromptRecords:
   """A prompt and its rows, oldest first.
 
-  columns: columns [P, ...] of its newest visit by name, without padding.
+  columns: prompt columns [P, ...] of the newest visit by name, unpadded.
   """
 
   def __init__(self, columns: Mapping[str, np.ndarray]):

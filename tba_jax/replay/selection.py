@@ -5,7 +5,7 @@
 Source: Bartoldson et al. 2025 (arXiv:2503.18929) §4.2, with two differences.
 New data makes a prompt of the recent window undrawn again. If a pool is
 refilled in the middle of a batch, prompts that the batch already has are drawn
-again only if there is no other.
+again only if no other is left.
 """
 
 import collections
@@ -42,15 +42,15 @@ def choose_by_reward(
 ) -> np.ndarray:
   """Returns indices drawn with weights exp(reward/temperature), [count] int64.
 
-  Without replacement if there are `count` items, else with replacement. The
-  Gumbel top-k trick draws without replacement and without weights that
+  Without replacement if at least `count` items exist, else with replacement.
+  The Gumbel top-k trick draws without replacement and without weights that
   underflow.
 
   Args:
     rng: source of randomness.
     rewards: [n] float, finite.
     count: number of indices to draw.
-    temperature: temperature in units of reward, above 0.
+    temperature: reward per unit of log-weight, above 0.
   """
   log_weights = (rewards.astype(np.float64) - rewards.max()) / temperature
   if len(rewards) == count:
@@ -119,17 +119,17 @@ class PromptPool:
       raise ValueError(f"cannot draw {count} keys from an empty pool")
     out: list[int] = []
     # Keys of this call drawn since the last refill.
-    held = 0
+    num_held = 0
     while len(out) < count:
       if not self._num_undrawn:
-        held = self._refill(held)
-      taken = min(count - len(out), self._num_undrawn)
-      bounds = self._num_undrawn - np.arange(taken)
+        num_held = self._refill(num_held)
+      num_taken = min(count - len(out), self._num_undrawn)
+      bounds = self._num_undrawn - np.arange(num_taken)
       for index in rng.integers(bounds).tolist():
         self._num_undrawn -= 1
         self._swap(index, self._num_undrawn)
         out.append(self.items[self._num_undrawn])
-      held += taken
+      num_held += num_taken
     return out
 
   def get_state(self) -> dict[str, Any]:
@@ -151,21 +151,21 @@ class PromptPool:
     self.position[items[i]] = i
     self.position[items[j]] = j
 
-  def _refill(self, held: int) -> int:
-    """Makes all keys but the last `held` drawn undrawn; all if none is left.
+  def _refill(self, num_held: int) -> int:
+    """Marks all keys but the last `num_held` drawn as undrawn; all if needed.
 
     Returns:
       The number of keys that stay drawn.
     """
     num_items = len(self.items)
-    if held >= num_items:
+    if num_held >= num_items:
       self._num_undrawn = num_items
       return 0
     # The last drawn keys come first where nothing is undrawn.
-    for i in range(min(held, num_items - held)):
+    for i in range(min(num_held, num_items - num_held)):
       self._swap(i, num_items - 1 - i)
-    self._num_undrawn = num_items - held
-    return held
+    self._num_undrawn = num_items - num_held
+    return num_held
 
 
 class RecentPool:

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the replay buffer, and of rounds, which stand for it."""
+"""Settings of the replay buffer, and of rounds, which replace it."""
 
 import operator
 

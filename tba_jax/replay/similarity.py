@@ -29,7 +29,7 @@ _RESTORE_ROWS = 1024
 
 
 class SimilarityFilter:
-  """Admits a completion if its value is above that of all similar ones.
+  """Admits a completion if its value exceeds the value of all similar ones.
 
   The value is the reward, or log R = log π_ref + reward / β. It then replaces
   them. The *feature* of a completion is its sampled tokens without stop tokens
@@ -89,9 +89,9 @@ class SimilarityFilter:
     admitted: list[int] = []
     replaced: list[int] = []
     for j in candidates:
-      others = [self._features[row] for row in rows.tolist()]
-      others += [features[i] for i in admitted]
-      similar = self._similar(features[j], others)
+      stored = [self._features[row] for row in rows.tolist()]
+      stored += [features[i] for i in admitted]
+      similar = self._similar(features[j], stored)
       old = rows[similar[: len(rows)]]
       new = [i for i, is_it in zip(admitted, similar[len(rows) :]) if is_it]
       of_old = self._values(
@@ -128,12 +128,12 @@ class SimilarityFilter:
     self._features.clear()
     rows = self._table.live_rows()
     for start in range(0, len(rows), _RESTORE_ROWS):
-      some = rows[start : start + _RESTORE_ROWS]
+      batch = rows[start : start + _RESTORE_ROWS]
       features = self._make_features(
-          self._table.tokens("completion_tokens", some),
-          self._table.tokens("sampled_mask", some),
+          self._table.tokens("completion_tokens", batch),
+          self._table.tokens("sampled_mask", batch),
       )
-      self._features |= zip(some.tolist(), features)
+      self._features |= zip(batch.tolist(), features)
 
   def _make_features(
       self, tokens: np.ndarray, sampled_mask: np.ndarray
@@ -146,47 +146,47 @@ class SimilarityFilter:
     return self._embed(completions)
 
   def _similar(
-      self, one: np.ndarray, others: Sequence[np.ndarray]
+      self, new: np.ndarray, stored: Sequence[np.ndarray]
   ) -> np.ndarray:
     """Returns which features are similar to one, [N] bool."""
-    if not others:
+    if not stored:
       return np.zeros(0, np.bool_)
     if self._embed is not None:
-      return np.stack(others) @ one > self._limit
-    return similar_by_edits(one, others, self._limit)
+      return np.stack(stored) @ new > self._limit
+    return similar_by_edits(new, stored, self._limit)
 
 
 def similar_by_edits(
-    one: np.ndarray, others: Sequence[np.ndarray], limit: float
+    new: np.ndarray, stored: Sequence[np.ndarray], limit: float
 ) -> np.ndarray:
   """Returns where the edit distance is below `limit` · the sum of lengths.
 
   Args:
-    one: [n] int, tokens of one completion.
-    others: N completions, [·] int each.
+    new: [n] int, tokens of one completion.
+    stored: N completions, [·] int each.
     limit: largest distance in edits per token.
 
   Returns:
     [N] bool.
   """
-  lengths_N = np.array([len(other) for other in others])
-  tokens_NxT = np.full((len(others), lengths_N.max()), -1)
-  for row, other in zip(tokens_NxT, others):
+  lengths_N = np.array([len(other) for other in stored])
+  tokens_NxT = np.full((len(stored), lengths_N.max()), -1)
+  for row, other in zip(tokens_NxT, stored):
     row[: len(other)] = other
-  limits_N = limit * (len(one) + lengths_N)
+  limits_N = limit * (len(new) + lengths_N)
   # The number of common tokens gives a lower bound of the distance, which
   # decides most pairs.
-  common_N = np.isin(tokens_NxT, one).sum(axis=1)
-  least_N = np.maximum(len(one), lengths_N) - np.minimum(common_N, len(one))
+  common_N = np.isin(tokens_NxT, new).sum(axis=1)
+  least_N = np.maximum(len(new), lengths_N) - np.minimum(common_N, len(new))
   similar_N = least_N < limits_N
   near = np.flatnonzero(similar_N)
-  distances = edit_distances(one, tokens_NxT[near], lengths_N[near])
+  distances = edit_distances(new, tokens_NxT[near], lengths_N[near])
   similar_N[near] = distances < limits_N[near]
   return similar_N
 
 
 def edit_distances(
-    one: np.ndarray, tokens_NxT: np.ndarray, lengths_N: np.ndarray
+    new: np.ndarray, tokens_NxT: np.ndarray, lengths_N: np.ndarray
 ) -> np.ndarray:
   """Returns the edit distances of one completion to N others.
 
@@ -195,7 +195,7 @@ def edit_distances(
   The last term is a running minimum of d - j along the row.
 
   Args:
-    one: [n] int.
+    new: [n] int.
     tokens_NxT: [N, T] int.
     lengths_N: [N] int; tokens past the length are ignored.
 
@@ -205,7 +205,7 @@ def edit_distances(
   count, width = tokens_NxT.shape
   steps = np.arange(width + 1)
   before = np.broadcast_to(steps, (count, width + 1))
-  for i, token in enumerate(one, 1):
+  for i, token in enumerate(new, 1):
     now = before + 1
     now[:, 0] = i
     changed = before[:, :-1] + (tokens_NxT != token)

@@ -31,7 +31,7 @@ _MISSING = "–"
 def find_runs(operands: Sequence[epath.PathLike]) -> list[epath.Path]:
   """Returns run directories: the operands, or the runs inside them.
 
-  Raises ValueError if an operand is no directory, or there are too many runs.
+  Raises ValueError if an operand is not a directory, or for too many runs.
   """
   runs: dict[epath.Path, None] = {}
   for operand in operands:
@@ -66,7 +66,7 @@ def names(paths: Sequence[epath.Path]) -> list[str]:
 
 def settings(runs: Sequence[run_reader.RunData]) -> list[dict[str, Any]]:
   """Returns rows of name and values: settings and versions that differ."""
-  # Settings beside versions and the like, which are at the top of the file.
+  # Settings, without versions and the like at the top of the file.
   flat = [
       {
           key.removeprefix("config."): value
@@ -171,14 +171,14 @@ def charts(
 
   A chart of several metrics is split into one chart per metric.
   """
-  known: dict[str, dict[str, Any]] = {}
-  others: dict[str, dict[str, Any]] = {}
+  standard: dict[str, dict[str, Any]] = {}
+  custom: dict[str, dict[str, Any]] = {}
   for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
     records = curves.with_evaluations(run.records, run.eval)
     start = timeline.origin(run)
     for into, some in (
-        (known, curves.known_charts(records)),
-        (others, curves.other_charts(records)),
+        (standard, curves.known_charts(records)),
+        (custom, curves.other_charts(records)),
     ):
       for chart in some:
         for series in chart["series"]:
@@ -188,14 +188,14 @@ def charts(
           shared = {**chart, "title": title, "series": []}
           series |= {"label": label, "run": number, "origin": start}
           into.setdefault(title, shared)["series"].append(series)
-  return list(known.values()), list(others.values())
+  return list(standard.values()), list(custom.values())
 
 
 def page_data(
     runs: Sequence[run_reader.RunData], labels: Sequence[str]
 ) -> dict[str, Any]:
   """Returns the data for the page's scripts."""
-  known, others = charts(runs, labels)
+  standard, custom = charts(runs, labels)
   time = []
   kinds: dict[str, bool] = {}
   for run, label in zip(runs, labels, strict=True):
@@ -207,8 +207,8 @@ def page_data(
       "origin": 0.0,
       "runs": list(labels),
       "axes": [curves.axes(run.records) for run in runs],
-      "charts": known,
-      "other_charts": others,
+      "charts": standard,
+      "other_charts": custom,
       "timeline": {"kinds": list(kinds), "waits": list(kinds.values())},
       "time": time,
       "events": [],
@@ -233,7 +233,7 @@ def render(runs: Sequence[run_reader.RunData]) -> str:
 
 
 def write_comparison(paths: Sequence[epath.PathLike]) -> epath.Path:
-  """Writes `compare.html` beside the first of several runs; returns it."""
+  """Writes `compare.html` next to the first of several runs; returns it."""
   runs = [run_reader.read_run(path) for path in paths]
   path = runs[0].workdir.parent / "compare.html"
   page.write_page(path, render(runs))

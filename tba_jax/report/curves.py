@@ -165,7 +165,7 @@ def thin(
 
   Args:
     records: metrics records, one per step, with `step` and `time`.
-    name: name of the metric.
+    name: metric to plot.
     band: metric drawn around it; "" draws the range of the steps that a point
       covers.
     band_scale: factor of `band`.
@@ -259,8 +259,8 @@ def axes(records: Records) -> dict[str, list[float]]:
   return dict(zip(("step", "completions", "tokens"), columns, strict=True))
 
 
-def own_charts(records: Records) -> list[Chart]:
-  """Returns charts of what losses, rewards and environments name themselves.
+def custom_charts(records: Records) -> list[Chart]:
+  """Returns charts of metrics named by losses, rewards and environments.
 
   At most `MAX_OWN` have one; with more parts, none of the rewards has.
   """
@@ -288,14 +288,16 @@ def own_charts(records: Records) -> list[Chart]:
 
 
 def known_charts(records: Records) -> list[dict[str, Any]]:
-  """Returns the charts of `CHARTS` and `own_charts` that have data."""
-  charts = (_chart(chart, records) for chart in (*CHARTS, *own_charts(records)))
+  """Returns the charts of `CHARTS` and `custom_charts` that have data."""
+  charts = (
+      _chart(chart, records) for chart in (*CHARTS, *custom_charts(records))
+  )
   return [chart for chart in charts if chart]
 
 
 def other_charts(records: Records, *, exclude: bool = True) -> list[dict]:
   """Returns a chart per scalar metric, by default without `known_charts`."""
-  charts = (*CHARTS, *own_charts(records))
+  charts = (*CHARTS, *custom_charts(records))
   known = {n for c in charts for name in c.series.values()
            for n in (name, _band(name)[0])}  # fmt: skip
   names: dict[str, None] = {}

@@ -35,7 +35,7 @@ class Collapse:
   until: step before which it had ended; None if it lasts.
   line: the collapse in one line.
   sentence: the same with what followed, and what to do.
-  followers: (cause, step) of what came after it.
+  followers: (cause, step) of later causes.
   """
 
   cause: str
@@ -77,7 +77,7 @@ def verdict(run: run_reader.RunData) -> Finding:
 def advice(run: run_reader.RunData) -> list[str]:
   """Returns sentences on what limits a run, and on what its data was worth.
 
-  Of a run that did not learn, what may help it instead of what limits it.
+  For a run that did not learn, advice instead of bottlenecks.
   """
   first = [verdict(run).remedy]
   if not first[0]:
@@ -104,11 +104,11 @@ def collapse(run: run_reader.RunData) -> Collapse | None:
       causes.append((start, end, Finding(name, *tables[span[1] - 1][name][1:])))
   if not causes:
     return None
-  (step, until, first), *others = sorted(causes, key=lambda cause: cause[0])
+  (step, until, first), *later = sorted(causes, key=lambda cause: cause[0])
   since = f"since step {step}"
   since += "" if until is None else f" until step {until}"
   line = f"{first.name} {since}: {first.sentence}"
-  followers = tuple((other.name, start) for start, _, other in others)
+  followers = tuple((other.name, start) for start, _, other in later)
   after = ", ".join(f"{name} (step {start})" for name, start in followers)
   after = f"; after it {after}" if after else ""
   sentence = (

@@ -19,7 +19,7 @@ from tba_jax.run import text
 # Name -> whether it holds, a sentence with its numbers, and what to do.
 Rows = Mapping[str, tuple[bool, str] | tuple[bool, str, str]]
 # Standard errors of a difference that is taken as real, and of a loss, which
-# takes at least this share of the best value, too.
+# must also be at least this share of the best value.
 _CLEAR, _CLEAR_LOSS, _LEAST_LOSS = 2.0, 3.0, 0.05
 # Share of correct completions, or of wins, above which little is left to learn.
 _FULL = 0.98
@@ -148,7 +148,7 @@ def _loss(means: Sequence[Mean]) -> float:
 
 
 def _fell(means: Sequence[Mean]) -> bool:
-  """Returns whether half of what was gained is clearly gone."""
+  """Returns whether half of the gain is clearly lost."""
   gained = max(m.value for m in means) - means[0].value
   return _loss(means) > gained / 2
 
@@ -212,7 +212,7 @@ class Moment(NamedTuple):
     return f"the {name} from {text.number(old)} to {new}"
 
 
-def kept(record: Mapping[str, Any]) -> dict[str, Any]:
+def relevant_fields(record: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the part of a record of `metrics.jsonl` that moments are of."""
   names = {"step", "epoch", _REWARD, _ON_POLICY, _HISTOGRAM, *_READ}
   return {
@@ -257,14 +257,14 @@ def _evaluations(
 ) -> list[tuple[int, Mean]]:
   """Returns (step, value) of the evaluations' deciding metric.
 
-  An outside judge's score, where there is one, rather than the reward.
+  An external judge's score if available, rather than the reward.
   """
-  found = {
+  best = {
       r["step"]: {k.removeprefix("eval/"): v for k, v in r.items()}
       for r in records
       if any(key.startswith("eval/") for key in r)
   }
-  key = metrics.deciding_metric(*found.values()) if found else None
-  if all(text.is_number(e.get("gold_reward")) for e in found.values()):
+  key = metrics.deciding_metric(*best.values()) if best else None
+  if all(text.is_number(e.get("gold_reward")) for e in best.values()):
     key = "gold_reward"
-  return [(step, _evaluation(e, key)) for step, e in found.items() if key]
+  return [(step, _evaluation(e, key)) for step, e in best.items() if key]

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The table of what may be found in a run, by what it is about.
+"""The table of possible findings in a run, by topic.
 
 `diagnosis` has the queries, `incidents` the rows of events. A difference counts
 from two standard errors on, a loss from three on: see `evidence`.
@@ -73,7 +73,7 @@ def outcomes(run: run_reader.RunData) -> evidence.Rows:
       "unclear": (
           training.rose,
           f"Not clear yet: {words}, which may be chance, and the {trained}."
-          " More held-out prompts (evaluate.final_prompts) would tell.",
+          " More held-out prompts (evaluate.final_prompts) would settle it.",
       ),
       "nothing": (
           True,
@@ -111,7 +111,7 @@ def unjudged(run: run_reader.RunData) -> evidence.Rows:
 
 
 # A role that waits for less than this share of its time is busy; roles that
-# both wait for more than the other are no bottleneck.
+# both wait for more than the other are not bottlenecks.
 _LITTLE, _IDLE = 0.1, 0.25
 # Work that takes this share of a role's time is worth a word.
 _MUCH = 0.1
@@ -218,7 +218,7 @@ def waits(run: run_reader.RunData) -> evidence.Rows:
   publish = _share(rows, "trainer", "publish", "publish")
   lead = evidence.number(run.setting("search", "lead_steps"))
   steps = _round_steps(run, rows)
-  lost = sum(event.get("kind") == "store_lost" for event in run.events)
+  num_losses = sum(event.get("kind") == "store_lost" for event in run.events)
   return {
       "lead too small": (
           min(evidence.idle(run)) >= _LITTLE and steps > lead,
@@ -237,8 +237,8 @@ def waits(run: run_reader.RunData) -> evidence.Rows:
           "a larger publish.every_steps would cost nothing.",
       ),
       "store lost": (
-          lost > 0,
-          f"The store was lost {text.times(lost)}; the run continued.",
+          num_losses > 0,
+          f"The store was lost {text.times(num_losses)}; the run continued.",
       ),
   }
 
@@ -266,22 +266,22 @@ def _round_steps(
           for kind, s in row["seconds"].items()
           if not metrics.is_wait(kind) and kind not in rare
       )
-  rounds = sum(
-      run.span_kinds[kind] == "decode"
-      for lane in run.lanes.values()
-      if lane.role == "searcher" and not lane.lane
-      for kind in lane.kinds
+  size = math.prod(
+      evidence.number(run.setting("search", key))
+      for key in ("prompts_per_round", "samples_per_prompt")
   )
-  if not (run.records and rounds and seconds["trainer"]):
+  last = run.records[-1] if run.records else {}
+  num_rounds = last.get("total/completions", 0) / size
+  if not (num_rounds > 0 and seconds["trainer"]):
     return math.nan
-  step_s = seconds["trainer"] / (run.records[-1]["step"] + 1)
-  return math.ceil(seconds["searcher"] / rounds / step_s)
+  step_s = seconds["trainer"] / (last["step"] + 1)
+  return math.ceil(seconds["searcher"] / num_rounds / step_s)
 
 
 def data(run: run_reader.RunData) -> evidence.Rows:
   """Returns what the data was worth."""
-  loss, logged = (run.setting(name) or {} for name in ("loss", "offline"))
-  is_alone = bool(logged.get("path")) and logged.get("fraction") == 1
+  loss, offline = (run.setting(name) or {} for name in ("loss", "offline"))
+  only_offline = bool(offline.get("path")) and offline.get("fraction") == 1
   is_plain_tb = loss.get("name") == "tb" and not loss.get("baseline_shift")
   # Distributions of a teacher are matched, at prefixes of any policy.
   is_taught = losses.find(loss.get("name")).has_teacher
@@ -307,13 +307,13 @@ def data(run: run_reader.RunData) -> evidence.Rows:
   compares = counts_rewards and losses.min_completions(whole_loss) > 1
   copies = 1 - evidence.mean(run, "replay/unique_share")
   terms = "generated", "evicted_untrained", "in_buffer_untrained"
-  made, evicted, left = (
+  generated, evicted, untrained = (
       evidence.number(tables.mapping(run.ledger.get(term)).get("completions"))
       for term in terms
   )
   return {
       "log alone": (
-          is_alone and is_plain_tb,
+          only_offline and is_plain_tb,
           "All data came from a log:",
           "loss.baseline_shift=-0.1 keeps the policy nearer to it, and may"
           " teach more (docs/guides/offline_data.md).",
@@ -361,22 +361,22 @@ def data(run: run_reader.RunData) -> evidence.Rows:
           " completions than a group draws",
           "(log more of each prompt, lower offline.fraction, or lower"
           " train.completions_per_prompt)."
-          if logged.get("path")
+          if offline.get("path")
           else "(raise search.samples_per_prompt, or lower"
           " train.completions_per_prompt).",
       ),
       "never trained on": (
-          made > 0 and evicted + left >= 0,
-          f"Of {made:,} completions, {evicted + left:,}"
-          f" ({(evicted + left) / (made or 1):.0%}) were never trained on:"
-          f" {evicted:,} were evicted or replaced by an equal one, {left:,} are"
-          " still in the buffer.",
+          generated > 0 and evicted + untrained >= 0,
+          f"{evicted + untrained:,} of {generated:,} completions"
+          f" ({(evicted + untrained) / (generated or 1):.0%}) were never"
+          f" trained on: {evicted:,} were evicted or replaced by an equal one,"
+          f" {untrained:,} are still in the buffer.",
       ),
   }
 
 
 def causes(m: evidence.Moment) -> evidence.Rows:
-  """Returns causes of a lost reward; of those at once, the first one counts.
+  """Returns causes of a lost reward; the first of simultaneous ones counts.
 
   Entropy and KL show how far the policy has moved: far, for nothing, is enough.
   The others are causes of a reward that fell.

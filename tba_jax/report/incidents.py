@@ -17,7 +17,7 @@ from tba_jax.run import text
 # shorter than so many seconds.
 _PAUSE_TIMES, _PAUSE_S, _MAX_PAUSES = 10, 5.0, 5
 _MAX_MESSAGE = 160
-# Kind of event | what it says | what the user may do.
+# Kind of event | meaning | advice to the user.
 _EVENTS = """
 carrier_full | no room for published params | free some space
 checkpoint_damaged | a damaged checkpoint was set aside
@@ -52,7 +52,7 @@ sampler_lost | a vLLM server did not answer | see its log
 searcher_gone | a searcher was written off
 searcher_lost | completions were lost with their searcher
 step_skipped | a non-finite step was skipped \
- | lower optimizer.learning_rate if there are more
+ | lower optimizer.learning_rate if it recurs
 store_lost | the store was lost and found again
 version_skipped | params came faster than they could be published \
  | raise publish.every_steps, or choose a faster publish.carrier
@@ -137,11 +137,13 @@ def pauses(run: run_reader.RunData) -> evidence.Rows:
       for r in lines
       if "train/loss" not in r and any(key.startswith("eval/") for key in r)
   ]
-  within = lambda found, a, b: [
-      r for r in found if a["time"] <= r["time"] <= b["time"]
+  within = lambda long_pauses, a, b: [
+      r for r in long_pauses if a["time"] <= r["time"] <= b["time"]
   ]
-  found = [p for p in pairs if p[0] > limit and not within(planned, *p[1:])]
-  longest = sorted(found, key=lambda pair: pair[0])[-_MAX_PAUSES:]
+  long_pauses = [
+      p for p in pairs if p[0] > limit and not within(planned, *p[1:])
+  ]
+  longest = sorted(long_pauses, key=lambda pair: pair[0])[-_MAX_PAUSES:]
   rows = {}
   for seconds, a, b in longest:
     between = f"between steps {a['step']} and {b['step']}"

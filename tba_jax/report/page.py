@@ -206,10 +206,10 @@ def _render(
 def write_report(
     workdir: epath.PathLike, out: epath.PathLike | None = None
 ) -> epath.Path:
-  """Writes `report.html` (or `out`), and `trace.json` beside it.
+  """Writes `report.html` (or `out`), and `trace.json` in the same folder.
 
-  The run may still be going on, or have been killed. Returns the page's path;
-  raises ValueError if there is no such directory.
+  The run may still be in progress, or have been killed. Returns the page's
+  path; raises ValueError if the directory does not exist.
   """
   return conclude(workdir, out)[0]
 

@@ -323,7 +323,7 @@ def plain_line(state: run_state.RunState) -> str:
 
 
 class Panel:
-  """Shows a run while it goes on; `update` is cheap."""
+  """Shows a run in progress; `update` is cheap."""
 
   def __init__(
       self,
@@ -333,11 +333,11 @@ class Panel:
       memory: files.Memory | None = None,
       line_every_s: float = _LINE_EVERY_S,
   ):
-    """Makes a panel, or lines where the console is no terminal.
+    """Makes a panel, or lines if the console is not a terminal.
 
     Args:
       workdir: run directory.
-      console: console to draw on.
+      console: terminal to draw on.
       memory: records of a run that has no files.
       line_every_s: least seconds between two lines of a phase.
     """
@@ -346,7 +346,7 @@ class Panel:
     self._console = console
     self._live: rich.live.Live | None = None
     # The caller's phase, shown until the trainer writes a newer state.
-    self._told: tuple[str, float] = ("setup", time.time())
+    self._last_phase: tuple[str, float] = ("setup", time.time())
     self._next_draw = 0.0
     self._line_at = -line_every_s
     self._line = ""
@@ -380,7 +380,7 @@ class Panel:
 
   def phase(self, name: str) -> None:
     """Shows the start of a phase, until the trainer's own state replaces it."""
-    self._told = name, time.time()
+    self._last_phase = name, time.time()
     self.update(force=True)
 
   def update(
@@ -398,7 +398,7 @@ class Panel:
       return
     self._next_draw = now + _REDRAW_EVERY_S
     self._follower.read()
-    name, since = self._told
+    name, since = self._last_phase
     written = state.status.get("time")
     if text.is_number(written) and written >= since:
       name = str(state.status.get("phase", name))
@@ -418,7 +418,7 @@ class Panel:
   def _print_line(self, now: float) -> None:
     """Prints a changed line where it is time, or the phase has changed.
 
-    A new error has a line of its own, at once.
+    A new error is printed at once on a separate line.
     """
     error = self._follower.state.error
     when = error.get("time") if error else None

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a run directory, whether the run goes on, finished or was killed."""
+"""Reads a run directory; the run may be live, finished or killed."""
 
 import array
 import collections
@@ -160,15 +160,15 @@ class _Reader:
 
     Keeps every n-th sample; doubles n when too many are kept.
     """
-    kept, stride, count = [], 1, 0
+    samples, stride, count = [], 1, 0
     for record in self.lines("samples.jsonl"):
       if count % stride == 0:
-        kept.append(printable_sample(record))
-        if len(kept) > MAX_SAMPLES:
-          kept = kept[::2]
+        samples.append(printable_sample(record))
+        if len(samples) > MAX_SAMPLES:
+          samples = samples[::2]
           stride *= 2
       count += 1
-    return kept, count
+    return samples, count
 
   def lanes(self) -> tuple[dict[tuple[str, int, str], Lane], list[str]]:
     """Returns the spans by lane, and the names of their kinds."""
@@ -195,7 +195,7 @@ class _Reader:
 def read_run(workdir: epath.PathLike) -> RunData:
   """Reads a run directory, and warns on stderr of files that are damaged.
 
-  Raises ValueError if there is no such directory.
+  Raises ValueError if the directory does not exist.
   """
   workdir = epath.Path(workdir)
   if not workdir.is_dir():

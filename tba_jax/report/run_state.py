@@ -36,7 +36,7 @@ def _series() -> collections.deque:
 class RunState:
   """State of a run.
 
-  name: name of the run directory.
+  name: run directory, without its parents.
   phase: "setup", "sft", "reward_model", "warm-up", "train", "finish", "done".
   status: the trainer's live state; see `recorder`.
   reward: newest (step, mean reward) pairs.
@@ -47,7 +47,7 @@ class RunState:
   restarts: number of restarts by role.
   event: the newest event.
   error: the newest event that is an error.
-  collapse: the collapse that the metrics show, or None.
+  collapse: reported collapse, or None.
   note: source of the state, or why it is old.
   """
 
@@ -145,10 +145,10 @@ class Follower:
     return first if isinstance(first, dict) else None
 
   def _look_for_collapse(self, new: list[dict[str, Any]]) -> None:
-    self._records += map(evidence.kept, new)
+    self._records += map(evidence.relevant_fields, new)
     every = len(self._records) // _MAX_RECORDS + 1
     if every > 1:
-      # Fewer tell as much.
+      # Fewer records suffice.
       self._records = [
           record
           for i, record in enumerate(self._records)

@@ -115,7 +115,7 @@ def compare(
 
 
 def outcome(run: run_reader.RunData) -> dict[str, Any]:
-  """Returns `summary.json`, or what is known of it while the run goes on."""
+  """Returns `summary.json`, or its known part while the run is live."""
   figures: dict[str, Any] = {}
   if run.records:
     figures["steps"] = run.records[-1]["step"] + 1
@@ -211,7 +211,7 @@ def facts(summary: Mapping[str, Any]) -> list[dict[str, str]]:
   ]
   given = summary.get("environment_tokens")
   if text.is_number(given) and given:
-    note = "said by environments, in no count of the ledger"
+    note = "from environments, in no count of the ledger"
     rows.append(("environments' tokens", count(given), note))
   failures = sum_text(summary.get("reward_failures"))
   if failures != "0":
@@ -234,7 +234,7 @@ def facts(summary: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def ledger(run: run_reader.RunData) -> dict[str, Any]:
-  """Returns the ledger with one column per unit; {} if there is none.
+  """Returns the ledger with one column per unit, or {}.
 
   Returns:
     `rows` of the right-hand side as name and counts; counts of `generated`,

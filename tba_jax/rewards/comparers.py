@@ -22,7 +22,7 @@ from tba_jax.tasks import base
 class Comparison:
   """A completion against the task's reference completion.
 
-  prompt: prompt, as the task gives it.
+  prompt: text or messages, as the task gives it.
   request: prompt index, and the policy's completion.
   reference: text to compare with; ends with a stop token.
   """
@@ -63,7 +63,7 @@ class Scores(Comparer):
 
   @abc.abstractmethod
   def score(self, comparisons: Sequence[Comparison]) -> list[float | None]:
-    """Returns the score of each comparison's request; None if there is none."""
+    """Returns the score of each comparison's request, or None."""
 
   def __init__(self):
     # Every evaluation asks for the same references.
@@ -74,7 +74,7 @@ class Scores(Comparer):
     missing = {
         key(c): c for c in comparisons if key(c) not in self._of_reference
     }
-    asked = [
+    completions = [
         dataclasses.replace(
             c,
             request=dataclasses.replace(
@@ -83,12 +83,12 @@ class Scores(Comparer):
         )
         for c in missing.values()
     ]
-    scores = self.score([*comparisons, *asked])
-    own, new = scores[: len(comparisons)], scores[len(comparisons) :]
+    scores = self.score([*comparisons, *completions])
+    old, new = scores[: len(comparisons)], scores[len(comparisons) :]
     self._of_reference.update(zip(missing, new))
     return [
         _verdict(score, self._of_reference[key(comparison)])
-        for comparison, score in zip(comparisons, own)
+        for comparison, score in zip(comparisons, old)
     ]
 
 

@@ -50,7 +50,7 @@ def echo_params(params: types.PyTree, silent: Sequence[int]) -> types.PyTree:
   """Returns echoing params in the shape of `params`.
 
   Args:
-    params: params of an `echo_config` model, any values.
+    params: `echo_config` model with any values.
     silent: ids that are never preferred: the special tokens.
   """
   out = jax.tree.map(jnp.zeros_like, params)

@@ -169,8 +169,8 @@ class Judge(abc.ABC):
   def totals(self) -> dict[str, Any]:
     """Returns counts since the start, as JSON types.
 
-    completions: completions judged, failures included.
-    failures: failures by cause.
+    completions: number judged, failures included.
+    failures: counts by cause.
     sums: sum of each part of the reward, failures excluded.
     counts: completions that have the part; not all prompts have the same.
     """
@@ -249,8 +249,8 @@ def rewards_by_turn(
   """Returns each turn's reward at its last token, [S, T] float32, 0 elsewhere.
 
   Args:
-    outcomes: results of S completions; [] where there are none. Turns of an
-      environment that failed have no rewards.
+    outcomes: results of S completions, or []. Turns of a failed environment
+      have no rewards.
     rewards_S: [S] float32, rewards to learn from. What the turns' do not add up
       to, as the reward for a missing stop token, is at the last token.
     sampled_SxT: [S, T] bool, True on the tokens that the policy sampled.
@@ -275,7 +275,7 @@ def sum_of_normalized(
   """Returns Σ_n w_n (r_n - mean r_n)/std r_n over a group, [N] float32.
 
   A sum of rewards of different scales is learned from in proportion to their
-  spread; so normalized, each weighs what its weight says. A part that is equal
+  spread; normalized like this, each counts by its weight. A part that is equal
   for all completions adds 0, as does one that a completion lacks; a completion
   that could not be judged stays NaN and is in no mean.
 

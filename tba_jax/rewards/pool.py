@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pool of sandboxed worker processes that judge completions.
 
-The workers are those of `system/supervised_worker.py`.
+For the workers, see `system/supervised_worker.py`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +52,7 @@ class Pool(judges.Judge):
       judges_groups: whether a request has the completions of a prompt.
       on_event: event sink, see `Judge`.
       hidden: paths that workers must not see.
-      module: module of the workers.
+      module: module that the workers run.
     """
     super().__init__(on_event=on_event)
     self._config = config_reward
@@ -74,7 +74,7 @@ class Pool(judges.Judge):
     if self._judges_groups:
       groups = judges.of_groups(requests)
       judged = self._workers.threads.map(self._judge_group, groups)
-      return [one for group in judged for one in group]
+      return [judgement for group in judged for judgement in group]
     return list(self._workers.threads.map(self._judge_one, requests))
 
   def _explain(self, requests: Sequence[judges.JudgeRequest]) -> list[str]:
@@ -153,7 +153,7 @@ def make_box(
 ) -> sandbox.Box:
   """Returns how workers are confined here, after a trial.
 
-  They see what the task's fields and `readable` name, and what lies beside a
+  They see the files of the task's fields and of `readable`, and the folder of a
   file with rewards.
   """
   readable = settings_lib.listed_paths(config_reward.readable)

@@ -50,13 +50,13 @@ def run_batched(
   num_rows, num_tokens = shape
   out = []
   for start in range(0, len(ids), num_rows):
-    some = ids[start : start + num_rows]
+    batch = ids[start : start + num_rows]
     tokens, mask = np.full(shape, pad_id, np.int32), np.zeros(shape, np.int32)
-    for row, text in enumerate(some):
+    for row, text in enumerate(batch):
       end = num_tokens if pad_left else len(text)
       tokens[row, end - len(text) : end] = text
       mask[row, end - len(text) : end] = 1
-    out.append(np.asarray(fn(tokens, mask))[: len(some)])
+    out.append(np.asarray(fn(tokens, mask))[: len(batch)])
   return np.concatenate(out) if out else np.zeros(0, np.float32)
 
 
@@ -79,8 +79,6 @@ def encoder_embeddings(
 
   Args:
     embed: (params, tokens_BxL, mask_BxL) -> [B, D] float32, mean over tokens.
-    params: params of the encoder.
-    tokenizer: tokenizer of the encoder.
     shape: B and L; longer texts are cut off.
   """
   run = functools.partial(jax.jit(embed), params)
@@ -142,8 +140,8 @@ class Victim:
     depend on the caller or the time; other visits have other random numbers.
     """
     tokens = {attack: self._encode(attack) for attack in attacks}
-    asked = [attack for attack, ids in tokens.items() if ids is not None]
-    if not asked:
+    encodable = [attack for attack, ids in tokens.items() if ids is not None]
+    if not encodable:
       return [None] * len(attacks)
     sampled = self._sampler.sample(
         self._params,
@@ -154,7 +152,7 @@ class Victim:
                 visit=visit,
                 num_completions=self._task.setting("victim_samples"),
             )
-            for attack in asked
+            for attack in encodable
         ],
         version=0,
     )
@@ -168,7 +166,7 @@ class Victim:
                 strict=True,
             )
         ]
-        for attack, completions in zip(asked, sampled, strict=True)
+        for attack, completions in zip(encodable, sampled, strict=True)
     }
     return [answers.get(attack) for attack in attacks]
 
@@ -220,9 +218,7 @@ def sequence_classifier(
 
   Args:
     label_scores: (params, tokens_BxL, mask_BxL) -> [B, C] float32 logits.
-    params: params of the model.
-    tokenizer: tokenizer of the model, adding the special tokens that it
-      expects.
+    tokenizer: adds the special tokens that the model expects.
     label: index of the label for harmful.
     shape: B and L; longer texts are cut off.
   """
@@ -247,14 +243,13 @@ def first_token_classifier(
   """Returns a guard model's probability that its verdict begins with a word.
 
   The tokenizer's chat template formats the attack as the user's turn and the
-  answer as the assistant's, as for Llama Guard. The log-prob is that of the
+  answer as the assistant's, as for Llama Guard. The log-prob is under the
   full distribution, so it is defined however small it is.
 
   Args:
     last_logits: (params, tokens_BxL, mask_BxL) -> [B, V] float32, logits of the
       token after the last; texts are left-padded.
-    params: params of the model.
-    tokenizer: tokenizer of the model, with a chat template.
+    tokenizer: must have a chat template.
     token: the word; its first token counts.
     shape: B and L; longer conversations lose their beginning.
 
@@ -320,13 +315,13 @@ class RedTeamJudge(judges.Judge):
 
     Args:
       victim: model that answers attacks.
-      classifier: classifier of the answers.
+      classifier: scores the answers.
       embed: sentence embeddings, for diversity.
       success_threshold: t.
       on_event: event sink, see `Judge`.
     """
     super().__init__(on_event=on_event)
-    # A sampler serves one thread at a time; evaluations run beside training.
+    # A sampler serves one thread at a time; evaluations run during training.
     self._models_lock = threading.Lock()
     self._victim = victim
     self._classifier = classifier
@@ -352,9 +347,9 @@ class RedTeamJudge(judges.Judge):
       answers = dict(
           zip(attacks, self._victim.answer(attacks, visit=_VISITS[split]))
       )
-      asked = [(a, text) for a in attacks for text in answers[a] or ()]
+      pairs = [(a, text) for a in attacks for text in answers[a] or ()]
       log_probs = self._classifier(
-          [attack for attack, _ in asked], [text for _, text in asked]
+          [attack for attack, _ in pairs], [text for _, text in pairs]
       )
     logs = iter(log_probs.tolist())
     log_harm = {a: [next(logs) for _ in answers[a] or ()] for a in attacks}

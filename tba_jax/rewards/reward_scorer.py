@@ -21,7 +21,7 @@ _NUM_LENGTHS = 3
 class Text:
   """A completion to score.
 
-  prompt: prompt, as the task gives it.
+  prompt: text or messages, as the task gives it.
   completion: text, without its stop token.
   stopped: whether it ended with one; the reward model then sees its own.
   """
@@ -48,8 +48,7 @@ class RewardScorer:
 
     Args:
       rewards: (params, tokens [B, L], mask [B, L]) -> [B] float32.
-      params: params of the model.
-      tokenizer: tokenizer of the model; may differ from the policy's.
+      tokenizer: may differ from the policy's.
       max_prompt_tokens: prompts keep this many tokens from their end.
       max_completion_tokens: completions keep this many from their start.
       batch_size: texts scored at a time.
@@ -74,8 +73,8 @@ class RewardScorer:
       above = self._lengths[i - 1] if i else 0
       fit = [n for n, row in enumerate(rows) if above < len(row) <= length]
       for start in range(0, len(fit), self._batch_size):
-        some = fit[start : start + self._batch_size]
-        scores_N[some] = self._score_batch([rows[n] for n in some], length)
+        batch = fit[start : start + self._batch_size]
+        scores_N[batch] = self._score_batch([rows[n] for n in batch], length)
     return scores_N
 
   def _score_batch(self, rows: list[list[int]], length: int) -> np.ndarray:

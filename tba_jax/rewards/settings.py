@@ -45,7 +45,7 @@ SETTINGS = {
         " workers get besides PATH, LANG, PYTHONPATH and similar, separated by"
         " commas", hosts="own"),
     "reward.readable": _s("", rules.TEXT, "files and folders that workers may"
-        " read besides those of the task, separated by commas"
+        " read in addition to the task's, separated by commas"
         " (docs/guides/your_reward.md#isolation)", hosts="own", files=True),
     "reward.normalize_parts": _s(False, rules.FLAG, "whether each of several"
         " rewards (task.rewards) is normalized over a prompt's completions, to"

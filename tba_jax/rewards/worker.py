@@ -3,7 +3,7 @@
 """A worker of the pool: `python -m tba_jax.rewards.worker`.
 
 Builds the task of its first message, then answers each request with a judgement
-or a reason, in a process of its own (`system/keeper.py`), which may hang or
+or a reason, in a separate process (`system/keeper.py`), which may hang or
 crash. A reward that imports JAX gets the CPU.
 """
 
@@ -33,7 +33,11 @@ def _answer(task: base.Task, request: list[Any]) -> dict[str, Any]:
     if what == "explain":
       return {"reason": str(task.explain(*arguments))}
     if what == "judge_group":
-      return {"group": [_message(one) for one in task.judge_group(*arguments)]}
+      return {
+          "group": [
+              _message(judgement) for judgement in task.judge_group(*arguments)
+          ]
+      }
     judge = task.judge if what == "judge" else task.judge_cut_off
     return _message(judge(*arguments))
   except base.RewardError as error:

@@ -63,7 +63,7 @@ class FailureShare:
     Args:
       shares: share of each group's completions that could not be judged.
       compare: False of prompts that were chosen by how they had been answered:
-        they are no sample of all prompts.
+        they are not a sample of all prompts.
     """
     for share in map(float, shares):
       self._since[0] += 1

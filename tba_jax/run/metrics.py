@@ -54,7 +54,7 @@ _PEACEFUL = frozenset(
 
 
 def is_error(kind: Any, message: Any) -> bool:
-  """Returns whether an event says that something went wrong."""
+  """Returns whether an event reports an error."""
   finished = str(message or "").endswith("(finished)")  # The searcher did.
   return kind not in _PEACEFUL and not finished
 
@@ -205,7 +205,7 @@ def last_per_step(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 class SpanWriter:
   """Writes a role's timeline, `spans/<role>-<index>.jsonl`.
 
-  Thread-safe; threads beside the main loop name their own `lane`. Flushes once
+  Thread-safe; threads other than the main loop pass a `lane`. Flushes once
   a second. Spans that cannot be written are dropped, with one log message.
   """
 
@@ -220,10 +220,9 @@ class SpanWriter:
     """Starts the flushing thread.
 
     Args:
-      file: file open for appending; the writer closes it.
-      role: role of the process.
-      index: index of the process.
-      clock: clock that also receives the spans.
+      file: open for appending; the writer closes it.
+      index: number of the process within its role.
+      clock: also receives the spans.
     """
     self._head = (
         f'{{"role": {json.dumps(role)}, "index": {int(index)}, "kind": '
@@ -271,7 +270,7 @@ class SpanWriter:
     return f"{self._head}{json.dumps(kind)}, {times}{rest}}}\n"
 
   def progress(self) -> None:
-    """Tells the supervisor of progress within a span of the main lane."""
+    """Reports progress within a span of the main lane to the supervisor."""
     self._activity.mark()
 
   def flush(self) -> None:
@@ -315,10 +314,10 @@ def is_wait(kind: str) -> bool:
 class BusyClock:
   """Measures how long a role worked; thread-safe.
 
-      busy = main + beside / num_cores
+      busy = main + background / num_cores
 
-  `main` is time in which the main lane is at work, `beside` time in which other
-  lanes alone are: on one core any thread fills it, on many it fills one.
+  `main` is time in which the main lane works, `background` time in which only
+  other lanes do: on one core any thread fills it, on many it fills one.
   """
 
   def __init__(self, num_cores: int | None = None) -> None:
@@ -328,7 +327,7 @@ class BusyClock:
     self._lock = threading.Lock()
     self._start = self._changed_at = time.perf_counter()
     self._seconds: dict[str, float] = {}
-    # Spans at work now, in the main lane and beside it.
+    # Open spans of the main lane and of other lanes.
     self._num_main = self._num_beside = 0
     self._busy_s = self._taken_s = 0.0
 
@@ -412,7 +411,7 @@ def overlap_of_ideal(
 
 
 def deciding_metric(*evaluations: Mapping[str, Any]) -> str | None:
-  """Returns the metric of evaluations that tells how good a policy is.
+  """Returns the metric of evaluations by which policies are compared.
 
   The win rate, where an outside judge compares with reference completions. Else
   the mean reward, which is what the task asks for; by the better known name
@@ -424,7 +423,7 @@ def deciding_metric(*evaluations: Mapping[str, Any]) -> str | None:
   is_share = all_have("pass_at_1")
   if not all_have("mean_reward"):
     return "pass_at_1" if is_share else None
-  # Results of earlier versions do not tell.
+  # Results of earlier versions lack it.
   equal = is_share and all(
       e.get(
           "binary_rewards",

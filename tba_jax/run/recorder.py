@@ -40,7 +40,7 @@ class SearcherTotals:
   """
 
   def __init__(self):
-    self._seen: dict[str, dict[str, float]] = {}
+    self._last_totals: dict[str, dict[str, float]] = {}
     self.failures: dict[str, int] = {}
     self._reward_sums: dict[str, float] = {}
     self._reward_counts: dict[str, float] = {}
@@ -53,10 +53,10 @@ class SearcherTotals:
     """
     out = dict.fromkeys(("busy_s", "completions", "mixed_completions"), 0.0)
     for sid, lease in leases.items():
-      new, old = self._counters(lease), self._seen.get(sid, {})
+      new, old = self._counters(lease), self._last_totals.get(sid, {})
       for name, value in new.items():
         out[name] = out.get(name, 0.0) + max(0.0, value - old.get(name, 0.0))
-      self._seen[sid] = new
+      self._last_totals[sid] = new
     for name, value in out.items():
       kind, _, key = name.partition("/")
       if kind == "failed" and value:
@@ -91,11 +91,11 @@ class SearcherTotals:
     return out | {f"failed_{cause}": n for cause, n in self.failures.items()}
 
   def get_state(self) -> dict[str, Any]:
-    return {"failures": dict(self.failures), "seen": dict(self._seen)}
+    return {"failures": dict(self.failures), "seen": dict(self._last_totals)}
 
   def set_state(self, state: Mapping[str, Any]) -> None:
     self.failures = dict(state["failures"])
-    self._seen = dict(state["seen"])
+    self._last_totals = dict(state["seen"])
 
 
 def _by_age(
@@ -126,7 +126,7 @@ def step_record(
   """Returns the record of one optimizer step in `metrics.jsonl`.
 
   Args:
-    metrics: metrics of the train step, without prefix.
+    metrics: output of the train step, without prefix.
     draw: the batch's trajectories.
     seconds: trainer's time since the last step, by kind of span.
     buffer: `ReplayBuffer.stats`.
@@ -144,7 +144,7 @@ def step_record(
       **buffer,
   }
   return {
-      # A loss of the user's names its own `loss/NAME`.
+      # A custom loss names its own `loss/NAME`.
       **{
           name if "/" in name else f"train/{name}": value
           for name, value in metrics.items()
@@ -223,12 +223,11 @@ class Recorder:
     """Opens the files for appending and starts the threads.
 
     Args:
-      config: config of the run.
-      run: run whose files are written.
+      run: identity and paths of the run to record.
       epoch: start count of the trainer.
       queue: has the searchers' leases; publishes the status to other hosts.
-      tokenizer: tokenizer that decodes sampled completions.
-      judge: judge that explains wrong completions.
+      tokenizer: decodes sampled completions.
+      judge: explains wrong completions.
     """
     self._config = config
     self._num_steps = config.train.num_steps
@@ -260,14 +259,14 @@ class Recorder:
     self._loop_started = False
     self._last_error = ""
     self._failed_files: set[str] = set()
-    self._tell_damage(run, epoch)
+    self._report_damage(run, epoch)
     self._background = background.JobQueue("recorder")
     # A judge may take long to start, or to explain.
     self._explaining = background.JobQueue("samples")
     self._refresher = background.Thread("status", self._refresh)
 
-  def _tell_damage(self, run: run_directory.RunInfo, epoch: int) -> None:
-    """Tells of lines that cannot be read, but for one cut by each crash."""
+  def _report_damage(self, run: run_directory.RunInfo, epoch: int) -> None:
+    """Reports unreadable lines, except for one torn by each crash."""
     for name in ("metrics.jsonl", "samples.jsonl", "events.jsonl"):
       skipped = self._files.records(name).skipped
       if skipped >= max(1, epoch):
@@ -321,9 +320,9 @@ class Recorder:
 
     Args:
       step: index of the step.
-      metrics: metrics of the train step, without prefix.
+      metrics: output of the train step, without prefix.
       draw: the batch's trajectories.
-      service: service with the buffer's statistics and the ledger.
+      service: gives the buffer's statistics and the ledger.
       failures: share of training completions that could not be judged.
     """
     self._progressed()

@@ -113,7 +113,7 @@ def check_folder(workdir: str, argument: str = "--workdir") -> None:
 def create(
     workdir: str, config: ml_collections.ConfigDict
 ) -> tuple[RunInfo, dict[str, Any] | None]:
-  """Writes `config.json` if there is none.
+  """Writes `config.json` unless it exists.
 
   Returns:
     The run, and the previously saved config as a plain dict, None if new.
@@ -177,7 +177,7 @@ def update(workdir: str, config: ml_collections.ConfigDict) -> None:
 def open_run(workdir: str, config: ml_collections.ConfigDict) -> RunInfo:
   """Returns the run in a directory.
 
-  If there is none and `config.store.locator` is set, waits up to
+  If it does not exist and `config.store.locator` is set, waits up to
   `config.store.deadline_s` for that store and joins its run.
 
   Raises:
@@ -217,7 +217,7 @@ def _open_run(workdir: str, config: ml_collections.ConfigDict) -> RunInfo:
 
 
 def warn_unguarded(run: RunInfo, config: ml_collections.ConfigDict) -> None:
-  """Says so on stderr if the store listens to other hosts without TLS."""
+  """Warns on stderr if the store listens to other hosts without TLS."""
   address = config.store.address
   if run.tls is None and not addresses.is_one_host(address):
     print(certificates.unguarded(address), file=sys.stderr, flush=True)
@@ -226,7 +226,7 @@ def warn_unguarded(run: RunInfo, config: ml_collections.ConfigDict) -> None:
 def load_config(workdir: str) -> ml_collections.ConfigDict:
   """Returns the config that a run directory was made with.
 
-  Raises ValueError if there is no run, or its format is newer than ours.
+  Raises ValueError without a run, or if its format is newer than ours.
   """
   saved = _read(pathlib.Path(workdir).absolute())
   if saved is None:
@@ -235,7 +235,7 @@ def load_config(workdir: str) -> ml_collections.ConfigDict:
 
 
 def run_id(workdir: str) -> str:
-  """Returns the id of the run in a directory, "" where there is none."""
+  """Returns the id of the run in a directory, or ""."""
   saved = _read(pathlib.Path(workdir).absolute())
   return saved["run_id"] if saved else ""
 
@@ -349,7 +349,7 @@ def _secret(config: ml_collections.ConfigDict, spool: pathlib.Path) -> bytes:
     return secret
   if file:
     path = pathlib.Path(file).expanduser()
-    # A secret generated here would differ from that of the other hosts.
+    # A secret generated here would differ from the other hosts' secret.
     if not path.exists():
       raise ValueError(
           f"config.store.secret_file={file}: there is no such file; make it"
@@ -404,7 +404,7 @@ def check_format(path: pathlib.Path, saved: dict[str, Any]) -> None:
   """Raises ValueError if a run directory was made by another version.
 
   Args:
-    path: path of its `config.json`.
+    path: its `config.json`.
     saved: contents of that file.
   """
   if saved["format"] != FORMAT:

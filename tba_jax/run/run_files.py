@@ -84,12 +84,12 @@ def audit(run: auditing.AuditedRun) -> auditing.Findings:
     else:
       run.json[name] = value
   exists = lambda name: (run.folder / name).exists()
-  needed = ["config.json"]
-  needed += ["epoch.json"] if exists("metrics.jsonl") else []
+  required = ["config.json"]
+  required += ["epoch.json"] if exists("metrics.jsonl") else []
   if exists("result.json"):
-    needed += ["eval.json", "ledger.json"]
-    needed += ["summary.json"] if "totals.json" in run.json else []
-  for name in needed:
+    required += ["eval.json", "ledger.json"]
+    required += ["summary.json"] if "totals.json" in run.json else []
+  for name in required:
     if not (exists(name) or run.live):
       yield name, "is missing", _REMEDIES[name]
   yield ", ".join(name.removesuffix(".json") for name in run.json)
@@ -134,7 +134,7 @@ def audit_results(run: auditing.AuditedRun) -> auditing.Findings:
       of_eval = evaluations.get(key) or {}
       shown = {k: v for k, v in of_eval.items() if k != "samples"}
       if saved[key] != shown:
-        yield (name, f"{key!r} is not that of eval.json", advice)
+        yield (name, f"{key!r} differs from eval.json", advice)
     if ledger and (saved["ledger_closed"], saved["completions"]) != (
         ledger["closed"],
         ledger["generated"]["completions"],

@@ -24,7 +24,7 @@ SETTINGS = {
         " metrics.jsonl"),
     "log.samples_every_steps": _s(20, rules.FROM_0, "steps between writes of"
         " samples.jsonl, besides the last one; 0 = never", auto=True),
-    "log.writers": _s("", rules.some_of(*WRITERS), "writers in addition to"
+    "log.writers": _s("", rules.subset_of(*WRITERS), "writers in addition to"
         " metrics.jsonl"),
     "log.trackio_project": _s("tba_jax", rules.NAME, ""),
     "log.wandb_project": _s("tba_jax", rules.NAME, ""),

@@ -44,10 +44,10 @@ def printable(value: Any, limit: int = 0, *, one_line: bool = False) -> str:
   cut = max(0, len(string) - limit) if limit else 0
   shown = string[: len(string) - cut]
   if not shown.isprintable() or not shown.isascii():
-    kept = "" if one_line else "\n\t"
+    allowed = "" if one_line else "\n\t"
     acts = lambda c: unicodedata.category(c)[0] == "C" or c in "\u2028\u2029"
     shown = "".join(
-        _visible(c) if acts(c) and c not in kept else c for c in shown
+        _visible(c) if acts(c) and c not in allowed else c for c in shown
     )
   return f"{shown} … ({cut:,} more characters)" if cut else shown
 

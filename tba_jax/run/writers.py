@@ -225,17 +225,17 @@ class Profiler:
     first = log.profile_first_step
     self._steps = range(first, first + log.profile_num_steps)
     self._on_event = on_event
-    self._asked = False
+    self._is_requested = False
     self._running = False
 
   def ask(self) -> None:
     """Requests a profile of the next steps; safe in a signal handler."""
-    self._asked = True
+    self._is_requested = True
 
   def after_step(self, step: int) -> None:
     """Starts or stops a profile; call it after every step."""
-    if self._asked and not self._running:
-      self._asked = False
+    if self._is_requested and not self._running:
+      self._is_requested = False
       self._steps = range(step + 1, step + 1 + ASKED_STEPS)
     inside = step + 1 in self._steps
     if inside != self._running:
@@ -279,7 +279,7 @@ class Writers:
     lines = run.files.lines("metrics.jsonl")
     self._record = metrics_lib.MetricsWriter(lines, epoch=epoch)
     names = [name for name in config.log.writers.split(",") if name]
-    self._others = {name: makers[name]() for name in names}
+    self._metric_writers = {name: makers[name]() for name in names}
     self._on_event = on_event
 
   def write(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -293,14 +293,14 @@ class Writers:
         for name, value in metrics.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
-    for name, writer in list(self._others.items()):
+    for name, writer in list(self._metric_writers.items()):
       try:
         writer.write(step, numbers)
       except OSError as error:
-        del self._others[name]
+        del self._metric_writers[name]
         self._on_event("not_written", f"writer {name} has ended: {error}")
     self._record.write(step, metrics)
 
   def close(self) -> None:
-    for writer in (self._record, *self._others.values()):
+    for writer in (self._record, *self._metric_writers.values()):
       writer.close()

@@ -5,8 +5,9 @@
 R rows decode at the same time, one completion each. A prompt is prefilled once
 and its KV cache copied into the rows of its completions, or, on accelerators,
 held once for all of them. Between chunks of decode steps finished rows are
-refilled from the queue. Once the queue is empty, the last completions may
-continue in half the rows, then in a quarter.
+refilled from the queue, and a stream asks for requests once the queue is empty.
+While there are none, the last completions may continue in half the rows, then
+in a quarter.
 
     prompts → prefill [B, P] → first tokens → R rows → chunk of steps ┐
                                                ▲                      │
@@ -20,8 +21,7 @@ A completion may have several turns. Between two of them an environment speaks,
 while others are decoded; its tokens are appended as ids, and fed by the same
 decode steps, or, if there are many, in a call of the model of their own. With
 `SamplingSettings.num_waiting` its row makes room for others, and comes back
-with its cache. `JaxSampler.stream` has them follow batch after batch, so that
-rows are not idle until the last environment has answered.
+with its cache.
 
 The random number of a token is a pure function of (seed, prompt id, visit,
 sample index, position), and no operation mixes slots. So a completion, down to
@@ -29,8 +29,7 @@ the bits of its log-probs, does not depend on its batch mates, its row, the
 chunks or the order of the requests.
 """
 
-import collections
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
@@ -53,15 +52,16 @@ REFILL_SHARE = 8
 # Decoding rows per row whose turn has ended at which a chunk ends: rows then
 # also make room for others, which costs more.
 TURN_SHARE = 4
+# Chunks within which completions are short: their lengths differ by less than
+# shorter chunks cost.
+_FEW_CHUNKS = 4
 # Seconds between two looks for a further batch while all completions wait.
 _LOOK_EVERY_S = 0.05
 
 Request = requests.Request
 Settings = requests.SamplingSettings
 NewerFn = requests.NewerFn
-
-# Returns the next batch of requests, or None if there is none now.
-MoreFn = Callable[[], Sequence[Request] | None]
+MoreFn = requests.MoreFn
 
 
 class JaxSampler:
@@ -112,11 +112,6 @@ class JaxSampler:
   @property
   def platform(self) -> str:
     return jax.default_backend()
-
-  @property
-  def streams(self) -> bool:
-    # Rows of completions in one turn are idle for a short time only.
-    return self._settings.num_waiting > 0
 
   def put(
       self, params: types.PyTree, shardings: types.PyTree = None
@@ -218,8 +213,8 @@ class JaxSampler:
     # Drop our reference, so that old params can be freed.
     del params
     loop.begin(prompts)
-    (completions,) = loop.run()
-    return completions
+    completions = dict(itertools.chain(*loop.run()))
+    return [completions[index] for index in range(len(prompts))]
 
   def stream(
       self,
@@ -229,23 +224,13 @@ class JaxSampler:
       version: int,
       newer: NewerFn | None = None,
       turns: requests.Turns | None = None,
-  ) -> Iterator[list[types.Completions]]:
-    """Samples batch after batch; each begins before the previous one is over.
-
-    So no row is idle while the last completions of a batch are decoded.
+  ) -> Iterator[list[tuple[int, types.Completions]]]:
+    """Samples requests as rows become free; see `requests.Sampler`.
 
     Args:
       params, version, newer: arguments of `sample`.
       more: function that is polled once no completion queues for a row.
-      turns: environments, whose completions belong to requests that are
-        numbered through all batches.
-
-    Yields:
-      The completions of each batch, in the order of the batches. Ends when all
-      are over and `more` returns None.
-
-    Raises:
-      ValueError: a request is wrong; the message names its prompt id.
+      turns: environments that answer.
     """
     loop = self._loop(self.put(params), version, newer, turns, more)
     del params
@@ -301,18 +286,6 @@ def make(
   return JaxSampler(model, settings)
 
 
-@dataclasses.dataclass
-class _Batch:
-  """Requests whose completions are returned together.
-
-  indices: their numbers.
-  num_left: completions that are not over.
-  """
-
-  indices: range
-  num_left: int
-
-
 class _DecodeLoop:
   """The host side of one call of the sampler."""
 
@@ -333,8 +306,9 @@ class _DecodeLoop:
     self._blocks = programs.block_lengths
     self._requests: dict[int, Request] = {}
     self._num_requests = 0
-    # Batches that are not returned yet, oldest first.
-    self._batches: collections.deque[_Batch] = collections.deque()
+    # Completions of each request that are not over, and requests that are.
+    self._num_left: dict[int, int] = {}
+    self._over: list[int] = []
     self._newer = newer
     self._turns = turns
     self._more = more
@@ -367,7 +341,7 @@ class _DecodeLoop:
     )
 
   def begin(self, batch: Sequence[Request]) -> None:
-    """Queues the requests of a batch.
+    """Queues requests.
 
     Raises:
       ValueError: a request is empty, too long or out of range.
@@ -378,15 +352,14 @@ class _DecodeLoop:
     self._num_requests += len(batch)
     indices = range(first, self._num_requests)
     self._requests.update(zip(indices, batch))
-    for index in indices:
+    for index, request in zip(indices, batch):
       self._results.begin(index, self._version)
-    num_completions = sum(request.num_completions for request in batch)
-    self._batches.append(_Batch(indices, num_completions))
+      self._num_left[index] = request.num_completions
     # Prompts of one bucket are adjacent, so that they share a prefill.
     self._slots.enqueue(sorted(indices, key=self._bucket_of))
 
-  def run(self) -> Iterator[list[types.Completions]]:
-    """Samples until all batches are done; yields each, in their order."""
+  def run(self) -> Iterator[list[tuple[int, types.Completions]]]:
+    """Samples until nothing is left; yields what is over, as it comes."""
     slots = self._slots
     self._take_more()
     while True:
@@ -394,7 +367,7 @@ class _DecodeLoop:
         self._read()
         yield from self._done()
         self._take_more()
-        if not self._batches:
+        if not slots.queue:
           return
         continue
       newer = None if self._newer is None else self._newer()
@@ -404,10 +377,9 @@ class _DecodeLoop:
         self._take_answers(0.0)
         self._move()
       self._refill()
-      yield from self._done()
       if not slots.num_decoding:
         self._read()
-        # Batches that are over leave before a wait.
+        # What is over leaves before a wait.
         yield from self._done()
         self._take_answers(_LOOK_EVERY_S if self._more else math.inf)
         self._take_more()
@@ -417,6 +389,7 @@ class _DecodeLoop:
       self._state, (num_steps, ends) = self._decode(*self._plan())
       # Rows that ended a chunk ago are read while this one computes.
       self._read()
+      yield from self._done()
       slots.advance(int(num_steps))
       cut_R = None
       if self._watch is not None:
@@ -425,30 +398,31 @@ class _DecodeLoop:
       self._take_more()
 
   def _take_more(self) -> None:
-    """Begins a batch if there is one and rows would be free for it."""
+    """Begins requests if there are any and rows would be free for them."""
     slots = self._slots
     if self._more is None or slots.queue:
       return
-    if slots.num_decoding == slots.num_rows:
+    if slots.num_decoding == self._settings.num_rows:
       return
     batch = self._more()
-    if batch is not None:
+    if batch:
       self.begin(batch)
+      while self._grow(len(slots.queue) + slots.num_left):
+        pass
 
-  def _done(self) -> Iterator[list[types.Completions]]:
-    """Yields the first batches, as many as are over."""
-    while self._batches and not self._batches[0].num_left:
-      indices = self._batches.popleft().indices
-      completions = [self._results.pop(index) for index in indices]
-      for index in indices:
-        del self._requests[index]
-      yield completions
+  def _done(self) -> Iterator[list[tuple[int, types.Completions]]]:
+    """Yields the requests that are over, if any."""
+    over, self._over = self._over, []
+    if over:
+      yield [(index, self._results.pop(index)) for index in over]
 
   def _finish(self, owner: requests.Owner) -> None:
     """Notes that a completion is over."""
-    for batch in self._batches:
-      if owner[0] in batch.indices:
-        batch.num_left -= 1
+    index, _ = owner
+    self._num_left[index] -= 1
+    if not self._num_left[index]:
+      del self._num_left[index], self._requests[index]
+      self._over.append(index)
     if self._watch is not None:
       self._watch.forget(owner)
 
@@ -572,7 +546,9 @@ class _DecodeLoop:
         self._warm_up_aside()
       self._programs.collect(self._state)
       if not self._shrink():
-        return
+        break
+    while self._grow(self._settings.num_rows):
+      pass
 
   def _warm_up_aside(self) -> None:
     aside = self._programs.empty_aside()
@@ -587,20 +563,25 @@ class _DecodeLoop:
     """Returns a chunk's most steps, idle rows that end it early, and blocks."""
     slots = self._slots
     num_rows = num_idle = slots.num_rows
-    # Newer params, stop strings, answers and batches are polled at intervals.
+    # Newer params, stop strings, answers and requests are polled at intervals.
     polls = self._watch or self._newer or self._turns or self._more
     if self._turns:
       # An environment works as soon as some turns have ended.
       decoding = slots.num_decoding
       num_idle -= decoding + -decoding // TURN_SHARE
-    if not polls and slots.queue:
+    elif self._more or (slots.queue and not polls):
       # Free rows may wait for others of their prompt.
       free = num_rows - len(slots.owners)
       num_idle = min(num_rows, free - (-num_rows // REFILL_SHARE))
     elif not polls:
       num_idle -= self._programs.fewer_rows(num_rows)
-    # A chunk fills its blocks if nothing is to be done between chunks.
+    # A chunk fills its blocks if nothing is to be done between chunks, or if it
+    # ends early with the rows that others could have.
     waits = slots.queue or polls
+    settings = self._settings
+    most = _FEW_CHUNKS * settings.chunk_steps
+    if settings.max_completion_tokens <= most:
+      waits = self._watch or self._newer or self._turns
     num_steps, num_blocks = slots_lib.plan_chunk(
         self._blocks,
         slots.longest,
@@ -623,12 +604,20 @@ class _DecodeLoop:
     """Drops free rows if no completion needs them; returns whether it did."""
     slots, programs = self._slots, self._programs
     fewer = programs.fewer_rows(slots.num_rows)
-    num_left = len(slots.owners) + len(slots.aside)
-    if not fewer or self._more or slots.queue or num_left > fewer:
+    if not fewer or slots.queue or slots.num_left > fewer:
       return False
     if not programs.same_bits(self._params, slots.num_rows, fewer):
       return False
     self._state = programs.take(self._state, slots.keep(fewer))
+    return True
+
+  def _grow(self, num_completions: int) -> bool:
+    """Brings dropped rows back if completions need them, as `_shrink` does."""
+    slots = self._slots
+    if slots.num_rows >= min(num_completions, self._settings.num_rows):
+      return False
+    self._state = self._programs.grow(self._state)
+    slots.grow()
     return True
 
   def _swap(self, version: int, params: types.PyTree) -> None:

@@ -5,6 +5,7 @@
 import collections
 from collections.abc import Sequence
 import dataclasses
+import functools
 from typing import Any
 
 import ml_collections
@@ -25,10 +26,8 @@ _ALMOST_ZERO = -1e-30
 class OfflineSampler:
   """Takes completions of a log for some requests, and samples the others.
 
-  platform, streams: fields of `requests.Sampler`.
+  platform: field of `requests.Sampler`.
   """
-
-  streams = False
 
   def __init__(self, log: "Log", sampler: requests.Sampler):
     """Takes the log and the sampler of the other requests."""
@@ -36,6 +35,7 @@ class OfflineSampler:
     self._sampler = sampler
     self.settings, self.platform = sampler.settings, sampler.platform
     self.put, self.token_logprobs = sampler.put, sampler.token_logprobs
+    self.stream = functools.partial(requests.in_one_batch, self.sample)
 
   def warm_up(self, params: Any) -> None:
     if self._log.share < 1:

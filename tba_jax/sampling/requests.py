@@ -3,7 +3,14 @@
 """A sampler: its interface, settings and requests; bookkeeping on the host."""
 
 import collections
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 import dataclasses
 from typing import Any, Protocol
 
@@ -219,6 +226,8 @@ class Turns(Protocol):
 
 # Returns newer (version, params), or None if there are none.
 NewerFn = Callable[[], tuple[int, types.PyTree] | None]
+# Returns further requests, or None if there are none now.
+MoreFn = Callable[[], Sequence[Request] | None]
 
 
 class Sampler(Protocol):
@@ -228,13 +237,10 @@ class Sampler(Protocol):
 
   settings: settings that it samples with.
   platform: JAX's backend, or the name of the program that computes log-probs.
-  streams: whether it has `stream`, as `decode.JaxSampler`: batch after batch,
-    each begun before the one before it is over.
   """
 
   settings: SamplingSettings
   platform: str
-  streams: bool
 
   def put(self, params: types.PyTree, shardings: types.PyTree = None) -> Any:
     """Returns params in the form that sampling takes; these stay as they are.
@@ -274,6 +280,31 @@ class Sampler(Protocol):
         names its prompt id.
     """
 
+  def stream(
+      self,
+      params: Any,
+      more: MoreFn,
+      *,
+      version: int,
+      newer: NewerFn | None = None,
+      turns: Turns | None = None,
+  ) -> Iterator[list[tuple[int, types.Completions]]]:
+    """Samples requests while there are any; each is over in its own time.
+
+    Args:
+      params, version, newer: arguments of `sample`.
+      more: function that is polled while further completions could begin.
+      turns: environments, whose completions belong to requests that are
+        numbered in the order in which `more` returned them, from 0.
+
+    Yields:
+      Requests that are over: their numbers and completions. Ends once all are
+      and `more` returns None; a sampler may end sooner, once all are.
+
+    Raises:
+      ValueError: a request is wrong; the message names its prompt id.
+    """
+
   def token_logprobs(self, params: Any, tokens_BxL: np.ndarray) -> Any:
     """Returns [B, L - 1] float32, log π of each token after the first, nats.
 
@@ -283,6 +314,19 @@ class Sampler(Protocol):
       params: params from `put`.
       tokens_BxL: [B, L] int32 in [0, V), L up to P + T.
     """
+
+
+def in_one_batch(
+    sample: Callable[..., list[types.Completions]],
+    params: Any,
+    more: MoreFn,
+    **options: Any,
+) -> Iterator[list[tuple[int, types.Completions]]]:
+  """Returns `Sampler.stream` of what `more` returns first, given `sample`."""
+  if (batch := more()) is not None:
+    holder = [params]
+    del params  # No frame holds them: they are freed once there are newer ones.
+    yield list(enumerate(sample(holder.pop(), batch, **options)))
 
 
 class Slots:
@@ -352,6 +396,11 @@ class Slots:
             for row, owner in self.owners.items()
         )
     )
+
+  @property
+  def num_left(self) -> int:
+    """Number of completions that have begun and are not over."""
+    return len(self.owners) + len(self.aside)
 
   @property
   def num_decoding(self) -> int:
@@ -517,6 +566,12 @@ class Slots:
     self.owners = dict(enumerate(self.owners.values()))
     self._lengths_R = self._lengths_R[rows]
     return rows
+
+  def grow(self) -> None:
+    """Adds as many rows as there are."""
+    self._lengths_R = np.pad(
+        self._lengths_R, (0, self.num_rows), constant_values=1
+    )
 
   def advance(self, num_steps: int) -> None:
     """Adds a chunk's steps to the length of every row."""

@@ -67,12 +67,12 @@ SETTINGS = {
     "sampling.max_completion_tokens": _s(24, rules.COUNT, "", fixed=_LENGTH,
         auto=True),
     "sampling.num_slots": _s(256, rules.COUNT, "completions decoded at once;"
-        " on accelerators a prompt's completions share its KV cache if the"
-        " whole round fits", hosts="searcher", auto=True),
+        " on accelerators a prompt's completions share its KV cache if"
+        " sampling.max_prompt_tokens is at least max_completion_tokens",
+        hosts="searcher", auto=True),
     "sampling.num_waiting": _s(0, rules.FROM_0, "completions that may give up"
-        " their slot, with their KV cache, while their environment answers,"
-        " also to those of the next round; takes the memory of that many"
-        " further slots", hosts="searcher"),
+        " their slot, with their KV cache, while their environment answers;"
+        " takes the memory of that many further slots", hosts="searcher"),
     "sampling.chunk_steps": _s(8, rules.COUNT, "decode steps between refills of"
         " finished slots, and between polls for newer params"
         " (`sampling.in_flight`) and for stop strings"),
@@ -80,8 +80,8 @@ SETTINGS = {
         " maximum, its half, …"),
     "sampling.in_flight": _s("off",
         rules.one_of("off", "keep_cache", "recompute_cache"),
-        "searchers take newer params between rounds ('off'), or also between"
-        " chunks, keeping or recomputing the KV cache"),
+        "searchers finish what they decode before they take newer params"
+        " ('off'), or go on with them, keeping or recomputing the KV cache"),
 
     "search.sampler": _s("jax", rules.one_of(*samplers.SAMPLERS),
         "program that decodes: this package, or vLLM servers"

@@ -20,6 +20,24 @@ def most_rows(num_rows: int, num_prompts: int, samples: int) -> int:
   return 1 if waits else math.gcd(num_rows, samples)
 
 
+def most_rows_of_stream(
+    num_rows: int, samples: int, prompt_tokens: int, completion_tokens: int
+) -> int:
+  """Returns the most rows that share a prompt in a stream.
+
+  They take the next prompt once all of them are free: with lognormal lengths
+  two of three rows would be idle. So it is 1, unless prompts are as long as
+  completions, and more is gained by reading them once.
+
+  Args:
+    num_rows: rows of a sampler.
+    samples: completions of a prompt.
+    prompt_tokens, completion_tokens: the most of each.
+  """
+  shares = prompt_tokens >= completion_tokens
+  return math.gcd(num_rows, samples) if shares else 1
+
+
 def rows_per_prompt(most: int, device_rows: int, platform: str) -> int:
   """Returns the adjacent rows of a prompt, up to `most`, all on one device."""
   return 1 if platform in OWN_PROMPTS else math.gcd(most, device_rows)

@@ -557,6 +557,12 @@ def take(state: DecodeState, rows: jax.Array) -> DecodeState:
   return jax.tree.map(lambda leaf: leaf[rows], state)
 
 
+def grow(state: DecodeState) -> DecodeState:
+  """Returns the state with as many rows again, none of them in use."""
+  state = jax.tree.map(lambda x: jnp.concatenate([x, jnp.zeros_like(x)]), state)
+  return dataclasses.replace(state, lengths=jnp.maximum(state.lengths, 1))
+
+
 def collect(settings: Settings, state: DecodeState) -> tuple[Any, ...]:
   """Returns tokens, log-probs, plain log-probs [R, T], lengths and stopped [R].
 
@@ -1029,7 +1035,7 @@ class SlotPrograms:
     self.token_logprobs = jit(
         functools.partial(token_logprobs, model, sharding)
     )
-    self.take = jit_state(take)
+    self.take, self.grow = jit_state(take), jit_state(grow)
     self.known_same_bits: dict[int, bool] = {}
 
   @property

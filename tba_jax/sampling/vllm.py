@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 import contextlib
 import dataclasses
+import functools
 import http.client
 import itertools
 import json
@@ -112,11 +113,10 @@ class ParamsFolder:
 class VllmSampler:
   """Samples completions with a vLLM server, which no other client changes.
 
-  platform, streams: fields of `requests.Sampler`.
+  platform: field of `requests.Sampler`.
   """
 
   platform = "vllm"
-  streams = False
 
   def __init__(
       self,
@@ -159,6 +159,8 @@ class VllmSampler:
     self._is_checked = False
     # Whether completions are sampled now, which go on with newer params.
     self._is_sampling = False
+
+    self.stream = functools.partial(requests.in_one_batch, self.sample)
 
   @property
   def settings(self) -> requests.SamplingSettings:

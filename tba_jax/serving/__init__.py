@@ -12,7 +12,7 @@ sample_batches           samples that are decoded together
 saved_weights            checkpoints, versions and exports
 served_base              the base model and compiled programs
 trained_model, *_passes  gradients and steps of a model
-request_queue            requests in their order; under_way: deadly ones
+request_queue            requests in their order; crash_guard: deadly ones
 request_journal          requests that outlive a kill
 registry, database       whatever else does
 schemas, protobufs       messages: requests and replies

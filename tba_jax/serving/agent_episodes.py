@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of agents: what they sample, and the episodes that they go on."""
+"""Calls of agents: their samples, and the episodes that they continue."""
 
 import collections
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class AgentEpisodes:
     """Returns rows, counts and outcome of an episode, JSON; for any thread.
 
     Raises:
-      LookupError: there is no such episode.
+      LookupError: the episode does not exist.
     """
     state = self.registry.episode(id)
     if state is None:
@@ -59,7 +59,7 @@ class AgentEpisodes:
     """Returns the completions that an agent's call asks for.
 
     Raises:
-      ValueError: the call is wrong, too long, or after the episode's end.
+      ValueError: the call is invalid, overlong, or after the episode's end.
     """
     call = schemas.read_completions(schemas.parse_json(request.body))
     if request.kind == kinds.CALL:
@@ -131,8 +131,8 @@ class AgentEpisodes:
     episode = self._new()
     for request, result in self.journal.answered(id, kinds.CALL):
       call = schemas.read_completions(schemas.parse_json(request.body))
-      done = json.loads(result)
-      episode.add(done["record"], call.chat, done["message"])
+      saved = json.loads(result)
+      episode.add(saved["record"], call.chat, saved["message"])
     return episode
 
   def _new(self) -> episodes.Episode:
@@ -178,8 +178,8 @@ class AgentEpisodes:
       )
       answers.append(answer)
     if not is_kept:
-      done = {"answer": completions.join(answers)}
+      saved = {"answer": completions.join(answers)}
     else:
       episode.add(record, call.chat, message)
-      done = {"record": record, "message": message, "answer": answer}
-    return json.dumps(done).encode()
+      saved = {"record": record, "message": message, "answer": answer}
+    return json.dumps(saved).encode()

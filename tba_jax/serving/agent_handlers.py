@@ -97,8 +97,10 @@ class AgentHandlers(handlers.Handlers):
     episode = request.path_params["episode"]
     self._state(episode)
     raw = body.model_dump_json().encode()
-    wanted = await self.submit(kinds.FINISH, episode, None, raw, name="finish")
-    return await self.result_of(wanted.id)
+    submitted = await self.submit(
+        kinds.FINISH, episode, None, raw, name="finish"
+    )
+    return await self.result_of(submitted.id)
 
   def _state(self, episode: str) -> tuple[dict[str, Any], Any]:
     state = self.registry.episode(episode)
@@ -107,7 +109,7 @@ class AgentHandlers(handlers.Handlers):
     return state
 
   def _open_episode(self, request: requests.Request) -> str:
-    """Returns the episode of a URL, which has not finished."""
+    """Returns the unfinished episode of a URL."""
     episode = request.path_params["episode"]
     if self._state(episode)[1] is not None:
       raise handlers.StatusError(
@@ -153,7 +155,7 @@ class AgentHandlers(handlers.Handlers):
   async def _call(
       self, kind: type[schemas.CompletionRequest], request: requests.Request
   ) -> Any:
-    """Answers a call without an episode, of which nothing is kept."""
+    """Answers a call without an episode; nothing is stored."""
     call, raw = await self.read(kind, request)
     name = self.engine.base.name
     if call.model != name and self.registry.checkpoint(call.model) is None:
@@ -162,8 +164,8 @@ class AgentHandlers(handlers.Handlers):
           " save_weights_for_sampler has returned"
       )
     key = handlers.idempotency_key(request)
-    wanted = await self.submit(kinds.ANSWER, kinds.ANSWERS, None, raw, key)
-    return await self._answered(call, wanted.id)
+    submitted = await self.submit(kinds.ANSWER, kinds.ANSWERS, None, raw, key)
+    return await self._answered(call, submitted.id)
 
   async def _answered(self, call: schemas.CompletionRequest, id: str) -> Any:
     """Returns the answer of a call once it is done."""

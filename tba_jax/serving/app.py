@@ -28,10 +28,10 @@ def make(
   """Returns the application that a server runs.
 
   Args:
-    engine: engine, whose thread `thread` is.
+    engine: runs in `thread`.
     waiters: are notified of requests that are done.
     thread: the engine's thread; the server is healthy while it lives.
-    key: key that every request must have.
+    key: API key, required in every request.
   """
 
   async def healthz(request: requests.Request) -> Any:

@@ -53,7 +53,7 @@ def answer(
   if call.offered_tools:
     parameters = tool_calls.parameters_of(call.offered_tools)
     calls, is_chat = tool_calls.find(text, parameters)
-    if is_chat and not any(made.error for made in calls):
+    if is_chat and not any(sampled.error for sampled in calls):
       return {
           "role": "assistant",
           "content": text[: calls[0].start].strip(),
@@ -62,11 +62,11 @@ def answer(
                   "id": f"call_{request_id.rpartition(':')[2]}_{n}",
                   "type": "function",
                   "function": {
-                      "name": made.name,
-                      "arguments": json.dumps(made.arguments),
+                      "name": sampled.name,
+                      "arguments": json.dumps(sampled.arguments),
                   },
               }
-              for n, made in enumerate(calls)
+              for n, sampled in enumerate(calls)
           ],
       }
   return {"role": "assistant", "content": text}
@@ -87,7 +87,7 @@ def completion(
 
   Args:
     call: the agent's call.
-    id: id of the answer.
+    id: identifier in the response.
     created_s: Unix time.
     model: name of the model.
     message: result of `answer`.

@@ -68,17 +68,19 @@ class Database:
   def transaction(self) -> Iterator[None]:
     """Does all statements or none."""
     with self._lock:
-      self.all("BEGIN IMMEDIATE")
+      self.fetch_all("BEGIN IMMEDIATE")
       try:
         yield
-        self.all("COMMIT")
+        self.fetch_all("COMMIT")
       except BaseException:
         # A full disk may have rolled it back already.
         if self._db.in_transaction:
           self._db.execute("ROLLBACK")
         raise
 
-  def all(self, statement: str, *values: Any) -> Sequence[tuple[Any, ...]]:
+  def fetch_all(
+      self, statement: str, *values: Any
+  ) -> Sequence[tuple[Any, ...]]:
     """Runs a statement; returns its rows."""
     with self._lock:
       try:
@@ -86,7 +88,7 @@ class Database:
       except sqlite3.Error as error:
         raise OSError(f"{self._path}: {error}") from error
 
-  def one(self, statement: str, *values: Any) -> tuple[Any, ...] | None:
+  def fetch_one(self, statement: str, *values: Any) -> tuple[Any, ...] | None:
     """Runs a statement; returns its first row, None without one."""
-    rows = self.all(statement, *values)
+    rows = self.fetch_all(statement, *values)
     return rows[0] if rows else None

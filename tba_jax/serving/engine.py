@@ -14,6 +14,7 @@ from absl import logging
 import ml_collections
 
 from tba_jax.serving import agent_episodes
+from tba_jax.serving import crash_guard
 from tba_jax.serving import database
 from tba_jax.serving import kinds
 from tba_jax.serving import pass_settings
@@ -26,7 +27,6 @@ from tba_jax.serving import saved_weights
 from tba_jax.serving import schemas
 from tba_jax.serving import served_base
 from tba_jax.serving import served_models
-from tba_jax.serving import under_way
 
 _T = TypeVar("_T")
 
@@ -40,7 +40,6 @@ class Engine:
   samples, episodes, replays: sampling, agents, and training by the server.
 
   Args:
-    config: config of the server.
     workdir: its directory; a `serve` folder is made there.
     on_done: called with the ids of requests that are done, by the thread.
 
@@ -63,7 +62,7 @@ class Engine:
     self.registry = registry_lib.Registry(self._db)
     self.journal = request_journal.RequestJournal(self._db)
     self.base = served_base.ServedBase(config, workdir, folder, self.registry)
-    self._under_way = under_way.UnderWay(folder / "under_way.json")
+    self._crash_guard = crash_guard.CrashGuard(folder / "under_way.json")
     self.queue = request_queue.RequestQueue(
         self.journal, config.serve.gap_deadline_s, on_done
     )
@@ -97,8 +96,8 @@ class Engine:
   def stop(self) -> None:
     """Asks the thread to end after the request that it is doing."""
     self.queue.stop()
-    # What is under way may take longer than the process waits for it.
-    self._under_way.clear()
+    # The request in progress may take longer than the process waits for it.
+    self._crash_guard.clear()
 
   def run(self) -> None:
     """Does requests until `stop`; for one thread.
@@ -107,28 +106,28 @@ class Engine:
       OSError: the journal cannot be read, or not be written before `stop`.
     """
     for model in self.registry.running_replays():
-      if self._under_way.may_begin([model]):
+      if self._crash_guard.may_begin([model]):
         self.queue.insist(self.replays.go_on, model)
       else:
-        self.registry.set_running(model, False, under_way.DEADLY)
+        self.registry.set_running(model, False, crash_guard.DEADLY)
     while batch := self.queue.next_batch():
-      for some in self._apart(batch):
+      for group in self._split_suspects(batch):
         if self.queue.is_stopping:
           break
-        if not self._under_way.may_begin([request.id for request in some]):
-          self._give_up(some)
-        elif some[0].kind in kinds.DECODED:
-          self._sample(some)
+        if not self._crash_guard.may_begin([request.id for request in group]):
+          self._give_up(group)
+        elif group[0].kind in kinds.DECODED:
+          self._sample(group)
         else:
-          self._do(some[0])
+          self._do(group[0])
     self.models.close()
     self._db.close()
 
-  def _apart(
+  def _split_suspects(
       self, batch: list[request_journal.ServerRequest]
   ) -> list[list[request_journal.ServerRequest]]:
     """Returns a batch in parts: one request each if one may be deadly."""
-    if not any(self._under_way.is_suspect(request.id) for request in batch):
+    if not any(self._crash_guard.is_suspect(request.id) for request in batch):
       return [batch]
     ordered = sorted(batch, key=lambda request: request.kind == kinds.FINISH)
     return [[request] for request in ordered]
@@ -137,9 +136,12 @@ class Engine:
     """Fails requests that the process has died of."""
     for request in requests:
       logging.error(
-          "%s (%s) is left out: %s", request.id, request.kind, under_way.DEADLY
+          "%s (%s) is left out: %s",
+          request.id,
+          request.kind,
+          crash_guard.DEADLY,
       )
-      text = f"{request.id}: {under_way.DEADLY}"
+      text = f"{request.id}: {crash_guard.DEADLY}"
       self._end(request, kinds.failure(text, "server"))
 
   def _attempt(

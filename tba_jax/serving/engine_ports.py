@@ -27,7 +27,7 @@ class BasePort(Protocol):
     ...
 
   def spec_of(
-      self, model: str, wanted: schemas.LoraConfig | None
+      self, model: str, adapters: schemas.LoraConfig | None
   ) -> dict[str, Any]:
     ...
 
@@ -42,7 +42,7 @@ class EpisodePort(Protocol):
 class ReplayPort(Protocol):
   """See `Replays`."""
 
-  def add(self, wanted: schemas.CreateReplay) -> str:
+  def add(self, body: schemas.CreateReplay) -> str:
     ...
 
   def least_completions(self, model: str) -> int:

@@ -36,9 +36,9 @@ FIRST, REWRITTEN, BRANCHED = "first", "rewritten", "branched"
 class EpisodeRow:
   """A prompt and what followed it, token by token.
 
-  messages: messages as the agent has them; None for a text.
+  messages: chat history as sent by the agent; None for a text prompt.
   rendered: the same for the chat template, sampled turns as they were sampled.
-  text: text of the tokens.
+  text: decoded tokens.
   tokens: [L] token ids.
   start: tokens before the first that was sampled.
   sampled: [L], whether the policy sampled a token.
@@ -74,7 +74,7 @@ class EpisodeRow:
 class Turn:
   """Where a call stands in an episode.
 
-  row: index of its row; that of the next one for a new row.
+  row: index of its row, or of the next row if it begins one.
   length: tokens of the row before the call.
   tokens: [P] token ids that the model sees.
   text: their text.
@@ -95,12 +95,12 @@ class Turn:
 class Episode:
   """The rows of an episode, and how its calls continue them.
 
-  rows: rows, in the order of their first calls.
+  rows: token rows, in the order of their first calls.
   counts: calls, and rows that are not the first, by cause.
 
   Args:
-    tokenizer: tokenizer with a chat template.
-    most_tokens: most tokens that the model sees.
+    tokenizer: must have a chat template.
+    most_tokens: context length of the model.
   """
 
   def __init__(self, tokenizer: tokenizer_lib.Tokenizer, most_tokens: int):
@@ -125,12 +125,12 @@ class Episode:
     messages, cause = call.chat, BRANCHED if self.rows else FIRST
     rendered = [completions.for_template(message) for message in messages]
     for index, row in reversed(list(enumerate(self.rows))):
-      known = len(row.messages or ())
-      if not known or list(messages[:known]) != row.messages:
+      num_known = len(row.messages or ())
+      if not num_known or list(messages[:num_known]) != row.messages:
         continue
-      if known == len(messages):
+      if num_known == len(messages):
         continue
-      rendered[:known] = row.rendered
+      rendered[:num_known] = row.rendered
       text = self._tokenizer.chat_text(rendered, tools=call.offered_tools)
       if text.startswith(row.text):
         return self._go_on(index, text, rendered)
@@ -237,7 +237,7 @@ class Episode:
 
     Args:
       record: result of `end`.
-      messages: messages of the call; None for a text.
+      messages: chat history of the call; None for a text prompt.
       answer: the assistant's message, as the agent has it.
     """
     is_chat, context = messages is not None, record["context_ids"]
@@ -257,11 +257,11 @@ class Episode:
     row.text = record["text"] + self._tokenizer.decode(ids, within=True)
     if is_chat:
       content = self._tokenizer.split_stop(ids)[0]
-      said = self._tokenizer.decode(content, within=True)
+      text = self._tokenizer.decode(content, within=True)
       row.messages = [*messages, dict(answer)]
       row.rendered = [
           *record["rendered"],
-          {"role": "assistant", "content": said},
+          {"role": "assistant", "content": text},
       ]
 
   def to_json(self) -> dict[str, Any]:

@@ -61,28 +61,33 @@ class GroupPasses:
     )
 
   def run(
-      self, params: PyTree, grads: PyTree | None, wanted: protobufs.Pass
+      self, params: PyTree, grads: PyTree | None, request: protobufs.Pass
   ) -> tuple[PyTree | None, protobufs.PassResult]:
     """Adds the gradient of a pass; returns the sum, and the pass's result.
 
     Args:
       params: trained params.
       grads: gradient so far, which is donated; None runs forward alone.
-      wanted: a pass with an objective of `losses/objective_table.py`.
+      request: a pass with an objective of `losses/objective_table.py`.
 
     Raises:
       ValueError: the objective is not allowed here, or the sequences do not
         make groups.
     """
-    batch, places = self._groups(wanted.data)
-    is_given = all("ref_logprobs" in d.inputs for d in wanted.data)
+    batch, places = self._groups(request.data)
+    is_given = all("ref_logprobs" in d.inputs for d in request.data)
     grads, loss, logprobs_BxKxT = self.run_batch(
-        params, grads, wanted.loss, wanted.config, batch, has_reference=is_given
+        params,
+        grads,
+        request.loss,
+        request.config,
+        batch,
+        has_reference=is_given,
     )
     outputs: list[dict[str, np.ndarray] | None] = [None] * len(places)
     T = logprobs_BxKxT.shape[-1]
     for n, logprobs_T in zip(places, logprobs_BxKxT.reshape(-1, T)):
-      datum = wanted.data[n]
+      datum = request.data[n]
       start = _prompt_length(n, datum) - 1
       values = np.zeros(len(datum.tokens), np.float32)
       values[start:] = logprobs_T[: len(values) - start]
@@ -106,7 +111,7 @@ class GroupPasses:
     Args:
       params: trained params.
       grads: gradient so far, which is donated; None runs forward alone.
-      name: name of the objective.
+      name: objective.
       changes: settings of it.
       batch: groups.
       has_reference: whether the batch has the reference's log-probs.
@@ -159,7 +164,7 @@ class GroupPasses:
     for n, datum in enumerate(data):
       _check_group_inputs(n, datum)
       members.setdefault(int(datum.inputs["group"][0]), []).append(n)
-    sizes = {group: len(some) for group, some in members.items()}
+    sizes = {group: len(rows) for group, rows in members.items()}
     K = max(sizes.values())
     for group, size in sizes.items():
       if size != K:
@@ -167,7 +172,7 @@ class GroupPasses:
             f"group {group} has {size} sequences, another has {K}: must be"
             " groups of one size in a pass"
         )
-    places = [n for some in members.values() for n in some]
+    places = [n for rows in members.values() for n in rows]
     shape = (len(members), K)
     prompts = np.zeros((len(members), P), np.int32)
     prompt_mask = np.zeros(prompts.shape, np.float32)
@@ -179,17 +184,17 @@ class GroupPasses:
     rewards, staleness = np.zeros(shape, np.float32), np.zeros(
         shape, np.float32
     )
-    for b, (group, some) in enumerate(members.items()):
-      first = data[some[0]]
-      length = _prompt_length(some[0], first)
+    for b, (group, rows) in enumerate(members.items()):
+      first = data[rows[0]]
+      length = _prompt_length(rows[0], first)
       prompt = first.tokens[:length]
       if length > P:
         raise ValueError(
-            f"data[{some[0]}]: a prompt of {length} tokens; must be up to"
+            f"data[{rows[0]}]: a prompt of {length} tokens; must be up to"
             f" config.sampling.max_prompt_tokens = {P}"
         )
       prompts[b, P - length :], prompt_mask[b, P - length :] = prompt, 1
-      for k, n in enumerate(some):
+      for k, n in enumerate(rows):
         datum = data[n]
         same = _prompt_length(n, datum) == length
         if not same or (datum.tokens[:length] != prompt).any():
@@ -283,10 +288,10 @@ def _check_group_inputs(n: int, datum: protobufs.Datum) -> None:
         " given, ref_logprobs and staleness"
     )
   for name, values in datum.inputs.items():
-    wanted = 1 if name in _SCALARS_OF_GROUPS else len(datum.tokens)
-    if values.size != wanted or not np.isfinite(values).all():
+    size = 1 if name in _SCALARS_OF_GROUPS else len(datum.tokens)
+    if values.size != size or not np.isfinite(values).all():
       raise ValueError(
-          f"data[{n}]: {name} has {values.size} entries: must be {wanted}, all"
+          f"data[{n}]: {name} has {values.size} entries: must be {size}, all"
           " finite"
       )
   staleness = datum.inputs.get("staleness", (0,))[0]
@@ -295,7 +300,7 @@ def _check_group_inputs(n: int, datum: protobufs.Datum) -> None:
         f"data[{n}]: staleness = {staleness}: must be steps from 0"
     )
   group = datum.inputs["group"][0]
-  # A larger float32 may stand for its neighbors, too.
+  # Larger float32 values are not exact integers.
   is_exact = group == int(group) and abs(group) < 2**24
   if group.dtype.kind == "f" and not is_exact:
     raise ValueError(

@@ -129,8 +129,7 @@ class Handlers:
     """Returns a body; raises StatusError if it is too large or too slow.
 
     Args:
-      request: request.
-      most: most bytes; None is what JSON other than a pass may have.
+      most: limit in bytes; None = the limit of JSON requests other than a pass.
     """
     if most is None:
       most = MOST_OF_JSON + BYTES_OF_TOKEN * self.engine.base.max_tokens
@@ -250,10 +249,10 @@ def guarded(handler: Callable[..., Awaitable[Any]], key: str) -> Handler:
   """Returns a handler behind the key, with its errors as responses."""
 
   async def guarded_handler(request: requests.Request) -> responses.Response:
-    given = request.headers.get("x-api-key", "")
-    if not given:
-      given = request.headers.get("authorization", "").removeprefix("Bearer ")
-    if not hmac.compare_digest(given.encode(), key.encode()):
+    token = request.headers.get("x-api-key", "")
+    if not token:
+      token = request.headers.get("authorization", "").removeprefix("Bearer ")
+    if not hmac.compare_digest(token.encode(), key.encode()):
       return error(NO_KEY, "the header X-API-Key is not the key of this server")
     try:
       answer = await handler(request)

@@ -18,8 +18,8 @@ PASS_SETTINGS = (
     "moment_cap", "anchor", "ema_decay", "baseline", "baseline_shift",
     "baseline_temperature", "length_norm", "ties",
 )  # fmt: skip
-# Settings that have no effect in a server, and the only value of each. Those of
-# sampling come with each request.
+# Settings that have no effect in a server, and the only value of each. Sampling
+# settings come with each request.
 _FIXED_SETTINGS = {
     "loss.reward_weight": 1.0, "loss.missing_stop": "keep",
     "loss.entropy_weight": 0.0, "loss.behavior_logprobs": "sampler",
@@ -54,8 +54,7 @@ def objective_config(
   """Returns a config with an objective of groups, and settings of `loss`.
 
   Args:
-    config: config of the server.
-    name: name of the objective.
+    name: objective.
     changes: changed settings of it.
 
   Raises:
@@ -115,10 +114,10 @@ def _loss_config(
           f"loss_fn_config.{key}: loss_fn={name!r} does not read it; must come"
           f" with {', '.join(readers[key])}"
       )
-    own = objective_table.correction(c)
-    if own not in by_correction.get(key, (own,)):
+    correction = objective_table.correction(c)
+    if correction not in by_correction.get(key, (correction,)):
       raise ValueError(
-          f"loss_fn_config.{key}: correction {own!r} does not read it;"
+          f"loss_fn_config.{key}: correction {correction!r} does not read it;"
           f" must come with {', '.join(by_correction[key])}"
       )
     if reader := objective_table.unread(c).get(key):

@@ -28,7 +28,7 @@ _NAMED = {"float32": _FLOAT32, "int64": _INT64}
 _STOPPED, _TOO_LONG = 0, 1  # Numbers of the enum StopReason.
 
 # Message -> (number, name, type); an upper-case type is a message, [] a list,
-# {} a map from text, and ? tells whether it is there.
+# {} a map from text, and ? marks an optional field.
 _MESSAGES = {
     "Tensor": (
         (1, "dense", "bytes"), (2, "sparse_csr", "bytes"),
@@ -188,20 +188,20 @@ class SampleResult:
   prompt_logprobs: np.ndarray | None
 
 
-def pack_pass(wanted: schemas.Forward | schemas.ForwardBackward) -> bytes:
+def pack_pass(body: schemas.Forward | schemas.ForwardBackward) -> bytes:
   """Returns the protocol buffer of a pass that came as JSON."""
   message = _CLASSES["ForwardBackwardRequest"](
-      model_id=wanted.model_id,
-      seq_id=wanted.seq_id,
-      loss_fn=wanted.input.loss_fn,
-      forward_only=isinstance(wanted, schemas.Forward),
+      model_id=body.model_id,
+      seq_id=body.seq_id,
+      loss_fn=body.input.loss_fn,
+      forward_only=isinstance(body, schemas.Forward),
   )
-  for key, value in wanted.input.loss_fn_config.items():
+  for key, value in body.input.loss_fn_config.items():
     if isinstance(value, str):
       message.loss_fn_config_v2[key].text = value
     else:
       message.loss_fn_config_v2[key].number = value
-  for datum in wanted.input.data:
+  for datum in body.input.data:
     out = message.data.add()
     ids = datum.model_input.ids
     out.model_input.add().encoded_text.tokens = ids.tobytes()

@@ -26,55 +26,59 @@ class Registry:
 
   def fact(self, name: str, value: Any) -> Any:
     """Returns a fact as first written; `value`, which is JSON, if it is new."""
-    self._db.all(
+    self._db.fetch_all(
         "INSERT OR IGNORE INTO facts VALUES (?, ?)", name, json.dumps(value)
     )
-    row = self._db.one("SELECT value FROM facts WHERE name=?", name)
+    row = self._db.fetch_one("SELECT value FROM facts WHERE name=?", name)
     return json.loads(row[0])
 
   def add_session(self, id: str) -> None:
-    self._db.all("INSERT INTO sessions VALUES (?, NULL, ?)", id, time.time())
+    self._db.fetch_all(
+        "INSERT INTO sessions VALUES (?, NULL, ?)", id, time.time()
+    )
 
   def finish_session(self, id: str, reason: str) -> None:
-    self._db.all(
+    self._db.fetch_all(
         "UPDATE sessions SET finished=coalesce(finished, ?) WHERE id=?",
         *(reason, id),
     )
 
   def session(self, id: str) -> tuple[bool, float] | None:
     """Returns whether a session has finished, and its start; None if none."""
-    row = self._db.one(
+    row = self._db.fetch_one(
         "SELECT finished, created_s FROM sessions WHERE id=?", id
     )
     return row and (row[0] is not None, row[1])
 
   def add_model(self, id: str, session: str, spec: Mapping[str, Any]) -> None:
-    self._db.all(
+    self._db.fetch_all(
         "INSERT OR IGNORE INTO models VALUES (?, ?, ?)",
         *(id, session, json.dumps(spec)),
     )
 
   def model(self, id: str) -> dict[str, Any] | None:
-    """Returns the spec of a model; None if there is none."""
-    row = self._db.one("SELECT spec FROM models WHERE id=?", id)
+    """Returns the spec of a model, or None."""
+    row = self._db.fetch_one("SELECT spec FROM models WHERE id=?", id)
     return row and json.loads(row[0])
 
   def models_of(self, session: str) -> list[str]:
-    rows = self._db.all("SELECT id FROM models WHERE session=?", session)
+    rows = self._db.fetch_all("SELECT id FROM models WHERE session=?", session)
     return [id for (id,) in rows]
 
   def add_sampler(self, id: str, session: str, path: str) -> None:
-    self._db.all(
+    self._db.fetch_all(
         "INSERT OR IGNORE INTO samplers VALUES (?, ?, ?)", *(id, session, path)
     )
 
   def sampler(self, id: str) -> str | None:
     """Returns the path of a sampling session, "" for the base model."""
-    row = self._db.one("SELECT path FROM samplers WHERE id=?", id)
+    row = self._db.fetch_one("SELECT path FROM samplers WHERE id=?", id)
     return row and row[0]
 
   def samplers_of(self, session: str) -> list[str]:
-    rows = self._db.all("SELECT id FROM samplers WHERE session=?", session)
+    rows = self._db.fetch_all(
+        "SELECT id FROM samplers WHERE session=?", session
+    )
     return [id for (id,) in rows]
 
   def add_episode(
@@ -89,8 +93,7 @@ class Registry:
     """Adds an episode, unless it has come before.
 
     Args:
-      id: id of the episode.
-      session: session that it is of.
+      session: session of the episode.
       spec: facts about it.
       together: group that its rows are trained in; "" = none.
       size: episodes of the group.
@@ -100,7 +103,7 @@ class Registry:
       ValueError: the group has all its episodes, or another size.
     """
     with self._db.transaction():
-      before = self._db.one("SELECT spec FROM episodes WHERE id=?", id)
+      before = self._db.fetch_one("SELECT spec FROM episodes WHERE id=?", id)
       if before is not None:
         if json.loads(before[0]) != spec:
           raise request_journal.ConflictError(
@@ -108,7 +111,7 @@ class Registry:
           )
         return
       if together:
-        group = self._db.all(
+        group = self._db.fetch_all(
             "SELECT spec FROM episodes WHERE together=? ORDER BY rowid",
             together,
         )
@@ -123,14 +126,14 @@ class Registry:
           raise ValueError(
               f"group {name} has its {size} episodes: take another name"
           )
-      self._db.all(
+      self._db.fetch_all(
           "INSERT INTO episodes VALUES (?, ?, ?, ?, NULL)",
           *(id, session, together, json.dumps(spec)),
       )
 
   def outcomes_of(self, together: str) -> tuple[list[Any], int]:
     """Returns the outcomes of a group's finished episodes, and its size."""
-    rows = self._db.all(
+    rows = self._db.fetch_all(
         "SELECT outcome, spec FROM episodes WHERE together=? ORDER BY rowid",
         together,
     )
@@ -139,55 +142,57 @@ class Registry:
 
   def episode(self, id: str) -> tuple[dict[str, Any], Any] | None:
     """Returns spec and outcome of an episode, None for what is not there."""
-    row = self._db.one("SELECT spec, outcome FROM episodes WHERE id=?", id)
+    row = self._db.fetch_one(
+        "SELECT spec, outcome FROM episodes WHERE id=?", id
+    )
     return row and (json.loads(row[0]), row[1] and json.loads(row[1]))
 
   def finish_episode(self, id: str, outcome: Mapping[str, Any]) -> None:
-    self._db.all(
+    self._db.fetch_all(
         "UPDATE episodes SET outcome=coalesce(outcome, ?) WHERE id=?",
         *(json.dumps(outcome), id),
     )
 
   def set_sampler(self, id: str, path: str) -> None:
     """Gives a sampling session another path."""
-    self._db.all("UPDATE samplers SET path=? WHERE id=?", path, id)
+    self._db.fetch_all("UPDATE samplers SET path=? WHERE id=?", path, id)
 
   def set_running(self, model: str, running: bool, reason: str) -> None:
-    self._db.all(
+    self._db.fetch_all(
         "INSERT OR REPLACE INTO replays VALUES (?, ?, ?)",
         *(model, running, reason),
     )
 
   def running(self, model: str) -> tuple[bool, str]:
     """Returns whether a replay trains, and why it does not."""
-    row = self._db.one(
+    row = self._db.fetch_one(
         "SELECT running, reason FROM replays WHERE model=?", model
     )
     return (bool(row[0]), row[1]) if row else (False, "not started")
 
   def running_replays(self) -> list[str]:
-    rows = self._db.all("SELECT model FROM replays WHERE running")
+    rows = self._db.fetch_all("SELECT model FROM replays WHERE running")
     return [model for (model,) in rows]
 
   def add_checkpoint(
       self, path: str, model: str, spec: Mapping[str, Any]
   ) -> None:
-    self._db.all(
+    self._db.fetch_all(
         "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)",
         *(path, model, json.dumps(spec), time.time()),
     )
 
   def drop_checkpoint(self, path: str) -> None:
-    self._db.all("DELETE FROM checkpoints WHERE path=?", path)
+    self._db.fetch_all("DELETE FROM checkpoints WHERE path=?", path)
 
   def checkpoint(self, path: str) -> dict[str, Any] | None:
-    """Returns the spec of a checkpoint; None if there is none."""
-    row = self._db.one("SELECT spec FROM checkpoints WHERE path=?", path)
+    """Returns the spec of a checkpoint, or None."""
+    row = self._db.fetch_one("SELECT spec FROM checkpoints WHERE path=?", path)
     return row and json.loads(row[0])
 
   def checkpoints_of(self, model: str) -> list[tuple[str, float]]:
     """Returns path and Unix time of a model's checkpoints, oldest first."""
-    return self._db.all(
+    return self._db.fetch_all(
         "SELECT path, created_s FROM checkpoints WHERE model=? ORDER BY"
         " created_s",
         model,
@@ -205,9 +210,9 @@ class Registry:
       offset: newer rows that are left out.
     """
     columns = "path, created_s" if table == "checkpoints" else "id"
-    rows = self._db.all(
+    rows = self._db.fetch_all(
         f"SELECT {columns} FROM {table} ORDER BY rowid DESC LIMIT ? OFFSET ?",
         *(limit, offset),
     )
-    (count,) = self._db.one(f"SELECT count(*) FROM {table}")
+    (count,) = self._db.fetch_one(f"SELECT count(*) FROM {table}")
     return rows, count

@@ -35,15 +35,15 @@ class ReplayHandlers(handlers.Handlers):
     if body.model_path:
       load = schemas.LoadWeights(path=body.model_path, optimizer=False)
       raw = load.model_dump_json().encode()
-      wanted = await self.submit(kinds.LOAD, model, 0, raw)
-      await self.result_of(wanted.id)
+      submitted = await self.submit(kinds.LOAD, model, 0, raw)
+      await self.result_of(submitted.id)
       # Its session is of this version before anybody samples from it.
-      wanted = await self.submit(kinds.SAVE_SAMPLER, model, 1, kinds.PUBLISH)
-      await self.result_of(wanted.id)
+      submitted = await self.submit(kinds.SAVE_SAMPLER, model, 1, kinds.PUBLISH)
+      await self.result_of(submitted.id)
     else:
-      wanted = await self.submit(kinds.CREATE, model, 0, raw)
+      submitted = await self.submit(kinds.CREATE, model, 0, raw)
     return {
-        "request_id": wanted.id,
+        "request_id": submitted.id,
         "replay_id": model,
         "sampling_session_id": kinds.newest_sampler(model),
     }
@@ -66,15 +66,15 @@ class ReplayHandlers(handlers.Handlers):
 
   async def _run(self, kind: str, request: requests.Request) -> Any:
     await self.body(request)
-    wanted = await self.submit(kind, self._replay(request), None, b"{}")
-    return await self.result_of(wanted.id)
+    submitted = await self.submit(kind, self._replay(request), None, b"{}")
+    return await self.result_of(submitted.id)
 
   async def _reward(self, request: requests.Request) -> Any:
     body, _ = await self.read(schemas.RewardSample, request)
-    wanted = await concurrency.run_in_threadpool(
+    submitted = await concurrency.run_in_threadpool(
         self.engine.replays.reward,
         self._replay(request),
         body.request_id,
         body.rewards,
     )
-    return {"request_id": wanted.id}
+    return {"request_id": submitted.id}

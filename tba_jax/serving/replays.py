@@ -33,37 +33,35 @@ class Replays:
   weights: saved_weights.SavedWeights
   models: served_models.ServedModels
 
-  def add(self, wanted: schemas.CreateReplay) -> str:
+  def add(self, body: schemas.CreateReplay) -> str:
     """Adds the model of a replay; returns its id.
 
     Raises:
       ValueError: a setting is wrong, or the number is another replay's.
       LookupError: the checkpoint to begin with is not there.
     """
-    number = wanted.replay_seq_id
-    model = f"{wanted.session_id}:replay:{number}"
-    served_replay.with_replay(self.base.config, wanted.replay)
-    spec = self.base.spec_of(model, wanted.lora_config)
-    if wanted.model_path:
-      saved = self.registry.checkpoint(wanted.model_path)
+    number = body.replay_seq_id
+    model = f"{body.session_id}:replay:{number}"
+    served_replay.with_replay(self.base.config, body.replay)
+    spec = self.base.spec_of(model, body.lora_config)
+    if body.model_path:
+      saved = self.registry.checkpoint(body.model_path)
       if saved is None:
-        raise LookupError(f"{wanted.model_path}: there is no such checkpoint")
+        raise LookupError(f"{body.model_path}: there is no such checkpoint")
       spec = {key: saved[key] for key in spec}
-    least = self._least_completions(wanted)
-    if wanted.completions_per_prompt < least:
+    least = self._least_completions(body)
+    if body.completions_per_prompt < least:
       raise ValueError(
-          f"completions_per_prompt = {wanted.completions_per_prompt}: must be"
-          f" {least} or more with loss_fn={wanted.loss_fn!r}"
+          f"completions_per_prompt = {body.completions_per_prompt}: must be"
+          f" {least} or more with loss_fn={body.loss_fn!r}"
       )
-    spec["replay"] = wanted.model_dump()
-    self.registry.add_model(model, wanted.session_id, spec)
+    spec["replay"] = body.model_dump()
+    self.registry.add_model(model, body.session_id, spec)
     if self.registry.model(model) != json.loads(json.dumps(spec)):
       raise ValueError(
           f"replay_seq_id = {number}: is another replay; take another number"
       )
-    self.registry.add_sampler(
-        kinds.newest_sampler(model), wanted.session_id, ""
-    )
+    self.registry.add_sampler(kinds.newest_sampler(model), body.session_id, "")
     return model
 
   def settings(self, model: str) -> schemas.CreateReplay:
@@ -82,7 +80,6 @@ class Replays:
 
     Args:
       model: id of the replay.
-      id: id of the sample.
       rewards: reward of each completion.
 
     Raises:
@@ -105,7 +102,7 @@ class Replays:
     """Lets the group of an episode in once all of it have finished.
 
     Args:
-      spec: spec of an episode.
+      spec: settings of the episode, as JSON.
 
     Returns:
       Groups that enter, and rows that are left out; {} if none can.

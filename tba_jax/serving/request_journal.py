@@ -31,7 +31,7 @@ class ServerRequest:
   owner: model or sampling session that it is for.
   seq: number among the owner's requests.
   kind: name of the operation, as `optim_step`.
-  body: body as it came; None once a checkpoint holds its effect.
+  body: JSON as received; None once a checkpoint holds its effect.
   accepted_s: Unix time of its arrival.
   """
 
@@ -85,7 +85,7 @@ class RequestJournal:
     digest = _digest(body)
     now_s = time.time()
     with self._db.transaction():
-      row = self._db.one(
+      row = self._db.fetch_one(
           "SELECT kind, digest, accepted_s FROM requests WHERE id=?", id
       )
       if row is not None:
@@ -101,7 +101,7 @@ class RequestJournal:
               " stands"
           )
         return ServerRequest(id, owner, seq, kind, body, row[2]), False
-      self._db.all(
+      self._db.fetch_all(
           "INSERT INTO requests (id, owner, seq, kind, body, digest,"
           " accepted_s) VALUES (?, ?, ?, ?, ?, ?, ?)",
           *(id, owner, seq, kind, body, digest, now_s),
@@ -116,10 +116,12 @@ class RequestJournal:
     body, until `drop_bodies`: `next_seq` reads them without a gap.
     """
     with self._db.transaction():
-      (newest,) = self._db.one("SELECT coalesce(max(done), 0) FROM requests")
+      (newest,) = self._db.fetch_one(
+          "SELECT coalesce(max(done), 0) FROM requests"
+      )
       for n, (id, outcome) in enumerate(outcomes.items(), newest + 1):
         is_result = isinstance(outcome, bytes)
-        self._db.all(
+        self._db.fetch_all(
             "UPDATE requests SET result=?, failure=?, done=?, body=CASE kind"
             " WHEN 'sample' THEN NULL WHEN 'sample_into_replay' THEN NULL"
             " WHEN 'answer' THEN NULL WHEN 'forward' THEN x'' ELSE body END"
@@ -129,14 +131,14 @@ class RequestJournal:
             n,
             id,
         )
-      self._db.all(
+      self._db.fetch_all(
           "DELETE FROM requests WHERE done < ? AND body IS NULL",
           newest - _KEEP_RESULTS,
       )
 
   def same_body(self, owner: str, body: bytes) -> str | None:
     """Returns the newest request with this body that did not fail, or None."""
-    row = self._db.one(
+    row = self._db.fetch_one(
         "SELECT id FROM requests WHERE owner=? AND digest=? AND failure IS NULL"
         " ORDER BY seq DESC LIMIT 1",
         *(owner, _digest(body)),
@@ -145,7 +147,7 @@ class RequestJournal:
 
   def drop_bodies(self, owner: str, seq: int) -> None:
     """Forgets the bodies of an owner's finished requests up to a number."""
-    self._db.all(
+    self._db.fetch_all(
         "UPDATE requests SET body=NULL WHERE owner=? AND seq<=? AND done IS"
         " NOT NULL AND body IS NOT NULL",
         *(owner, seq),
@@ -153,7 +155,7 @@ class RequestJournal:
 
   def outcome(self, id: str) -> RequestOutcome | None:
     """Returns the outcome of a request; None for one that is not known."""
-    row = self._db.one(
+    row = self._db.fetch_one(
         "SELECT kind, result, failure FROM requests WHERE id=?", id
     )
     if row is None:
@@ -169,7 +171,7 @@ class RequestJournal:
 
     Bodies may be large: one of them is read at a time.
     """
-    rows = self._db.all(
+    rows = self._db.fetch_all(
         "SELECT id, done IS NOT NULL FROM requests WHERE owner=? AND seq>?"
         " ORDER BY seq",
         *(owner, seq),
@@ -185,7 +187,7 @@ class RequestJournal:
 
     They are in the order of `finish`.
     """
-    rows = self._db.all(
+    rows = self._db.fetch_all(
         "SELECT id, owner, seq, kind, body, accepted_s, result FROM requests"
         " WHERE owner=? AND kind=? AND body IS NOT NULL AND result IS NOT"
         " NULL ORDER BY done",
@@ -195,14 +197,14 @@ class RequestJournal:
 
   def next_seq(self, owner: str) -> int:
     """Returns the number after the owner's last done one without a gap."""
-    done = self._db.all(
+    completed = self._db.fetch_all(
         "SELECT seq FROM requests WHERE owner=? AND done IS NOT NULL ORDER BY"
         " seq",
         owner,
     )
     # Old ones may be forgotten: the first that is there follows them.
-    expected = done[0][0] if done else 0
-    for (seq,) in done:
+    expected = completed[0][0] if completed else 0
+    for (seq,) in completed:
       if seq != expected:
         break
       expected += 1
@@ -210,7 +212,7 @@ class RequestJournal:
 
   def last_seq(self, owner: str) -> int:
     """Returns the highest number of an owner's requests, -1 without any."""
-    return self._db.one(
+    return self._db.fetch_one(
         "SELECT coalesce(max(seq), -1) FROM requests WHERE owner=?", owner
     )[0]
 
@@ -220,7 +222,7 @@ class RequestJournal:
     """Returns an owner's requests finished after a place of `finish`.
 
     Args:
-      owner: owner of the requests.
+      owner: sequence of requests: a model, a session or a sampler.
       after: place.
       first: lowest number of a request.
       last: highest number.
@@ -229,7 +231,7 @@ class RequestJournal:
     Returns:
       Place, id, and whether it failed, by place.
     """
-    rows = self._db.all(
+    rows = self._db.fetch_all(
         "SELECT done, id, failure IS NOT NULL FROM requests WHERE owner=? AND"
         " done>? AND seq BETWEEN ? AND ? ORDER BY done LIMIT ?",
         *(owner, after, first, last, limit),
@@ -240,19 +242,19 @@ class RequestJournal:
       self, owner: str, kind: str, after: int, limit: int
   ) -> list[tuple[int, bytes]]:
     """Returns the newest results of a kind after a number: number, result."""
-    rows = self._db.all(
+    rows = self._db.fetch_all(
         "SELECT seq, result FROM requests WHERE owner=? AND kind=? AND seq>?"
         " AND result IS NOT NULL ORDER BY seq DESC LIMIT ?",
         *(owner, kind, after, limit),
     )
     return rows[::-1]
 
-  def last_asked_s(self, model: str) -> float:
+  def last_request_s(self, model: str) -> float:
     """Returns the Unix time of a model's newest request that is not forgotten.
 
     Without one it is the start of the model's session.
     """
-    return self._db.one(
+    return self._db.fetch_one(
         "SELECT COALESCE((SELECT MAX(accepted_s) FROM requests WHERE owner=?),"
         " (SELECT created_s FROM sessions JOIN models ON session=sessions.id"
         " WHERE models.id=?))",
@@ -261,7 +263,7 @@ class RequestJournal:
     )[0]
 
   def _requests(self, where: str, *values: Any) -> list[ServerRequest]:
-    rows = self._db.all(
+    rows = self._db.fetch_all(
         "SELECT id, owner, seq, kind, body, accepted_s FROM requests WHERE "
         + where,
         *values,

@@ -40,7 +40,7 @@ class RequestQueue:
   lock: held while requests come at the same time: none begins meanwhile.
 
   Args:
-    journal: journal of the requests.
+    journal: stores the requests.
     gap_deadline_s: longest wait of a request for the one before.
     on_done: called with the ids of requests that are done.
   """
@@ -75,12 +75,11 @@ class RequestQueue:
     """Journals a request and queues it, unless it has come before.
 
     Args:
-      kind: kind of the request.
       owner: model, sampling session or episode.
       seq: its number; None takes the next one.
-      body: body of the request.
-      name: name among the owner's requests, by which it is known if it comes
-        again; "" = its number.
+      body: JSON as received.
+      name: key among the owner's requests that identifies a retry; "" = its
+        number.
 
     Raises:
       ConflictError: another request has this number.
@@ -158,9 +157,9 @@ class RequestQueue:
     """Bytes of the bodies that wait, which are in memory."""
     queues = [
         self._samples,
-        *(some.values() for some in self._waiting.values()),
+        *(waiting.values() for waiting in self._waiting.values()),
     ]
-    return sum(len(request.body) for some in queues for request in some)
+    return sum(len(request.body) for waiting in queues for request in waiting)
 
   def _add(self, request: request_journal.ServerRequest) -> None:
     if request.kind in kinds.DECODED:
@@ -172,12 +171,12 @@ class RequestQueue:
     self._waiting.setdefault(owner, {})[request.seq] = request
 
   def _take(self) -> list[request_journal.ServerRequest]:
-    """Returns the requests to do next, if there are any."""
+    """Returns the next requests, possibly none."""
     self._give_up_gaps()
     ready = [
-        some[self._expected[owner]]
-        for owner, some in self._waiting.items()
-        if self._expected[owner] in some
+        waiting[self._expected[owner]]
+        for owner, waiting in self._waiting.items()
+        if self._expected[owner] in waiting
     ]
     first = min(ready, key=lambda r: r.accepted_s, default=None)
     if self._samples and (
@@ -196,11 +195,11 @@ class RequestQueue:
   def _give_up_gaps(self) -> None:
     """Fails requests whose predecessor does not come."""
     now_s, wait_s = time.time(), self._gap_deadline_s
-    for owner, some in list(self._waiting.items()):
+    for owner, waiting in list(self._waiting.items()):
       expected = self._expected[owner]
-      if expected in some:
+      if expected in waiting:
         continue
-      for seq, request in list(some.items()):
+      for seq, request in list(waiting.items()):
         if now_s - request.accepted_s < wait_s:
           continue
         late = kinds.failure(
@@ -210,7 +209,7 @@ class RequestQueue:
             category=_UNDONE,
         )
         self.finish({request.id: late})
-        del some[seq]
+        del waiting[seq]
 
   def _is_done(self, id: str) -> bool:
     outcome = self._journal.outcome(id)

@@ -47,7 +47,7 @@ class SampleJob:
   """Requested completions.
 
   owner: sampling session or episode.
-  path: path of the version, "" for the base model.
+  path: `tinker://` path of the version; "" for the base model.
   pack: (result, optimizer steps of the version) -> result of the request.
   last_n: prompt tokens, from the end, that get log-probs; 0 = none.
   """
@@ -87,9 +87,9 @@ class SampleBatches:
 
   def job(self, request: request_journal.ServerRequest) -> SampleJob:
     """Returns what a sample asks for; ValueError if it is wrong."""
-    wanted = schemas.read(schemas.Sample, request.body)
-    tokens, params = wanted.prompt.ids, wanted.sampling_params
-    last_n = wanted.prompt_logprobs_last_n
+    body = schemas.read(schemas.Sample, request.body)
+    tokens, params = body.prompt.ids, body.sampling_params
+    last_n = body.prompt_logprobs_last_n
     job = SampleJob(
         request.id,
         request.owner,
@@ -98,13 +98,13 @@ class SampleBatches:
         decode_request(
             request.id,
             tokens,
-            wanted.num_samples,
+            body.num_samples,
             params.seed,
             params.max_tokens,
         ),
         pack=functools.partial(_pack, request.kind, tokens.tolist()),
         last_n=(len(tokens) if last_n is None else last_n)
-        * wanted.prompt_logprobs,
+        * body.prompt_logprobs,
     )
     c = self.base.config.sampling
     P, T = c.max_prompt_tokens, c.max_completion_tokens
@@ -251,7 +251,7 @@ def decode_request(
 
 
 def path_of(registry: registry_lib.Registry, sampler: str) -> str:
-  """Returns the path of a sampling session; ValueError if there is none."""
+  """Returns the path of a sampling session; raises ValueError if unknown."""
   path = registry.sampler(sampler)
   if path is None:
     raise ValueError(f"sampling session {sampler}: there is none")

@@ -52,7 +52,7 @@ class SavedWeights:
   lora_alpha: `config.lora.alpha`.
   base_name: name of what adapters are of.
   abstract_state: returns shapes and shardings of the state of a spec's models.
-  folder: folder of the server.
+  folder: root directory of the server.
   insist: repeats a write until the disk takes it.
   """
 
@@ -68,7 +68,7 @@ class SavedWeights:
     return self.folder / "models" / model.replace(":", "_")
 
   def place(self, path: str) -> tuple[str, pathlib.Path]:
-    """Returns kind and folder of a path; ValueError if there is none."""
+    """Returns kind and folder of a path; raises ValueError if unknown."""
     parts = path.removeprefix(SCHEME).split("/")
     # Its parts were checked before it was registered.
     if not path.startswith(SCHEME) or self.registry.checkpoint(path) is None:
@@ -86,7 +86,7 @@ class SavedWeights:
     return (spec or {}).get("step", 0)
 
   def read(self, path: str) -> tuple[dict[str, Any], types.PyTree]:
-    """Returns spec and state of a checkpoint; ValueError if there is none."""
+    """Returns spec and state of a checkpoint; raises ValueError if unknown."""
     kind, folder = self.place(path)
     if kind == EXTERNAL_WEIGHTS:
       raise ValueError(f"{path}: an export is for other programs")
@@ -103,12 +103,12 @@ class SavedWeights:
   def save(
       self,
       request: request_journal.ServerRequest,
-      wanted: schemas.SaveWeights,
+      body: schemas.SaveWeights,
       run: ModelState,
   ) -> str:
     """Saves a model to go on with; returns the path."""
-    name = wanted.path or f"seq-{request.seq}"
-    path, folder = self._new_path(request, WEIGHTS, name, wanted.overwrite)
+    name = body.path or f"seq-{request.seq}"
+    path, folder = self._new_path(request, WEIGHTS, name, body.overwrite)
     state = {"params": run.params, "opt_state": run.opt_state}
     self._write(folder, state)
     self.insist(self._note, path, request, run)
@@ -117,25 +117,25 @@ class SavedWeights:
   def save_version(
       self,
       request: request_journal.ServerRequest,
-      wanted: schemas.SaveWeights,
+      body: schemas.SaveWeights,
       run: ModelState,
   ) -> str:
     """Saves a version to sample from; returns the path.
 
     Without a name it replaces the oldest of those that have none.
     """
-    name = wanted.path or f"{schemas.UNNAMED}{request.seq}"
+    name = body.path or f"{schemas.UNNAMED}{request.seq}"
     path, folder = self._new_path(request, SAMPLER_WEIGHTS, name)
     self._write(folder, {"params": run.params})
     self.insist(self._note, path, request, run)
-    if not wanted.path:
+    if not body.path:
       self._drop_unnamed(request.owner)
     return path
 
   def export(
       self,
       request: request_journal.ServerRequest,
-      wanted: schemas.SaveWeights,
+      body: schemas.SaveWeights,
       run: ModelState,
   ) -> tuple[str, int]:
     """Writes a folder for transformers, or of adapters for peft.
@@ -143,7 +143,7 @@ class SavedWeights:
     Returns:
       Path and bytes.
     """
-    name = wanted.path or f"seq-{request.seq}"
+    name = body.path or f"seq-{request.seq}"
     path, folder = self._new_path(request, EXTERNAL_WEIGHTS, name)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _remove(folder)  # A kill before its outcome has the request come again.
@@ -174,7 +174,7 @@ class SavedWeights:
     return path, sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
 
   def delete(self, path: str) -> None:
-    """Deletes a checkpoint; ValueError if there is none."""
+    """Deletes a checkpoint; raises ValueError if unknown."""
     _, folder = self.place(path)
     self.registry.drop_checkpoint(path)
     shutil.rmtree(folder, ignore_errors=True)

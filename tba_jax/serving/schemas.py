@@ -108,13 +108,13 @@ def _must(test: Callable[[Any], bool], text: str) -> pydantic.AfterValidator:
 
 def _texts_or_ids(value: Any) -> tuple[str, ...] | tuple[int, ...]:
   """Returns what ends a completion; [] are no token ids."""
-  some = (value,) if isinstance(value, str) else value
-  if isinstance(some, list | tuple) and len(some) <= _MOST_STOPS:
-    if all(isinstance(text, str) and text for text in some):
-      return tuple(some)
-  if isinstance(some, list):
-    if all(type(i) is int and 0 <= i < 2**31 for i in some):
-      return tuple(some)
+  items = (value,) if isinstance(value, str) else value
+  if isinstance(items, list | tuple) and len(items) <= _MOST_STOPS:
+    if all(isinstance(text, str) and text for text in items):
+      return tuple(items)
+  if isinstance(items, list):
+    if all(type(i) is int and 0 <= i < 2**31 for i in items):
+      return tuple(items)
   raise ValueError(
       f"must be a text, a list of texts, up to {_MOST_STOPS} and none empty, or"
       " a list of token ids"
@@ -523,8 +523,8 @@ class CreateReplay(Message):
 
   @property
   def groups_each_step(self) -> int:
-    wanted = self.groups_per_step
-    return self.prompts_per_batch if wanted is None else wanted
+    groups = self.groups_per_step
+    return self.prompts_per_batch if groups is None else groups
 
 
 # OpenAI's completions.
@@ -538,7 +538,7 @@ class _Completions(Message):
   """Completions of a chat or a text.
 
   max_tokens: most tokens of each; None is as many as there is room for.
-  seed: seed of sampling; None takes one of the request's.
+  seed: start of the sampler's random numbers; None takes one from the request.
   """
 
   nothing = {

@@ -34,17 +34,14 @@ _SECTIONS = ("model", "tokenizer", "sampling", "loss", "lora")
 class ServedBase:
   """The base model of a server.
 
-  config: config of the server.
   policy: model and tokenizer.
-  name: name for clients.
+  name: shown to clients.
   base_name: name in checkpoints of what adapters are of.
   tokenizer_id: name or folder that clients load the tokenizer from.
-  params: params on the devices.
 
   Args:
-    config: config of the server.
     workdir: its directory.
-    folder: folder of the server there.
+    folder: root directory of the server there.
     registry: holds the settings that must not change.
 
   Raises:
@@ -111,48 +108,48 @@ class ServedBase:
     return self.programs({"rank": 0, "targets": "all"}).tokens
 
   def spec_of(
-      self, model: str, wanted: schemas.LoraConfig | None
+      self, model: str, adapters: schemas.LoraConfig | None
   ) -> dict[str, Any]:
     """Returns the spec of a new model.
 
     Args:
       model: id of the model.
-      wanted: its adapters; None trains all params, as rank 0.
+      adapters: its adapters; None trains all params, as rank 0.
 
     Raises:
       ValueError: nothing would be trained.
     """
-    wanted = wanted or schemas.LoraConfig(rank=0)
+    adapters = adapters or schemas.LoraConfig(rank=0)
     is_mlp = lora.kernel_names(self.policy.model)
     targets = [
         name
         for name in sorted(is_mlp)
-        if (wanted.train_mlp if is_mlp[name] else wanted.train_attn)
+        if (adapters.train_mlp if is_mlp[name] else adapters.train_attn)
     ]
-    if wanted.rank and not targets:
+    if adapters.rank and not targets:
       raise ValueError(
           "lora_config: train_mlp or train_attn must be true, since this server"
           " has no adapters of the unembedding"
       )
-    seed = seed_of(model) if wanted.seed is None else wanted.seed
+    seed = seed_of(model) if adapters.seed is None else adapters.seed
     return {
         "base_model": self.name,
-        "rank": wanted.rank,
-        "targets": ",".join(targets) if wanted.rank else "all",
+        "rank": adapters.rank,
+        "targets": ",".join(targets) if adapters.rank else "all",
         "train_mlp": any(is_mlp[n] for n in targets),
         "train_attn": not all(is_mlp[n] for n in targets),
         "seed": seed % 2**32,
     }
 
-  def _place_tokenizer(self, own: pathlib.Path) -> str:
+  def _place_tokenizer(self, source: pathlib.Path) -> str:
     """Returns a name that clients load the tokenizer from."""
     folder = self.policy.folder
     if folder is not None and not folder.exists():
       if len(folder.parts) == 2:
         return str(folder)  # ORG/NAME of the hub.
-    if not own.is_dir():
-      hf.replace_folder(own, self.policy.tokenizer.save)
-    return str(own.absolute())
+    if not source.is_dir():
+      hf.replace_folder(source, self.policy.tokenizer.save)
+    return str(source.absolute())
 
 
 def check_settings(

@@ -93,8 +93,8 @@ class ServedModels:
       path = self._load(model, schemas.read(schemas.LoadWeights, request.body))
       return schemas.to_json({"type": kind, "path": path, "model_id": model})
     if kind in (kinds.SAVE, kinds.SAVE_SAMPLER, kinds.EXPORT):
-      wanted = schemas.read(schemas.SaveWeights, request.body)
-      return schemas.to_json(self._save(request, wanted))
+      body = schemas.read(schemas.SaveWeights, request.body)
+      return schemas.to_json(self._save(request, body))
     if kind in (kinds.START, kinds.STOP):
       self.get(model)
       is_start = kind == kinds.START
@@ -118,9 +118,11 @@ class ServedModels:
     spec = self.registry.model(model)
     if spec is None:
       raise ValueError(f"model {model}: there is none; create_model makes one")
-    made = self.journal.outcome(f"{model}:0")
-    if made is not None and made.kind == kinds.LOAD and made.failure:
-      raise ValueError(f"model {model} was not made: {made.failure['error']}")
+    created = self.journal.outcome(f"{model}:0")
+    if created is not None and created.kind == kinds.LOAD and created.failure:
+      raise ValueError(
+          f"model {model} was not made: {created.failure['error']}"
+      )
     while len(self._models) >= self.base.config.serve.max_models:
       self.forget(next(iter(self._models)))
     folder = self.weights.model_folder(model) / "state"
@@ -240,39 +242,39 @@ class ServedModels:
     if repeated:
       print(f"{model}: {repeated} requests after its checkpoint done again")
 
-  def _load(self, model: str, wanted: schemas.LoadWeights) -> str:
+  def _load(self, model: str, body: schemas.LoadWeights) -> str:
     """Replaces a model's params by a checkpoint's; returns its path."""
-    own, path = self.registry.model(model), wanted.path
+    model_spec, path = self.registry.model(model), body.path
     spec, state = self.weights.read(path)
     for key in ("rank", "targets"):
-      if spec[key] != own[key]:
+      if spec[key] != model_spec[key]:
         raise ValueError(
-            f"{path} has {key}={spec[key]!r}, the model {own[key]!r}: must be a"
-            " checkpoint of the same adapters"
+            f"{path} has {key}={spec[key]!r}, the model"
+            f" {model_spec[key]!r}: must be a checkpoint of the same adapters"
         )
-    if wanted.optimizer and "opt_state" not in state:
+    if body.optimizer and "opt_state" not in state:
       raise ValueError(
           f"{path} has no optimizer state: must be a path of save_weights"
       )
     self.get(model).run.load(
-        state["params"], state["opt_state"] if wanted.optimizer else None
+        state["params"], state["opt_state"] if body.optimizer else None
     )
     return path
 
   def _save(
-      self, request: request_journal.ServerRequest, wanted: schemas.SaveWeights
+      self, request: request_journal.ServerRequest, body: schemas.SaveWeights
   ) -> dict[str, Any]:
     """Saves a model; an unnamed version's result is its sampling session."""
     model, kind = request.owner, request.kind
     run = self.get(model).run
     if kind == kinds.EXPORT:
-      path, size = self.weights.export(request, wanted, run)
+      path, size = self.weights.export(request, body, run)
       return {"type": kind, "path": path, "size_bytes": size}
     if kind == kinds.SAVE:
-      path = self.weights.save(request, wanted, run)
+      path = self.weights.save(request, body, run)
       return {"type": kind, "path": path}
-    path = self.weights.save_version(request, wanted, run)
-    if wanted.path:
+    path = self.weights.save_version(request, body, run)
+    if body.path:
       return {"type": kind, "path": path}
     # Its own numbers, apart from those that clients give.
     sampler = f"{model}:sample:{request.seq}"

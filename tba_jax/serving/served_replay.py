@@ -72,7 +72,7 @@ def with_replay(
 class ServedReplay:
   """The buffer of a replay, and what has gone through it.
 
-  settings: settings of its training.
+  settings: training settings.
   counts: completions that have `entered`, were `trained` for the first time,
     or `evicted` before that; `groups` that have entered. The rest of those that
     entered are in the buffer, untrained.
@@ -130,10 +130,10 @@ class ServedReplay:
         versions=np.array([r["version"] for r in rows], np.int32),
         epoch=0,
     )
-    left = self._buffer.insert(group, step)
+    evicted = self._buffer.insert(group, step)
     self.counts["groups"] += 1
     self.counts["entered"] += len(rows)
-    self.counts["evicted"] += left.completions
+    self.counts["evicted"] += evicted.completions
     return self.state()
 
   def missing(self, step: int) -> int:
@@ -284,7 +284,7 @@ def group_of_sample(
   """Returns the group of a sample `into` a replay.
 
   Args:
-    result: result of the sample.
+    result: JSON of the sample.
     rewards: reward of each completion.
     least: smallest group that the objective learns from.
 

@@ -171,8 +171,8 @@ class TinkerHandlers(handlers.Handlers):
     """Adds a model, and submits the request that makes it."""
     spec = {**spec, "user_metadata": body.user_metadata}
     self.registry.add_model(model, session, spec)
-    wanted = await self.submit(kind, model, 0, schemas.in_one_form(raw))
-    return {"request_id": wanted.id, "model_id": model}
+    submitted = await self.submit(kind, model, 0, schemas.in_one_form(raw))
+    return {"request_id": submitted.id, "model_id": model}
 
   async def _get_info(self, request: requests.Request) -> Any:
     body, _ = await self.read(schemas.OfModel, request)
@@ -230,8 +230,8 @@ class TinkerHandlers(handlers.Handlers):
           f"{kind} with seq_id = {seq}: the server numbers the requests of a"
           f" replay; must be {', '.join(_OF_REPLAYS)}, without seq_id"
       )
-    wanted = await self.submit(kind, model, seq or None, body)
-    return {"request_id": wanted.id, "model_id": model}
+    submitted = await self.submit(kind, model, seq or None, body)
+    return {"request_id": submitted.id, "model_id": model}
 
   async def _load_weights(self, request: requests.Request) -> Any:
     raw = await self.body(request)
@@ -273,7 +273,7 @@ class TinkerHandlers(handlers.Handlers):
         "base_model": spec["base_model"],
         "is_lora": spec["rank"] > 0,
         "lora_rank": spec["rank"] or None,
-        "last_request_time": _iso(self.journal.last_asked_s(model)),
+        "last_request_time": _iso(self.journal.last_request_s(model)),
         "last_checkpoint": newest.get("training"),
         "last_sampler_checkpoint": newest.get("sampler"),
         "user_metadata": spec.get("user_metadata"),
@@ -367,10 +367,10 @@ class TinkerHandlers(handlers.Handlers):
         raise ValueError(f"num_samples = {count}: must be {least} or more")
     # Without a number of its client's it takes none that one may give.
     name = "" if body.seq_id is not None else str(uuid.uuid4())
-    wanted = await self.submit(kind, sampler, body.seq_id, raw, name)
+    submitted = await self.submit(kind, sampler, body.seq_id, raw, name)
     return {
-        "request_id": wanted.id,
-        "sample_sequence_ids": [f"{wanted.id}:{i}" for i in range(count)],
+        "request_id": submitted.id,
+        "sample_sequence_ids": [f"{submitted.id}:{i}" for i in range(count)],
     }
 
   # Results.

@@ -30,8 +30,8 @@ def names_of(host: str, more: str) -> list[str]:
     host: address that it listens at.
     more: further names and addresses, separated by commas.
   """
-  own = socket.gethostname()
-  names = [host, own, "localhost", "127.0.0.1", *more.split(",")]
+  hostname = socket.gethostname()
+  names = [host, hostname, "localhost", "127.0.0.1", *more.split(",")]
   names = [name.strip() for name in names]
   unspecified = ("", "0.0.0.0", "::")
   return [n for n in dict.fromkeys(names) if n not in unspecified]
@@ -41,19 +41,19 @@ def make(folder: pathlib.Path, names: Sequence[str]) -> None:
   """Writes key, certificate and authority, unless they are there.
 
   Args:
-    folder: folder of the files, mode 0700.
-    names: names and addresses that the certificate is for.
+    folder: directory with mode 0700.
+    names: DNS names and IP addresses for the certificate.
 
   Raises:
     ValueError: a name cannot be in a certificate.
   """
-  wanted = [_general_name(name) for name in names]
-  if _names(folder / CERT) == wanted and (folder / KEY).exists():
+  alt_names = [_general_name(name) for name in names]
+  if _names(folder / CERT) == alt_names and (folder / KEY).exists():
     return
   folder.mkdir(parents=True, exist_ok=True, mode=0o700)
   authority, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
   ca = _signed("authority", authority, authority, [], is_authority=True)
-  cert = _signed("server", key, authority, wanted, is_authority=False)
+  cert = _signed("server", key, authority, alt_names, is_authority=False)
   pem = serialization.Encoding.PEM
   contents = {
       CA: ca.public_bytes(pem),
@@ -85,7 +85,7 @@ def _general_name(name: str) -> x509.GeneralName:
 
 
 def _names(path: pathlib.Path) -> list[x509.GeneralName] | None:
-  """Returns the names of a certificate; None if there is none."""
+  """Returns the names of a certificate, or None."""
   try:
     cert = x509.load_pem_x509_certificate(path.read_bytes())
     extension = cert.extensions.get_extension_for_class(

@@ -22,8 +22,8 @@ class TokenLoss:
   """A loss of tokens.
 
   fn: (logprobs_BxL, inputs, config) -> [B, L] float32, the loss of each token.
-  inputs: names of the arrays that it reads beside the targets; `logprobs` are
-    those of the policy that sampled.
+  inputs: names of the arrays that it reads in addition to the targets;
+    `logprobs` are the behavior policy's.
   optional: names that may be left out, with the value that stands for them.
   config: its settings with their defaults.
   """

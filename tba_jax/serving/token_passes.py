@@ -40,28 +40,28 @@ class TokenPasses:
     self._config = trainable.config
 
   def run(
-      self, params: PyTree, grads: PyTree | None, wanted: protobufs.Pass
+      self, params: PyTree, grads: PyTree | None, request: protobufs.Pass
   ) -> tuple[PyTree | None, protobufs.PassResult]:
     """Adds the gradient of a pass; returns the sum, and the pass's result.
 
     Args:
       params: trained params.
       grads: gradient so far, which is donated; None runs forward alone.
-      wanted: a pass with a loss of `token_losses.LOSSES`.
+      request: a pass with a loss of `token_losses.LOSSES`.
 
     Raises:
       ValueError: the loss lacks an input, or has one that it does not read.
     """
     rows = [
-        (datum, _token_inputs(n, datum, wanted.loss))
-        for n, datum in enumerate(wanted.data)
+        (datum, _token_inputs(n, datum, request.loss))
+        for n, datum in enumerate(request.data)
     ]
-    config = _token_config(wanted)
+    config = _token_config(request)
     outputs: list[dict[str, np.ndarray] | None] = [None] * len(rows)
     waiting = []
     run = self._token_forward if grads is None else self._token_pass
     with trainable_lib.donating():
-      for places, B, L in self._cut([len(d.tokens) for d in wanted.data]):
+      for places, B, L in self._cut([len(d.tokens) for d in request.data]):
         arrays = _pad([rows[n] for n in places], B, L)
         arrays = self._trainable.place_rows(arrays)
         grads, total, logprobs, losses = run(
@@ -73,7 +73,7 @@ class TokenPasses:
       loss += float(total)
       logprobs_BxL, losses_BxL = map(np.asarray, (logprobs_BxL, losses_BxL))
       for row, n in enumerate(places):
-        length = len(wanted.data[n].tokens)
+        length = len(request.data[n].tokens)
         outputs[n] = {
             "logprobs": logprobs_BxL[row, :length],
             "elementwise_loss": losses_BxL[row, :length],
@@ -86,7 +86,7 @@ class TokenPasses:
     """Returns [L] float32 of each sequence: nan, then log-probs of its tokens.
 
     Args:
-      params: params of the model, not of adapters.
+      params: full model, not adapters.
       sequences: [L] int32 each.
     """
     out = [np.full(len(ids), np.nan, np.float32) for ids in sequences]
@@ -96,11 +96,11 @@ class TokenPasses:
         if len(ids) > 1
     ]
     places = [n for n, ids in enumerate(sequences) if len(ids) > 1]
-    for some, B, L in self._cut([len(d.tokens) for d in data]):
-      arrays = _pad([(data[n], {}) for n in some], B, L)
+    for cut, B, L in self._cut([len(d.tokens) for d in data]):
+      arrays = _pad([(data[n], {}) for n in cut], B, L)
       arrays = self._trainable.place_rows(arrays)
       values_BxL = np.asarray(self._score(params, arrays))
-      for row, n in enumerate(some):
+      for row, n in enumerate(cut):
         out[places[n]][1:] = values_BxL[row, : len(data[n].tokens)]
     return out
 
@@ -117,8 +117,8 @@ class TokenPasses:
     for L, places in sorted(by_length.items()):
       most = max(1, self._config.serve.micro_batch_tokens // L)
       for start in range(0, len(places), most):
-        some = places[start : start + most]
-        out.append((some, min(_power_of_two(len(some)), most), L))
+        cut = places[start : start + most]
+        out.append((cut, min(_power_of_two(len(cut)), most), L))
     return out
 
   @functools.cached_property
@@ -239,23 +239,23 @@ def _token_inputs(
   return out
 
 
-def _token_config(wanted: protobufs.Pass) -> dict[str, np.ndarray]:
+def _token_config(request: protobufs.Pass) -> dict[str, np.ndarray]:
   """Returns index and settings of a token loss; ValueError for a wrong one."""
   names = list(token_losses.LOSSES)
-  defaults = token_losses.LOSSES[wanted.loss].config
-  for key, value in wanted.config.items():
+  defaults = token_losses.LOSSES[request.loss].config
+  for key, value in request.config.items():
     if key not in defaults or isinstance(value, str):
       raise ValueError(
-          f"loss_fn_config.{key} = {value!r}: must be, for {wanted.loss},"
+          f"loss_fn_config.{key} = {value!r}: must be, for {request.loss},"
           f" {', '.join(defaults) or 'none'}, as numbers"
       )
   # Whatever the loss, the program takes the same names.
   settings = {
       key: 0.0 for loss in token_losses.LOSSES.values() for key in loss.config
   }
-  settings |= {**defaults, **wanted.config}
+  settings |= {**defaults, **request.config}
   return {
-      "loss": np.int32(names.index(wanted.loss)),
+      "loss": np.int32(names.index(request.loss)),
       **{key: np.float32(value) for key, value in settings.items()},
   }
 

@@ -25,13 +25,13 @@ class Trainable:
   """What models with the same trained part share, compiled once.
 
   config: `lora.alpha`, and what passes read.
-  model: the model, whose shape all share.
+  model: shared shape.
   base: its params, which adapters adapt; also the reference policy.
-  adapters: the adapters; None if all params are trained.
+  adapters: None if all params are trained.
 
   Args:
     config, model, base: the attributes.
-    rank: rank of the adapters; 0 trains all params.
+    rank: width of the adapters; 0 trains all params.
     targets: matrices that have adapters, as `config.lora.targets`.
   """
 
@@ -124,7 +124,7 @@ class Trainable:
 
 @contextlib.contextmanager
 def donating() -> Iterator[None]:
-  """Makes a ValueError one that says that the gradient is lost.
+  """Converts a ValueError to one that reports the lost gradient.
 
   Whoever sees a ValueError may go on with the gradient.
   """

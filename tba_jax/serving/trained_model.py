@@ -84,18 +84,18 @@ class TrainedModel:
     """Returns the model's params, adapters merged into their base."""
     return self.programs.trainable.merged(self.params)
 
-  def run_pass(self, wanted: protobufs.Pass) -> protobufs.PassResult:
+  def run_pass(self, request: protobufs.Pass) -> protobufs.PassResult:
     """Runs a pass; adds its gradient, unless it is forward alone.
 
     Raises:
       ValueError: the pass is wrong; the gradient is what it was.
     """
-    self.programs.check(wanted.data)
-    is_of_tokens = wanted.loss in token_losses.LOSSES
+    self.programs.check(request.data)
+    is_of_tokens = request.loss in token_losses.LOSSES
     passes = self.programs.tokens if is_of_tokens else self.programs.groups
-    if wanted.forward_only:
-      return passes.run(self.params, None, wanted)[1]
-    self._grads, result = passes.run(self.params, self._gradient(), wanted)
+    if request.forward_only:
+      return passes.run(self.params, None, request)[1]
+    self._grads, result = passes.run(self.params, self._gradient(), request)
     return result
 
   def run_batch(
@@ -137,7 +137,7 @@ class TrainedModel:
     """Replaces the params, drops the gradient.
 
     Args:
-      params: params to go on with.
+      params: values to continue from.
       opt_state: their optimizer state; None begins a new one.
     """
     self.params, self._grads = params, None

@@ -86,7 +86,7 @@ class Accelerators:
   """The accelerators that JAX would find here.
 
   kind: "gpu", "tpu" or "cpu" (none).
-  ids: ids for CUDA_VISIBLE_DEVICES or TPU_VISIBLE_CHIPS.
+  ids: values for CUDA_VISIBLE_DEVICES or TPU_VISIBLE_CHIPS.
   """
 
   kind: str
@@ -116,8 +116,8 @@ def find(environment: Mapping[str, str] = os.environ) -> Accelerators:
 def memory() -> tuple[str, int, int, str]:
   """Returns kind, GiB of a device, and number of devices here, and their name.
 
-  The kind is "cpu", "gpu", or of a TPU its generation, such as "v5e". Of a TPU
-  whose generation the environment does not say, memory is that of the smallest.
+  The kind is "cpu", "gpu", or of a TPU its generation, such as "v5e". For a
+  TPU of unknown generation, memory is that of the smallest.
   """
   machine = find()
   if machine.kind == CPU:
@@ -138,7 +138,7 @@ def memory() -> tuple[str, int, int, str]:
 
 def check_platforms() -> None:
   """Raises ValueError if JAX_PLATFORMS names what is not installed here."""
-  here = [
+  available = [
       name
       for name, packages in _PACKAGES.items()
       if not packages or any(map(_is_installed, packages))
@@ -146,10 +146,10 @@ def check_platforms() -> None:
   for name in filter(None, os.environ.get("JAX_PLATFORMS", "").split(",")):
     # Another plug-in may have any name.
     is_known = name in _PACKAGES or not _has_other_plugins()
-    if is_known and name not in here:
+    if is_known and name not in available:
       raise ValueError(
           f"JAX_PLATFORMS={name!r}: not installed here; must be one of"
-          f" {', '.join(here)}, or '' for what JAX finds"
+          f" {', '.join(available)}, or '' for what JAX finds"
       )
 
 
@@ -169,7 +169,7 @@ def prepare() -> None:
 
 
 def _has_other_plugins() -> bool:
-  """Tells whether JAX has plug-ins for other devices than GPUs of NVIDIA."""
+  """Returns whether JAX has plug-ins for devices other than NVIDIA GPUs."""
   names = [p.name for p in importlib.metadata.entry_points(group="jax_plugins")]
   spec = importlib.util.find_spec("jax_plugins")
   folders = spec.submodule_search_locations if spec else []
@@ -182,7 +182,7 @@ def _is_installed(package: str) -> bool:
 
 
 def multiplies_bfloat16(cpuinfo: pathlib.Path = _CPUINFO) -> bool:
-  """Tells whether this machine's CPU has instructions for bfloat16 products."""
+  """Returns whether the CPU has instructions for bfloat16 products."""
   try:
     match = re.search(r"^flags\s*:(.*)$", cpuinfo.read_text(), re.M)
   except OSError:
@@ -206,8 +206,8 @@ def _tpu_chips() -> list[str]:
 def list_gpus() -> list[tuple[str, int, str]]:
   """Returns index, MiB and name of each GPU; asks once.
 
-  Containers may lack nvidia-smi, or have it in a folder that PATH does not
-  name: then CUDA's driver says what JAX would find.
+  Containers may lack nvidia-smi, or have it in a folder outside PATH: then the
+  CUDA driver is queried for the GPUs that JAX would find.
   """
   commands = _NVIDIA_SMI, [sys.executable, "-c", ASK_CUDA]
   for command in commands:
@@ -238,7 +238,7 @@ def assign(
   """Splits the accelerators over the processes of a run.
 
   By default the trainer takes the first ones and each searcher the next. With
-  run.processes="many", all share a single GPU, and beside a single TPU chip
+  run.processes="many", all share a single GPU, and with a single TPU chip
   searchers use the CPU.
 
   Args:
@@ -276,19 +276,19 @@ def assign(
           "trainer": [env] * len(trainers),
           "searcher": [env] * len(searchers),
       }
-  asked = {
+  requested = {
       role: processes.parse_cores(text) if text not in ("", CPU) else []
       for role, text in chosen.items()
   }
   # Accelerators that nobody asked for are the default.
-  free = [i for i in range(count) if i not in sum(asked.values(), [])]
+  free = [i for i in range(count) if i not in sum(requested.values(), [])]
   out = {}
   for role, sizes in (("trainer", trainers), ("searcher", searchers)):
     if chosen[role] == CPU:
       out[role] = [{"JAX_PLATFORMS": CPU}] * len(sizes)
       continue
-    pool = [i for i in asked[role] if i < count] or free
-    if sum(sizes) > len(pool) or max(asked[role], default=0) >= count:
+    pool = [i for i in requested[role] if i < count] or free
+    if sum(sizes) > len(pool) or max(requested[role], default=0) >= count:
       raise ValueError(
           f"config.devices.{role}={devices[role]!r}: {len(sizes)} process(es)"
           f" need {sum(sizes)} {machine.kind} device(s) in all; this machine"
@@ -341,7 +341,7 @@ def of_run(
   """Returns the environments that give a run's processes their accelerators.
 
   Args:
-    config: config, of which `devices`, `mesh`, `trainer` and `search` are read.
+    config: only `devices`, `mesh`, `trainer` and `search` are read.
     alone: whether one process has all of the trainer's devices and there are no
       searchers, as in fine-tuning.
 
@@ -383,7 +383,7 @@ def one_process(config: ml_collections.ConfigDict) -> tuple[bool, str]:
     return False, "a role of several devices"
   assigned = *config.devices.values(), trainer.cpu_devices, search.cpu_devices
   if any(assigned):
-    return False, "config.devices or cpu_devices say where roles run"
+    return False, "config.devices or cpu_devices assign devices to roles"
   if config.store.address or config.store.locator:
     return False, "config.store lets searchers of other hosts join"
   return True, f"a single {machine.kind} here"

@@ -14,7 +14,7 @@ class Thread:
   """Runs a function in a daemon thread; `check` and `close` raise its error.
 
   Args:
-    name: name of the thread, for messages.
+    name: shown in messages.
     run: function, called once with an event that `close` sets, after which it
       must return soon.
     close_s: longest wait of `close`.
@@ -78,7 +78,7 @@ class JobQueue(Thread):
   """A thread that runs jobs in order; after a failure it runs no more.
 
   Args:
-    name: name of the thread, for messages.
+    name: shown in messages.
     max_waiting: size of the queue; `submit` waits while it is full.
     deadline_s: longest wait of `submit`, `flush` and `close`.
   """

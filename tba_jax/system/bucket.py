@@ -87,11 +87,11 @@ def absolute(directory: str) -> epath.Path:
   """Returns an absolute local path, or a URL unchanged."""
   if not is_remote(directory):
     return epath.Path(directory).absolute()
-  list_anew()
+  relist()
   return epath.Path(directory)
 
 
-def list_anew() -> None:
+def relist() -> None:
   """Turns off gcsfs's cache of listings, also for etils and Orbax.
 
   It lacks what others write, including TensorStore in this process. Call this
@@ -105,7 +105,7 @@ def stage(workdir: str, program: str, *, key: str = "--workdir") -> str:
 
   Args:
     workdir: path, which is returned as it is, or URL.
-    program: program to run there.
+    program: program that will read the directory.
     key: flag or setting of `workdir`, for messages.
 
   Raises:
@@ -223,18 +223,18 @@ def _take(folder: pathlib.Path) -> "Lock":
   url = marker["url"]
   lock = Lock(url)
   with _alone(folder):
-    seen = lock.read()
-    if seen.token != marker["token"]:
+    state = lock.read()
+    if state.token != marker["token"]:
       raise ValueError(
-          f"{url}: {seen.holder or 'another process'} has worked there"
+          f"{url}: {state.holder or 'another process'} has worked there"
           " meanwhile; start again"
       )
-    if seen.holder:
-      logging.warning("%s: %s has not released it", url, seen.holder)
+    if state.holder:
+      logging.warning("%s: %s has not released it", url, state.holder)
     # Processes that worked in this folder are dead, since we hold the local
     # lock. The owner of a folder that was only downloaded may live elsewhere.
-    own = marker["token"] if marker["content"] == "work" else ""
-    _mark(folder, url, lock.take(own).token, "work")
+    token = marker["token"] if marker["content"] == "work" else ""
+    _mark(folder, url, lock.take(token).token, "work")
   return lock
 
 
@@ -244,7 +244,7 @@ class LockState:
 
   token: random, of the last holder.
   holder: description of the current holder; "" if released.
-  generation: generation number of the object.
+  generation: GCS generation number.
   """
 
   token: str = ""
@@ -257,7 +257,7 @@ class Lock:
 
   def __init__(self, url: str):
     self._url = url
-    self._mine = LockState()
+    self._state = LockState()
     with _access(url):
       self.store = ts.KvStore.open(f"{url}/").result()
 
@@ -284,19 +284,19 @@ class Lock:
       ValueError: the holder is alive, or another process was faster.
       OSError: the bucket cannot be used.
     """
-    seen = self.read()
-    until = time.monotonic() + (0.0 if seen.token == token else gone_s)
-    while seen.holder and time.monotonic() < until:
+    state = self.read()
+    until = time.monotonic() + (0.0 if state.token == token else gone_s)
+    while state.holder and time.monotonic() < until:
       time.sleep(min(POLL_S, gone_s))
       now = self.read()
-      if now.holder and now.generation != seen.generation:
+      if now.holder and now.generation != state.generation:
         raise ValueError(f"{self._url}: {now.holder} already runs there")
-      seen = now
+      state = now
     holder = f"process {os.getpid()} of {socket.gethostname()}"
-    mine = LockState(secrets.token_hex(8), holder, seen.generation)
-    if not self._write(mine):
+    claim = LockState(secrets.token_hex(8), holder, state.generation)
+    if not self._write(claim):
       raise ValueError(f"{self._url}: {self.read().holder} was faster")
-    return self._mine
+    return self._state
 
   def renew(self) -> None:
     """Renews the lock.
@@ -305,7 +305,7 @@ class Lock:
       RuntimeError: another process has taken it.
       OSError: the bucket cannot be written.
     """
-    if not self._write(self._mine):
+    if not self._write(self._state):
       raise RuntimeError(
           f"{self._url}: {self.read().holder or 'another process'} has taken it"
           f" over: this process had not renewed it for {GONE_S:.0f} s"
@@ -313,7 +313,7 @@ class Lock:
 
   def release(self) -> None:
     """Releases the lock; raises as `renew`."""
-    self._mine = dataclasses.replace(self._mine, holder="")
+    self._state = dataclasses.replace(self._state, holder="")
     self.renew()
 
   def _write(self, state: LockState) -> bool:
@@ -333,7 +333,7 @@ class Lock:
         if stored.value != data:
           return False
         written = stored.stamp
-    self._mine = dataclasses.replace(state, generation=written.generation)
+    self._state = dataclasses.replace(state, generation=written.generation)
     return True
 
 
@@ -461,7 +461,7 @@ def fetch(url: str, folder: pathlib.Path, *, logs_only: bool = False) -> None:
 
 def _filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
   """Returns the file system of a URL and the path on it."""
-  list_anew()
+  relist()
   return fsspec.core.url_to_fs(url)
 
 

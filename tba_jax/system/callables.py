@@ -29,7 +29,7 @@ _NO_FILE = "<dynamic-code>"
 
 
 def is_lent(text: str) -> bool:
-  """Tells whether a setting's value, FILE:NAME, names such a callable."""
+  """Returns whether a setting's value, FILE:NAME, names such a callable."""
   return text.rpartition(":")[0].endswith(SUFFIX)
 
 

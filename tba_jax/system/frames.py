@@ -108,12 +108,14 @@ class Pipes:
 
   def write(self, data: bytes, deadline: float = math.inf) -> None:
     """Writes all of it; raises as `read_some`."""
-    left = memoryview(data)
-    while left:
+    remaining = memoryview(data)
+    while remaining:
       self._wait(self._sink, select.POLLOUT, deadline)
       try:
         # No more than a pipe that can be written to takes at once.
-        left = left[os.write(self._sink.fileno(), left[: select.PIPE_BUF]) :]
+        remaining = remaining[
+            os.write(self._sink.fileno(), remaining[: select.PIPE_BUF]) :
+        ]
       except OSError as error:
         raise PipeClosed(str(error)) from error
 

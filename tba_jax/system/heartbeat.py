@@ -104,7 +104,7 @@ def start(name: str) -> None:
   """Starts the thread, if this process's supervisor listens.
 
   Args:
-    name: name of what the process does while it has no other activity.
+    name: activity of an otherwise idle process.
   """
   descriptor = os.environ.pop(_VARIABLE, None)
   if descriptor is None:
@@ -139,7 +139,7 @@ class Listener:
   """The supervisor's end of a pipe.
 
   pipe: the other end, for the process alone.
-  environment: tells the process its end.
+  environment: variables that name the process's end of the pipe.
   silent: looks since the last sign of life.
   """
 

@@ -139,7 +139,7 @@ def costs(text: str, host_size: int = 0, trips: int = 1) -> Costs:
   A conditional is counted as its most expensive branch.
 
   Args:
-    text: text of the module.
+    text: HLO of the module.
     host_size: devices of a host, if hosts are joined by a network; else 0.
     trips: times that a loop runs which decides that itself; one within such a
       loop is counted once.
@@ -163,8 +163,8 @@ def costs(text: str, host_size: int = 0, trips: int = 1) -> Costs:
 def kernels(text: str) -> dict[str, int]:
   """Returns how often the text of a module calls each kernel that XLA lacks.
 
-  Kernels of libraries have the name of the call's target, those of Pallas on
-  TPU their own.
+  Library kernels have the name of the call's target, Pallas kernels on TPU
+  their own.
   """
   counts = collections.Counter()
   for name, target in _KERNEL.findall(text):
@@ -274,8 +274,8 @@ def _walk(
   Args:
     computations: all computations of the module, by name.
     name: computation to walk.
-    channels: channels counted already in this run: an asynchronous collective
-      stands in several fusions under one channel.
+    channels: already counted in this run; an asynchronous collective appears in
+      several fusions under one channel.
     received: (computation, collective, kind) -> bytes.
     trips: argument of `costs`.
   """
@@ -332,13 +332,13 @@ def _moved(
     times, inner = 1, trips
     if op.opcode == "while":
       times, inner = _num_trips(computations, op, trips)
-    each = [_moved(computations, called, inner) for called in _runs(op)]
+    moved = [_moved(computations, called, inner) for called in _runs(op)]
     if op.opcode == "while":
-      total += times * sum(each)
+      total += times * sum(moved)
     elif op.opcode == "conditional":
-      total += max(each)
+      total += max(moved)
     else:
-      total += sum(each) or _moved_by(computations, computations[name], op)
+      total += sum(moved) or _moved_by(computations, computations[name], op)
   return total
 
 
@@ -355,8 +355,8 @@ def _without_caches(
       return op
     is_float = lambda name: computation[name].type.startswith(("bf16", "f"))
     caches = list(filter(is_float, op.operands))[1:]
-    kept = tuple(name for name in op.operands if name not in caches)
-    return dataclasses.replace(op, operands=kept)
+    operands = tuple(name for name in op.operands if name not in caches)
+    return dataclasses.replace(op, operands=operands)
 
   return {
       name: {key: change(computation, op) for key, op in computation.items()}
@@ -400,11 +400,11 @@ def _moved_by(
   if op.opcode.startswith("all-reduce") or not op.opcode.endswith("-start"):
     return sum(map(_stored_bytes, operands)) + _stored_bytes(op.type)
   if op.opcode.removesuffix("-start") in _COLLECTIVES:
-    # The type is that of the operands, then of the results.
+    # The type lists the operands, then the results.
     return _stored_bytes(op.type)
   arrays = [match[0] for match in _TILED.finditer(op.type)]
   if op.opcode.removesuffix("-start") in _SLICES:
-    # The type is that of the operand, then of the result.
+    # The type lists the operand, then the result.
     read = _in_memory_of(arrays[1].replace("S(1)", ""), operands[0])
     return _stored_bytes(read) + _stored_bytes(arrays[1])
   # Bytes of a copy's target, of its source, and of a context.
@@ -444,8 +444,8 @@ def _moved_by_fusion(
         read = _stored_bytes(operand)
         break
     total += min(read, _stored_bytes(operand))
-  written = _stored_bytes(fusion.type)
-  return total + max(0.0, written - updated)
+  result_bytes = _stored_bytes(fusion.type)
+  return total + max(0.0, result_bytes - updated)
 
 
 def _in_memory_of(type_text: str, other: str) -> str:
@@ -459,8 +459,8 @@ def _num_trips(
 
   It runs `trips` times if that is decided while it runs.
   """
-  if known := _TRIPS.search(loop.attributes):
-    return int(known[1]), trips
+  if match := _TRIPS.search(loop.attributes):
+    return int(match[1]), trips
   names = loop.called("condition", "body")
   condition, body = (computations[name] for name in names)
   bound, compare = _scalar(computations, condition, _root(condition).name)
@@ -490,7 +490,7 @@ def _scalar(
   Both may stand in a fusion, with the constant outside or inside.
   """
   op = computation[name]
-  known = [
+  constants = [
       computation[operand].constant
       for operand in op.operands
       if operand in computation and computation[operand].constant is not None
@@ -501,9 +501,9 @@ def _scalar(
     # The fusion's operands are the counter and the constant, in some order.
     root = _root(called)
     counter = [o for o in op.operands if computation[o].constant is None]
-    known += inside
+    constants += inside
     op = dataclasses.replace(root, operands=tuple(counter))
-  return (max(known) if known else None), op
+  return (max(constants) if constants else None), op
 
 
 def _received(computation: _Computation, op: _Instruction, kind: str) -> float:
@@ -514,13 +514,13 @@ def _received(computation: _Computation, op: _Instruction, kind: str) -> float:
     operands = operands[:1]
   size = sum(_num_bytes(computation[name].type) for name in operands)
   parts = _groups(op.attributes).shape[1]
-  others = (parts - 1) / parts
+  remote_share = (parts - 1) / parts
   return {
       "all-gather": size * (parts - 1),
-      "all-reduce": 2 * size * others,
-      "reduce-scatter": size * others,
-      "all-to-all": size * others,
-      "ragged-all-to-all": size * others,
+      "all-reduce": 2 * size * remote_share,
+      "reduce-scatter": size * remote_share,
+      "all-to-all": size * remote_share,
+      "ragged-all-to-all": size * remote_share,
   }.get(kind, size)
 
 

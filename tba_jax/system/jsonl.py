@@ -36,7 +36,7 @@ def to_json(value: Any, non_finite: list[str], name: str = "") -> Any:
   Args:
     value: nested mappings, sequences, arrays and scalars of any library.
     non_finite: receives the dotted name of each non-finite number.
-    name: name of `value` itself.
+    name: label of `value` itself.
   """
   if value is None or isinstance(value, bool | int | str):
     return value
@@ -301,14 +301,14 @@ def schema_error(value: Any, schema: Any, name: str = "") -> str:
     schema: a type (`float` allows int, `int` not bool), `[schema]` for a list,
       or `{key: schema}` for an object: a key ending in "?" may be missing or
       null, "*" stands for all other keys. Keys without a schema are allowed.
-    name: name of the value, for messages.
+    name: shown in messages.
   """
   where = f"{name!r} " if name else ""
   if isinstance(schema, Mapping):
     if not isinstance(value, dict):
       return f"{where}is not an object"
     named = {key.removesuffix("?") for key in schema}
-    for key, wanted in schema.items():
+    for key, kind in schema.items():
       plain = key.removesuffix("?")
       keys = [k for k in value if k not in named] if key == "*" else [plain]
       for k in keys:
@@ -317,7 +317,7 @@ def schema_error(value: Any, schema: Any, name: str = "") -> str:
           continue
         if k not in value:
           return f"{full!r} is missing"
-        if error := schema_error(value[k], wanted, full):
+        if error := schema_error(value[k], kind, full):
           return error
     return ""
   if isinstance(schema, list):

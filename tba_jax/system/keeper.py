@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs user code on completions, each in a process of its own.
+"""Runs user code on completions, each in a separate process.
 
 A pool starts a keeper, which loads the user's code, confines itself, and forks
 a process for each completion. Only the keeper has the pool's pipes, and it
@@ -105,7 +105,7 @@ def _link(hello: Mapping[str, Any]) -> None:
 
 
 def _num_threads() -> int:
-  """Returns this process's threads, those of libraries too (Linux)."""
+  """Returns the number of this process's threads, of libraries too (Linux)."""
   try:
     return len(os.listdir("/proc/self/task"))
   except OSError:
@@ -140,7 +140,7 @@ class _Keeper:
     self._hello = hello
     self._limits = _limits()
     self._pid = 0  # The completion's process.
-    self._pipes: frames.Pipes | None = None  # None if there is no such process.
+    self._pipes: frames.Pipes | None = None  # None without a process.
 
   def run(self, goes_on: Callable[[Any], bool]) -> None:
     """Answers requests until the pool has closed, or needs another keeper."""
@@ -161,7 +161,7 @@ class _Keeper:
       self._pool.write(nonce + flag + answer)
 
   def _begin(self) -> None:
-    with contextlib.suppress(OSError):  # It is no file.
+    with contextlib.suppress(OSError):  # Not a file.
       os.ftruncate(2, 0)
       os.lseek(2, 0, os.SEEK_SET)
     requests, answers = os.pipe(), os.pipe()
@@ -242,7 +242,11 @@ class _Keeper:
       with contextlib.suppress(ChildProcessError):  # Its status was taken.
         self._status()
     # Its processes may have changed the limits of this one, of the same user.
-    return _end_others() and self._cell.clean() and _limits() == self._limits
+    return (
+        _end_other_processes()
+        and self._cell.clean()
+        and _limits() == self._limits
+    )
 
 
 def _limits() -> list[Any]:
@@ -253,7 +257,7 @@ def _limits() -> list[Any]:
   return [limits, share, processes.available_cores()]
 
 
-def _end_others() -> bool:
+def _end_other_processes() -> bool:
   """Kills what this process has started; False if something does not end."""
   deadline = time.monotonic() + _GONE_S
   while time.monotonic() < deadline:

@@ -24,7 +24,7 @@ def absolute(text: str) -> str:
   if os.path.exists(path):
     return os.path.abspath(path)
   match = _SUBSET.fullmatch(path)
-  # A folder beside which the hub may have an ORG/NAME[SPLIT] of its own.
+  # Without a README.md, ORG/NAME[SPLIT] may be on the hub rather than local.
   if match and os.path.isfile(f"{match[1]}/README.md"):
     return f"{os.path.abspath(match[1])}/{match[2]}{match[3] or ''}"
   return PATH.sub(replace, text)

@@ -71,11 +71,11 @@ _WARM_UP_S = 2.0
 _begun: dict[str, threading.Event] = {}
 
 # Sockets of `free_port`, which keep its ports.
-_kept: list[socket.socket] = []
+_port_sockets: list[socket.socket] = []
 
 
 def refuse(error: Exception | str) -> int:
-  """Prints what is wrong with a program's input; returns its exit status."""
+  """Prints an error of a program's input; returns its exit status."""
   print(f"error: {error}", file=sys.stderr)
   return EXIT_CONFIG
 
@@ -84,14 +84,14 @@ def free_port() -> int:
   """Returns a free port of the loopback interface.
 
   Until this process exits, Linux assigns it to no other process, but a process
-  that is told the number can listen on it.
+  that knows the number can listen on it.
   """
   listener = socket.socket()
   listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
   listener.bind(("127.0.0.1", 0))
   port = listener.getsockname()[1]
   if sys.platform == "linux":
-    _kept.append(listener)
+    _port_sockets.append(listener)
   else:
     listener.close()
   return port
@@ -183,15 +183,15 @@ def assign_cores(num_searchers: int) -> dict[str, Any]:
   Args:
     num_searchers: number of searchers, 1 or more.
   """
-  mine = available_cores()
-  if len(mine) < 2:
+  available = available_cores()
+  if len(available) < 2:
     return {"trainer": [], "searchers": [[]] * num_searchers}
-  half = len(mine) // 2
+  half = len(available) // 2
   per = max(1, half // num_searchers)
-  split = len(mine) - min(half, num_searchers * per)
-  searchers = mine[split:]
+  split = len(available) - min(half, num_searchers * per)
+  searchers = available[split:]
   return {
-      "trainer": mine[:split],
+      "trainer": available[:split],
       "searchers": [
           searchers[i * per % len(searchers) :][:per]
           for i in range(num_searchers)
@@ -206,17 +206,17 @@ def pin(cores: Sequence[int]) -> None:
 
 
 def raise_open_files() -> None:
-  """Lets this process open as many files as it may, up to 65,536.
+  """Raises this process's limit of open files, up to 65,536.
 
   The usual 1,024 are soon taken by connections of strangers, and then nobody
   else comes in.
   """
   now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-  wanted = _OPEN_FILES
+  limit = _OPEN_FILES
   if most != resource.RLIM_INFINITY:
-    wanted = min(wanted, most)
-  if 0 <= now < wanted:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+    limit = min(limit, most)
+  if 0 <= now < limit:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
 
 
 def try_lock(fd: int, *, shared: bool = False) -> bool:
@@ -312,11 +312,11 @@ def descendants(pid: int) -> list[int]:
     state, parent = fields.split()[:2]
     if state not in "ZX":
       children.setdefault(int(parent), []).append(int(folder.name))
-  out, left = [], [pid]
-  while left:
-    found = children.get(left.pop(), [])
-    out += found
-    left += found
+  out, pending = [], [pid]
+  while pending:
+    pids = children.get(pending.pop(), [])
+    out += pids
+    pending += pids
   return out
 
 
@@ -324,12 +324,12 @@ def kill_descendants(pid: int) -> None:
   """Kills a process's descendants, also those that still start others."""
   stopped: set[int] = set()
   # One that is killed frees a place for another, one that is stopped does not.
-  while found := {*descendants(pid)} - stopped:
-    for one in found:
-      _send(one, signal.SIGSTOP)
-    stopped |= found
-  for one in stopped:
-    _send(one, signal.SIGKILL)
+  while running := {*descendants(pid)} - stopped:
+    for child in running:
+      _send(child, signal.SIGSTOP)
+    stopped |= running
+  for child in stopped:
+    _send(child, signal.SIGKILL)
 
 
 def _send(pid: int, number: int) -> None:
@@ -348,15 +348,15 @@ def die_with_supervisor() -> None:
 
 
 def index_of(operands: Sequence[str]) -> int:
-  """Returns the process number in the operands, 0 if there is none.
+  """Returns the process number in the operands, or 0.
 
   Raises:
     ValueError: the operands are not a single number.
   """
   if len(operands) > 1 or not all(text.isdecimal() for text in operands):
     raise ValueError(
-        f"operands {' '.join(operands)}: must be one whole number, that of this"
-        " process on its host"
+        f"operands {' '.join(operands)}: must be one whole number, the index"
+        " of this process on its host"
     )
   return int(operands[0]) if operands else 0
 
@@ -388,7 +388,8 @@ def start_role(role: str) -> threading.Event:
   """Sets up a role's process; returns the event of `stop_on_signals`.
 
   After a signal the process ends within seconds, unless `role` has called
-  `note_begun`: a compilation, say, ends no sooner, and nothing is to be saved.
+  `note_begun`: before that nothing is to be saved, and a compilation would not
+  react sooner.
   """
   absl_logging.use_absl_handler()
   absl_logging.set_verbosity(absl_logging.INFO)

@@ -27,7 +27,7 @@ class Ramp:
 def parse(value: float | str) -> Ramp:
   """Returns the ramp of a setting's value; a number is constant.
 
-  Raises ValueError for a text that is no ramp.
+  Raises ValueError for a text that is not a ramp.
   """
   if not isinstance(value, str):
     return Ramp(value, value)

@@ -64,7 +64,7 @@ class Setting:
 
   default: default value, which also gives the type; None is a number that is
     not set.
-  allowed: allowed values of that type.
+  allowed: range or choices.
   meaning: description for `docs/reference/settings.md`.
   hosts: differences allowed between the hosts of a run: "same", none unless
     the section allows them; "own", any; "path", other paths to the same files;
@@ -106,9 +106,9 @@ class Section:
 class Values(dict[str, Any]):
   """Values by key, for checks. A check without its value raises KeyError.
 
-  program: program that reads them.
+  program: reader of the settings.
   sections: sections that it reads, "" for top-level keys.
-  elsewhere: whether files and packages are those of other machines.
+  elsewhere: whether files and packages are on other machines.
   """
 
   def __init__(
@@ -146,7 +146,7 @@ def one_of(*names: str) -> Allowed:
   return Allowed(", ".join(map(repr, names)), lambda v: v in names, names)
 
 
-def some_of(*names: str) -> Allowed:
+def subset_of(*names: str) -> Allowed:
   """Allows a comma-separated list of some of the names; "" is none."""
 
   def is_list(text: str) -> bool:
@@ -158,7 +158,7 @@ def some_of(*names: str) -> Allowed:
 
 
 def is_float32(value: float) -> bool:
-  """Tells whether arrays hold a number as another one than 0 or inf."""
+  """Returns whether a number neither underflows nor overflows in float32."""
   return not value or MIN_FLOAT <= abs(value) <= MAX_FLOAT
 
 
@@ -213,7 +213,7 @@ _RELATIONS = {
 
 
 def is_above_0(value: float | str) -> bool:
-  """Tells whether a number, or both ends of its change, are above 0."""
+  """Returns whether a number, or both ends of a ramp, are above 0."""
   ramp = ramps.parse(value)
   return min(ramp.start, ramp.end) > 0
 
@@ -261,9 +261,8 @@ def unread(
   Args:
     c: values by key.
     key: a setting that some values of another one read.
-    default: default of `key`.
     other: key of the setting whose values decide.
-    values: values of `other` with which it is read, or "above 0".
+    values: settings of `other` with which it is read, or "above 0".
   """
   value, is_above_0 = c[other], values == _IS_ABOVE_0
   if c[key] == default or (value > 0 if is_above_0 else value in values):

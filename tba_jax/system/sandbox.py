@@ -106,15 +106,15 @@ def environment(home: str, passed: Sequence[str] = ()) -> dict[str, str]:
   `passed` names further variables to pass on.
   """
   names = [n for n in (*_PASSED, *passed) if not n.startswith(_PRIVATE)]
-  kept = {name: os.environ[name] for name in names if name in os.environ}
-  if "PYTHONPATH" in kept:  # The working directory may differ.
-    paths = kept["PYTHONPATH"].split(os.pathsep)
-    kept["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, paths))
+  passed_on = {name: os.environ[name] for name in names if name in os.environ}
+  if "PYTHONPATH" in passed_on:  # The working directory may differ.
+    paths = passed_on["PYTHONPATH"].split(os.pathsep)
+    passed_on["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, paths))
   return {
       # Many such processes run side by side.
       "OMP_NUM_THREADS": "1",
       "OPENBLAS_NUM_THREADS": "1",
-      **kept,
+      **passed_on,
       "HOME": home,
       "TMPDIR": home,
       "JAX_PLATFORMS": "cpu",
@@ -158,8 +158,8 @@ class Box:
     """Returns the command that runs `words`, whose directory is `home`."""
     if not self.bubblewrap:
       return list(words)
-    own = [*self.tmpfs, "--tmpfs", home, "--remount-ro", "/", "--as-pid-1"]
-    return [*self.bubblewrap, *own, "--chdir", os.getcwd(), "--", *words]
+    options = [*self.tmpfs, "--tmpfs", home, "--remount-ro", "/", "--as-pid-1"]
+    return [*self.bubblewrap, *options, "--chdir", os.getcwd(), "--", *words]
 
   def arguments(self, home: str) -> dict[str, Any]:
     """Returns the arguments of `enter`."""
@@ -195,8 +195,8 @@ def make_box(
     readable: files, and folders with all that is in them, which processes read
       after `enter`.
     shown: the same for what they read before.
-    folders: folders to show as Python's path and the working directory are
-      shown, without entries that begin with a dot or have hidden paths in them.
+    folders: shown like Python's path and the working directory, without entries
+      that start with a dot or contain hidden paths.
     hidden: paths; the user's home is hidden too.
     network: whether processes keep the network.
   """
@@ -263,8 +263,8 @@ def visible_paths(
   closed = {os.path.realpath(path) for path in (*homes, *hidden) if path}
   homes = {os.path.realpath(path) for path in homes if path}
 
-  def holds(path: str, others: Iterable[str]) -> bool:
-    return any(_is_in(other, os.path.realpath(path)) for other in others)
+  def holds(path: str, inner: Iterable[str]) -> bool:
+    return any(_is_in(other, os.path.realpath(path)) for other in inner)
 
   def entries(folder: str) -> list[str]:
     if holds(folder, homes) or any(
@@ -297,7 +297,7 @@ def visible_paths(
     elif any(_is_in(folder, path) for path in (sys.prefix, *_SYSTEM)):
       continue
     elif os.path.basename(folder) in _PACKAGES and not holds(folder, closed):
-      # A venv below this one, say, may have any number of entries.
+      # A nested venv, for example, may have any number of entries.
       yield folder
     else:
       yield from entries(folder)
@@ -311,7 +311,7 @@ def _home_of(uid: int) -> str:
 
 
 def _imported() -> Iterator[str]:
-  """Yields the folders and files of modules, which may lie anywhere."""
+  """Yields the folders and files of modules, which may be anywhere."""
   for name, module in list(sys.modules.items()):
     paths = getattr(module, "__path__", None) or [
         getattr(module, "__file__", None)
@@ -325,12 +325,12 @@ def _is_in(path: str, folder: str) -> bool:
 
 
 def _outermost(paths: Iterable[str]) -> list[str]:
-  """Returns the paths that exist and lie in none of the others, in order."""
-  kept: list[str] = []
+  """Returns the existing paths that are not inside others, in order."""
+  outermost: list[str] = []
   for path in sorted({p for p in paths if os.path.exists(p)}):
-    if not any(_is_in(path, other) for other in kept):
-      kept.append(path)
-  return kept
+    if not any(_is_in(path, other) for other in outermost):
+      outermost.append(path)
+  return outermost
 
 
 def _try(box: Box) -> tuple[list[str] | None, str]:
@@ -340,7 +340,7 @@ def _try(box: Box) -> tuple[list[str] | None, str]:
     arguments = json.dumps(box.arguments(home))
     words = [sys.executable, "-c", _TRIAL, arguments]
     try:
-      done = subprocess.run(
+      process = subprocess.run(
           box.command(words, home),
           env=environment(home),
           stdin=subprocess.DEVNULL,
@@ -349,7 +349,7 @@ def _try(box: Box) -> tuple[list[str] | None, str]:
           timeout=_TRIAL_S,
           check=True,
       )
-      missing = json.loads(done.stdout)
+      missing = json.loads(process.stdout)
     except subprocess.CalledProcessError as error:
       lines = (
           error.stderr.strip() or f"status {error.returncode}"
@@ -392,7 +392,7 @@ class TemporaryHome:
 
 @functools.cache
 def remove_abandoned() -> None:
-  """Removes directories whose process has ended: nobody locks them."""
+  """Removes directories of ended processes, which are unlocked."""
   for path in pathlib.Path(tempfile.gettempdir()).glob(f"{_HOME}*"):
     try:
       status = path.lstat()
@@ -446,8 +446,8 @@ def enter(
   folders = [home, "/tmp", _SHARED] if boxed else [home]
   is_limited = boxed
   if not boxed and os.geteuid() == 0:
-    own = _limit_disk(home, readable)
-    is_limited, folders = bool(own), own or folders
+    limited = _limit_disk(home, readable)
+    is_limited, folders = bool(limited), limited or folders
   _empty(home, lambda entry: True)
   return Confinement(
       home,
@@ -466,8 +466,8 @@ def enter(
 class Confinement:
   """Confinement of one completion's process, a fork of one that has entered.
 
-  folders: folders that its forks alone use, which `clean` empties.
-  modes: modes of what was in them, by path.
+  folders: used only by its forks, emptied by `clean`.
+  modes: permissions of their contents, by path.
   is_limited: whether they can write to nothing else.
   missing: keys of `FREEDOMS` that `enter` could not take.
   Otherwise as `enter` has them.
@@ -519,9 +519,9 @@ class Confinement:
 
   def _take_uid(self) -> tuple[int | None, bool]:
     for uid in self.uids:
-      taken, reads_all = _take_uid(self.home, self.readable, uid)
-      if taken is not None:
-        return taken, reads_all
+      new_uid, reads_all = _take_uid(self.home, self.readable, uid)
+      if new_uid is not None:
+        return new_uid, reads_all
     return None, True
 
   def clean(self) -> bool:
@@ -541,15 +541,15 @@ def _modes(folders: Sequence[str]) -> dict[str, int]:
 
   What is mounted in them is left out.
   """
-  out, left = {}, list(folders)
-  while left:
-    path = left.pop()
+  out, pending = {}, list(folders)
+  while pending:
+    path = pending.pop()
     status = os.lstat(path)
     out[path] = status.st_mode
     if stat.S_ISDIR(status.st_mode):
       with contextlib.suppress(OSError):
         inside = [os.path.join(path, name) for name in os.listdir(path)]
-        left += [one for one in inside if not os.path.ismount(one)]
+        pending += [child for child in inside if not os.path.ismount(child)]
   return out
 
 
@@ -568,7 +568,7 @@ def _empty(folder: str, is_left: Callable[[os.DirEntry[str]], bool]) -> None:
 
 
 def _remove_folder(path: str) -> None:
-  """Removes a folder that nobody writes to, if it can, however deep it is."""
+  """Removes an unused folder of any depth, if possible."""
   with contextlib.suppress(OSError):
     os.chmod(path, 0o700)
     top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -655,12 +655,12 @@ def _limit_disk(home: str, readable: Sequence[str]) -> list[str]:
   if libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None) != 0:
     return []
   options = f"size={MAX_DISK_BYTES},nr_inodes=65536,mode=1777".encode()
-  own = [home]
+  mounts = [home]
   if os.path.isdir(_SHARED) and not any(
       os.path.realpath(path).startswith(_SHARED) for path in readable
   ):
-    own = [_SHARED, home]  # `home` may be in it.
-  for path in map(os.fsencode, own):
+    mounts = [_SHARED, home]  # `home` may be in it.
+  for path in map(os.fsencode, mounts):
     os.makedirs(path, exist_ok=True)
     flags = _MS_NOSUID | _MS_NODEV
     if libc.mount(b"none", path, b"tmpfs", flags, options) != 0:
@@ -675,10 +675,10 @@ def _limit_disk(home: str, readable: Sequence[str]) -> list[str]:
     ) == 0  # fmt: skip
 
   if not set_read_only("/", recursive=True, read_only=True) or not all(
-      set_read_only(path, recursive=False, read_only=False) for path in own
+      set_read_only(path, recursive=False, read_only=False) for path in mounts
   ):
     return []
-  return own
+  return mounts
 
 
 def _take_uid(
@@ -706,13 +706,15 @@ def _take_uid(
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-  except OSError:  # The container has few user ids, say.
+  except OSError:  # For example, the container has few user ids.
     return None, True
-  kept = 0 if suffices else 1 << _CAP_DAC_READ_SEARCH
+  capabilities = 0 if suffices else 1 << _CAP_DAC_READ_SEARCH
   header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-  data = (ctypes.c_uint32 * 6)(kept, kept, kept, 0, 0, 0)
+  data = (ctypes.c_uint32 * 6)(
+      capabilities, capabilities, capabilities, 0, 0, 0
+  )
   libc.capset(header, data)
-  if kept:  # Capabilities must reach children too.
+  if capabilities:  # Capabilities must reach children too.
     libc.prctl(
         _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _CAP_DAC_READ_SEARCH, 0, 0
     )
@@ -725,8 +727,8 @@ def _limit_processes(uid: int | None, num_threads: int) -> bool:
     return False
   # The limit includes the user's other processes, before Linux 5.14 also those
   # outside a box; a new user has none.
-  others = 0 if uid is not None else num_threads
-  _lower_limit(resource.RLIMIT_NPROC, others + _MAX_PROCESSES)
+  num_others = 0 if uid is not None else num_threads
+  _lower_limit(resource.RLIMIT_NPROC, num_others + _MAX_PROCESSES)
   return True
 
 

@@ -46,9 +46,9 @@ _SEES = (
 
 
 class ChildProcess:
-  """A process in its own group, to be killed with all that it started.
+  """A process group leader, killed together with its descendants.
 
-  pipes: pipes to it.
+  pipes: stdin and stdout of the process.
   """
 
   def __init__(
@@ -77,8 +77,8 @@ class ChildProcess:
   def has_ended(self) -> bool:
     if self._process.returncode is not None or not hasattr(os, "waitid"):
       return self._process.poll() is not None
-    # Not waited for until `kill`: its number, which is also that of its group,
-    # might be another process's afterwards.
+    # Not waited for until `kill`: its pid, which is also its group's, might be
+    # reused afterwards.
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
     return os.waitid(os.P_PID, self.pid, flags) is not None
 
@@ -98,7 +98,7 @@ class ChildProcess:
 
 
 class _WorkerProcess(ChildProcess):
-  """A confined process with a directory of its own.
+  """A confined process with a private directory.
 
   home: temporary directory.
   num_threads: threads that it has before it forks.
@@ -257,11 +257,11 @@ class WorkerPool:
     """Starts the threads, and reports what is not confined.
 
     Args:
-      module: module of the processes, which calls `keeper.serve`.
+      module: entry point of the processes; calls `keeper.serve`.
       hello: fields of their first message.
       config_reward: `config.reward`.
       box: their confinement.
-      links: links in a completion's directory, {path in it: folder}.
+      links: symlinks in a completion's directory, {path in it: folder}.
       on_event: function that receives ("sandbox_limited", message).
     """
     if on_event is not None and box.missing:

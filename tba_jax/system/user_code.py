@@ -29,20 +29,22 @@ _LIBRARIES = (
 _MAX_ERROR = 300
 
 
-def load_function(key: str, text: str, others: str = "") -> Callable[..., Any]:
+def load_function(
+    key: str, text: str, allowed_values: str = ""
+) -> Callable[..., Any]:
   """Runs a function's file or module, and returns the function.
 
   Args:
     key: name of the setting, for messages.
     text: value of the setting.
-    others: other values that the setting allows, for messages.
+    allowed_values: other values that the setting allows, for messages.
 
   Raises:
     ValueError: the name cannot be imported, or is not a function.
   """
   where, colon, name = text.rpartition(":")
   if not colon:
-    allowed = f"{others}, " if others else ""
+    allowed = f"{allowed_values}, " if allowed_values else ""
     raise ValueError(
         f"{key}={text!r}: must be {allowed}FILE.py:FUNCTION or MODULE:FUNCTION"
     )
@@ -94,8 +96,8 @@ def place_of(error: BaseException) -> str:
     return f"{error.filename}:{error.lineno}"
   place = ""
   for frame in traceback.extract_tb(error.__traceback__):
-    own = not frame.filename.startswith(_LIBRARIES)
-    if own and "site-packages" not in frame.filename:
+    is_user_code = not frame.filename.startswith(_LIBRARIES)
+    if is_user_code and "site-packages" not in frame.filename:
       place = f"{frame.filename}:{frame.lineno}"
   return place
 

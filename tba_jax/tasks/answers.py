@@ -107,7 +107,7 @@ def without_calculator(text: str) -> str:
 
 
 def last_number(text: str) -> float | None:
-  """Returns the last number of a text, None if there is none.
+  """Returns the last number of a text, or None.
 
   Commas between groups of three digits belong to the number; a sign after a
   digit, letter or bracket does not: "10-3" ends with 3, "1,080." with 1080.
@@ -139,7 +139,7 @@ _TBA_NUMBER = re.compile(
 
 
 def tba_last_number(text: str) -> float | None:
-  """Returns the last number as TBA's GSM8K runs read it, None if there is none.
+  """Returns the last number as TBA's GSM8K runs read it, or None.
 
   All commas are removed and a sign always belongs to the number: "10-3" ends
   with -3, "1,2" with 12. Infinite if it is too large.
@@ -270,7 +270,7 @@ _ANSWER_TAG = re.compile(
 )
 # Right after "answer is" as a correction of what was marked before it.
 _DIRECTLY = re.compile(r"[\s:*$(]{0,9}[-+]?[$]?[.0-9]")
-# What a box leaves to compute, beside the formulas of plain texts.
+# Expressions in a box that are left to compute, in addition to `_FORMULA`.
 _LATEX_FORMULA = re.compile(
     r"\^\{|\\(?:sqrt|pi|theta)(?![a-zA-Z])|√|π"
     r"|[0-9](?:[abcijknpqrtuvwxyz]| [nxyz])(?![A-Za-z])"
@@ -384,17 +384,17 @@ def final_answer(text: str) -> float | None:
     text = pattern.sub(plain, text)
   text = _RUN_ON.split(text, maxsplit=1)[0]
   text = _without_items(_REFUSED.sub("", text))
-  said = None
-  for said in _ANSWER_IS.finditer(text):
+  statement = None
+  for statement in _ANSWER_IS.finditer(text):
     pass
-  after = text[said.end() :] if said else ""
+  after = text[statement.end() :] if statement else ""
   tag = None
   for tag in _ANSWER_TAG.finditer(text):
     pass
   tag_start = tag.start() if tag else -1
   marked = max(text.rfind(_HASHES), _last_box(text), tag_start)
   if marked >= 0 and not (
-      said and said.start() > marked and _DIRECTLY.match(after)
+      statement and statement.start() > marked and _DIRECTLY.match(after)
   ):
     if marked == tag_start:
       return _stated(tag[1].strip())
@@ -402,7 +402,7 @@ def final_answer(text: str) -> float | None:
       box = last_boxed(text) or ""
       return None if _LATEX_FORMULA.search(box) else _stated(box)
     return _stated(text[marked + len(_HASHES) :].strip().partition("\n")[0])
-  if said is not None:
+  if statement is not None:
     sentence = _SENTENCE_END.split(after.lstrip(), maxsplit=1)[0]
     if re.search("[0-9]", sentence) or _in_words(sentence) is not None:
       return _stated(sentence)
@@ -414,7 +414,7 @@ def final_answer(text: str) -> float | None:
 
 
 def _last_box(text: str) -> int:
-  """Returns where the last box with contents begins, -1 if there is none."""
+  """Returns the start of the last box with contents, or -1."""
   start = -1
   if last_boxed(text) is not None:
     for box in _BOX.finditer(text):

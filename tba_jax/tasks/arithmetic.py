@@ -108,7 +108,7 @@ class Arithmetic(base.Task):
     number = answers.parse_integer(answers.after_thinking(completion))
     right = self._result(split, index)
     if number is None:
-      return "is no whole number from 0, as 7 or 19 are"
+      return "is not a whole number from 0, such as 7 or 19"
     return "" if number == right else f"gives {number}, not {right}"
 
   def reference_completion(

@@ -77,7 +77,7 @@ def metrics_of(values: Any, what: str) -> dict[str, float]:
     what: source of the values, for messages.
 
   Raises:
-    RewardError: they are no such mapping.
+    RewardError: the value is not such a mapping.
   """
   if not isinstance(values, Mapping) or not all(
       isinstance(name, str) and re.fullmatch(r"[\w.-]+", name)
@@ -94,7 +94,7 @@ def metrics_of(values: Any, what: str) -> dict[str, float]:
 def number(value: Any, what: str) -> float:
   """Returns a reward, or a part of it, as a float: the rule for all judges.
 
-  A bool is 0 or 1. A text is no number: a "1" that nobody parsed is a bug of
+  A bool is 0 or 1. A text is not a number: an unparsed "1" is a bug of
   the reward's code.
 
   Args:
@@ -102,7 +102,7 @@ def number(value: Any, what: str) -> float:
     what: source of the value, for the message.
 
   Raises:
-    RewardError: the value is no number, or not finite in float32.
+    RewardError: the value is not a number, or not finite in float32.
   """
   try:
     item = value.item() if hasattr(value, "item") else value
@@ -132,7 +132,7 @@ class Task(abc.ABC):
     `config.task.<field>`.
   reads_data: whether the task reads files and has a `report`.
   rewards_where: allowed values of `config.reward.backend`; () for all.
-  packages: packages that it needs, each with the extra that installs it.
+  packages: required packages, each with the extra that installs it.
   more_splits: further held-out splits, evaluated before and after training.
   has_turns: whether environments answer the completions, see
     `environments/environment_task.py`.
@@ -168,7 +168,7 @@ class Task(abc.ABC):
     """Returns prompt `index`: a text or messages, see the module."""
 
   def identity(self) -> list[str]:
-    """Returns texts by which processes tell whether they have the same task.
+    """Returns texts by which processes check that they have the same task.
 
     They are some prompts, evenly spaced.
     """
@@ -220,7 +220,7 @@ class Task(abc.ABC):
 
   @property
   def has_reward(self) -> bool:
-    """Whether the task has a reward of its own; if not, a model is needed."""
+    """Whether the task has a reward; if not, a reward model is needed."""
     return True
 
   @property
@@ -326,7 +326,7 @@ class Task(abc.ABC):
 
 
 def are_messages(value: Any) -> bool:
-  """Tells whether a value is one or more messages with a known role each."""
+  """Returns whether a value is one or more messages with known roles."""
   return (
       isinstance(value, Sequence)
       and not isinstance(value, str)
@@ -355,7 +355,7 @@ def reference_text(task: Task, split: str, index: int) -> str:
 def split_while_training(task: Task) -> str:
   """Returns the split to evaluate on during training.
 
-  The validation split if there is one, so that the test split selects no
+  The validation split if the task has one, so that the test split selects no
   checkpoint.
   """
   return VALIDATION if VALIDATION in task.splits else HELD_OUT

@@ -107,8 +107,8 @@ def tulu(messages: base.Messages) -> str:
 
   <|user|>⏎ … ⏎<|assistant|>⏎
   """
-  said = "".join(f"<|{m['role']}|>\n{m['content']}\n" for m in messages)
-  return f"{said}<|assistant|>\n"
+  text = "".join(f"<|{m['role']}|>\n{m['content']}\n" for m in messages)
+  return f"{text}<|assistant|>\n"
 
 
 def _make_template(template: str) -> Callable[[base.Messages], base.Prompt]:

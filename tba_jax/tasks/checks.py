@@ -14,7 +14,7 @@ from tba_jax.tasks import task_table
 def fits(c: rules.Values) -> rules.Problems:
   """Checks text lengths, numbers of prompts, and what the task has."""
   try:
-    task = task_table.of_settings(c)
+    task = task_table.configured_task(c)
   except ValueError as error:
     yield "", str(error)
     return

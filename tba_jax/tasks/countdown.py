@@ -118,11 +118,11 @@ class Countdown(base.Task):
     self._solution_start = _starts(pair_of_solution)
     pairs = pair_of_solution[self._solution_start[:-1]]
     num_solutions = np.diff(self._solution_start)
-    rich = np.flatnonzero(self._is_kept(num_solutions, min_solutions))
+    rich = np.flatnonzero(self._is_selected(num_solutions, min_solutions))
     self._pair_row, self._pair_target = np.divmod(pairs, MAX_VALUE + 1)
     self._rich_pairs = rich
 
-  def _is_kept(self, num_solutions: np.ndarray, limit: int) -> np.ndarray:
+  def _is_selected(self, num_solutions: np.ndarray, limit: int) -> np.ndarray:
     """Returns which pairs have enough solutions to be kept."""
     return num_solutions >= limit
 
@@ -239,20 +239,20 @@ def explain(numbers: Sequence[int], target: int, completion: str) -> str:
   max_length = _STEP_LENGTH * num_steps
   if len(completion) > max_length:
     return f"has {len(completion)} characters, a solution up to {max_length}"
-  left = list(numbers)
+  remaining = list(numbers)
   for count, text in enumerate(completion.split(","), 1):
     if count > num_steps:
       return f"has more than {num_steps} steps"
-    wrong = _apply_step(text, left, numbers)
+    wrong = _apply_step(text, remaining, numbers)
     if wrong:
       return f"step {count}: {wrong}"
-  if len(left) > 1:
-    return f"ends with {_listed(left)} left over"
-  return "" if left == [target] else f"gives {left[0]}, not {target}"
+  if len(remaining) > 1:
+    return f"ends with {_listed(remaining)} left over"
+  return "" if remaining == [target] else f"gives {remaining[0]}, not {target}"
 
 
-def _apply_step(text: str, left: list[int], numbers: Sequence[int]) -> str:
-  """Replaces the operands in `left` by the result, or returns the error."""
+def _apply_step(text: str, remaining: list[int], numbers: Sequence[int]) -> str:
+  """Replaces operands in `remaining` by the result, or returns the error."""
   match = _STEP.fullmatch(text)
   values = [answers.parse_integer(match[i]) for i in (1, 3, 4)] if match else []
   if not match or None in values:
@@ -266,12 +266,12 @@ def _apply_step(text: str, left: list[int], numbers: Sequence[int]) -> str:
   if a < b:
     return f"the larger of {a} and {b} has to stand first"
   for operand in (a, b):
-    if operand not in left:
+    if operand not in remaining:
       if operand in numbers:
         return f"uses {operand} once too often"
-      return f"uses {operand}, which is not among {_listed(left)}"
-    left.remove(operand)
-  left.append(result)
+      return f"uses {operand}, which is not among {_listed(remaining)}"
+    remaining.remove(operand)
+  remaining.append(result)
   return ""
 
 
@@ -370,5 +370,5 @@ class CountdownSparse(Countdown):
     base.check_integer("max_solutions", max_solutions, 1, 10_000)
     super().__init__(min_solutions=max_solutions, **fields)
 
-  def _is_kept(self, num_solutions: np.ndarray, limit: int) -> np.ndarray:
+  def _is_selected(self, num_solutions: np.ndarray, limit: int) -> np.ndarray:
     return num_solutions <= limit

@@ -13,7 +13,7 @@ the reference under "answer". The task's reward is a weighted sum:
     "my_package.rewards:polite"             a function in a module
     "exact, my_rewards.py:short * 0.1"      several, weighted
 
-Those of `REWARDS` read what follows a completion's thoughts (see
+Functions of `REWARDS` read the text after a completion's thoughts (see
 `answers.after_thinking`); a user's function gets the whole completion.
 """
 
@@ -55,11 +55,10 @@ class CustomTask(rows_task.RowsTask):
   held_out: training prompts to hold out at random if `test` is "": a share
     below 1, else a number; None = a tenth, at most 1,000; 0 = no evaluation.
   validation_prompts: training prompts to hold out if `validation` is "".
-  prompt: the prompt's text, with field names in braces; or a JSON list of
-    messages with such texts, `[{"role": "user", "content": "{question}"}]`; or
-    a field alone that has a text or a list of messages. An assistant's message
-    at their end is no part of the prompt; it is the answer where the row has no
-    other.
+  prompt: template with field names in braces; or a JSON list of messages with
+    such texts, `[{"role": "user", "content": "{question}"}]`; or a single field
+    with a text or a list of messages. A final assistant message is not part of
+    the prompt; it is the answer if the row has no other.
   completion: text with field names in braces, the target of supervised
     fine-tuning; "" = no fine-tuning on this data.
   answer: field with the reference answer.
@@ -74,8 +73,8 @@ class CustomTask(rows_task.RowsTask):
   reason: "FILE.py:FUNCTION" or "MODULE:FUNCTION" of (prompt, completion, row)
     that returns why a completion is wrong, for displayed samples; "" = from the
     built-in rewards.
-  tokenizer: tokenizer with `tokenizer.source="task"`: "characters", or "words",
-    for texts whose held-out words all occur in training.
+  tokenizer: vocabulary with `tokenizer.source="task"`: "characters", or
+    "words", for texts whose held-out words all occur in training.
   split_seed: seed of the choice of held-out and validation prompts.
   """
 
@@ -157,17 +156,17 @@ class CustomTask(rows_task.RowsTask):
 
   def _make(self, fields: Mapping[str, Any]) -> tuple[base.Prompt, str] | str:
     prompt = _filled_prompt(self._template, fields)
-    said = None
+    reply = None
     if not isinstance(prompt, str):
       if prompt and prompt[-1]["role"] == "assistant":
         *prompt, last = prompt
-        said = last["content"]
+        reply = last["content"]
       if not prompt or prompt[-1]["role"] != "user":
         return "no_user"
     elif not prompt.strip():
       return "no_prompt"
     name, kind = self._fields["answer"], self._fields["answer_kind"]
-    answer = said or ""
+    answer = reply or ""
     try:
       text = rows.as_text(name, rows.value_at(fields, name))
       answer = answer if text is None else text
@@ -302,7 +301,7 @@ def prompt_of(template: str, fields: Mapping[str, Any]) -> base.Prompt:
 
   Args:
     template: `config.task.prompt`.
-    fields: fields of the row.
+    fields: values of the row by name.
 
   Raises:
     rows.UnusableError: a field has no text, or no messages.
@@ -392,7 +391,7 @@ class RewardPart:
       reward = value.get("reward")
       try:
         out = base.metrics_of(metrics, what)
-        if reward is None and reward_calls.is_as_in_trl(self.function):
+        if reward is None and reward_calls.has_trl_signature(self.function):
           return out
         return {self.name: base.number(reward, what), **out}
       except base.RewardError as raised:
@@ -403,8 +402,8 @@ class RewardPart:
 def exact(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
   """Returns 1 if completion and answer agree up to outer white space."""
   del prompt
-  said = answers.after_thinking(completion).strip()
-  return float(said == str(row["answer"]).strip())
+  answer = answers.after_thinking(completion).strip()
+  return float(answer == str(row["answer"]).strip())
 
 
 def answer(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
@@ -418,8 +417,8 @@ def number(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
   """Returns 1 if the last numbers of completion and answer are equal."""
   del prompt
   right = answers.last_number(str(row["answer"]))
-  said = answers.last_number(answers.after_thinking(completion))
-  return float(right is not None and said == right)
+  last_number = answers.last_number(answers.after_thinking(completion))
+  return float(right is not None and last_number == right)
 
 
 def contains(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
@@ -499,12 +498,12 @@ def make_command(key: str, command: str) -> RewardFn:
     raise ValueError(f"{key}={command!r}: {error}") from error
   if not words:
     raise ValueError(f"{key}={command!r}: must be a command")
-  # Relative files are those of the folder that the run starts in.
+  # Relative paths start at the folder in which the run starts.
   words = [os.path.abspath(w) if os.path.isfile(w) else w for w in words]
 
   def verify(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
     question = {"prompt": prompt, "completion": completion, "row": row}
-    # What is no JSON is no text: bytes, pictures.
+    # Values that are not JSON, such as bytes and images, are not text.
     return _run(words, json.dumps(question, default=lambda value: None))
 
   return verify
@@ -526,14 +525,14 @@ def _run(words: Sequence[str], text: str) -> float:
       ) as process:
         # What it starts cannot open its output by /proc.
         os.fchmod(process.stdout.fileno(), 0)
-        said, errors = process.communicate(text)
+        output, errors = process.communicate(text)
     except OSError as error:
       raise base.RewardError("exit", f"{words[0]}: {error}") from error
   if process.returncode:
     raise base.RewardError(
         "exit", f"{words[0]} ended with {process.returncode}: {errors[-200:]}"
     )
-  lines = [line for line in said.split("\n") if line.strip()]
+  lines = [line for line in output.split("\n") if line.strip()]
   last = lines[-1] if lines else ""
   try:
     return float(last)

@@ -28,7 +28,7 @@ ALL = "*"  # names all subsets
 # Files of JSON and Parquet, or rows.
 Content = Sequence[pathlib.Path] | Iterable[Mapping[str, Any]]
 _FILES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
-# Options of a subset, in a README.md, of which only the package knows.
+# Options of a subset in a README.md that only the package interprets.
 _OPTIONS = ("columns", "filters", "field", "features")
 _SHARD = re.compile(r"(.*)-[0-9]{5}-of-([0-9]{5})(.*)")
 
@@ -41,7 +41,7 @@ def read(
   Args:
     name: a folder, FOLDER/SUBSET, ORG/NAME[@REVISION] or
       ORG/NAME[@REVISION]/SUBSET; the subset "*" stands for all of them.
-    split: a split, "" = train.
+    split: "" = train.
     preferred: subset to take if `name` has none and there is one of this name.
 
   Raises:
@@ -54,7 +54,7 @@ def read(
     return
   local, hub = _local(path, preferred), hf_hub.data_name(name)
   if local is not None:
-    yield from _of_folder(*local, split or "train", preferred)
+    yield from _from_folder(*local, split or "train", preferred)
     return
   if hub is None:
     raise ValueError(
@@ -70,11 +70,11 @@ def read(
   split = split or "train"
   if folder is not None:
     try:
-      yield from [*_of_folder(folder, subset, split, preferred, repo)]
+      yield from [*_from_folder(folder, subset, split, preferred, repo)]
       return
     except ValueError as error:  # Perhaps only a part is in the cache.
       why = str(error)
-  yield from _of_hub(repo, revision, subset, split, preferred, why)
+  yield from _from_hub(repo, revision, subset, split, preferred, why)
 
 
 def read_file(path: pathlib.Path) -> Iterable[Mapping[str, Any]]:
@@ -122,7 +122,7 @@ def _errors() -> Iterator[None]:
 def _builder(path: str, subset: str | None, shown: str, **options: Any) -> Any:
   """Returns the package's builder of a folder, or of ORG/NAME.
 
-  Raises ValueError that lists the subsets if there is none of the name, or none
+  Raises ValueError that lists the subsets if the name is unknown, or no subset
   is the default.
   """
   datasets = _package()
@@ -158,7 +158,7 @@ def _streamed(builder: Any, split: str) -> Iterator[Mapping[str, Any]]:
   if hasattr(config, "keep_default_na"):
     # "NA" and "None" are texts.
     config.keep_default_na = False
-    # Nor is "007" a number, unless a README.md says so.
+    # Nor is "007" a number, unless a README.md declares it.
     if builder.info.features is None:
       text = _package().Value("string")
       first = next(iter(builder.as_streaming_dataset(split)), {})
@@ -167,7 +167,7 @@ def _streamed(builder: Any, split: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _is_saved(path: pathlib.Path) -> bool:
-  """Tells whether `save_to_disk` of the package wrote a folder."""
+  """Returns whether `save_to_disk` of the package wrote a folder."""
   names = ("dataset_dict.json", "state.json")
   return any((path / name).is_file() for name in names)
 
@@ -189,7 +189,7 @@ def _saved(
 
 
 def _has_configs(folder: pathlib.Path) -> bool:
-  """Tells whether a folder's README.md lists subsets."""
+  """Returns whether a folder's README.md lists subsets."""
   readme = folder / "README.md"
   if (folder / ".huggingface.yaml").is_file():
     return True
@@ -217,12 +217,12 @@ def _local(
 
 
 def _has(folder: pathlib.Path) -> str:
-  """Returns a remark on what a folder has, "" if there is none."""
+  """Returns a remark on the contents of a folder; "" without a folder."""
   if not folder.is_dir():
     return ""
   names = sorted(p.name for p in folder.glob("[!.]*"))
-  some = ", ".join(names[:5]) + ", …" * (len(names) > 5)
-  return f"; {folder} has {some or 'nothing'}"
+  listed = ", ".join(names[:5]) + ", …" * (len(names) > 5)
+  return f"; {folder} has {listed or 'nothing'}"
 
 
 def _subsets(
@@ -239,14 +239,14 @@ def _subsets(
 
 def _check_split(split: str, splits: Sequence[str], where: str) -> None:
   if split not in splits:
-    some = ", ".join(map(str, splits))
+    listed = ", ".join(map(str, splits))
     raise ValueError(
         f"{where} has no split {split!r}; must be a split in brackets, one of"
-        f" {some or '(none has files)'}"
+        f" {listed or '(none has files)'}"
     )
 
 
-def _of_folder(
+def _from_folder(
     folder: pathlib.Path,
     subset: str,
     split: str,
@@ -294,13 +294,13 @@ def _check_files(
       inside = [p.relative_to(folder).as_posix() for p in (other, file)]
       raise ValueError(
           f"{inside[0]} and {inside[1]} may be of different data sets, and no"
-          f" README.md says which to take; must be a folder with files of one,"
+          f" README.md selects one; must be a folder with files of one,"
           f" such as {shown}/{inside[0].partition('/')[0]}, or all of them,"
           f" {shown}/{ALL}"
       )
 
 
-def _of_hub(
+def _from_hub(
     repo: str,
     revision: str | None,
     subset: str,
@@ -310,7 +310,7 @@ def _of_hub(
 ) -> Iterator[tuple[str, pathlib.Path, Content]]:
   """Yields a data set of the hub, from the cache of the package or downloaded.
 
-  `why` says why no local folder serves.
+  `why` is the reason that no local folder serves.
   """
   datasets = _package()
   try:
@@ -318,7 +318,7 @@ def _of_hub(
       with processes.shared():
         builder = _builder(repo, name, repo, revision=revision)
       if revision and builder.name == "cache":
-        raise ConnectionError  # This cache does not tell revisions apart.
+        raise ConnectionError  # This cache does not distinguish revisions.
       with processes.shared():
         builder.download_and_prepare()
       label = name or repo.partition("/")[2]
@@ -336,10 +336,10 @@ def _of_hub(
     options = " --repo-type dataset"
     options += f" --revision {revision}" if revision else ""
     raise ValueError(
-        f"{why}; not in the hub's cache, nor that of"
-        f" `datasets` in {datasets.config.HF_CACHE_HOME}, and the hub cannot be"
-        f" reached; fetch it with  hf download {repo}{options}  where there is"
-        " a network"
+        f"{why}; not in the hub's cache or the `datasets` cache"
+        f" {datasets.config.HF_CACHE_HOME}, and the hub cannot be reached;"
+        f" fetch it with  hf download {repo}{options}  on a host with network"
+        " access"
     ) from error
   except FileNotFoundError as error:  # The data set has no files.
     raise ValueError(str(error)) from error

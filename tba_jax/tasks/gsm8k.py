@@ -103,11 +103,11 @@ class Gsm8k(rows_task.RowsTask):
 
   def judge(self, split: str, index: int, completion: str) -> base.Judgement:
     right = answers.last_number(self.example(split, index).answer)
-    said = self._read_answer(answers.after_thinking(completion))
-    is_right = said == right
+    answer = self._read_answer(answers.after_thinking(completion))
+    is_right = answer == right
     return base.judgement_of(float(is_right), is_right, completion)
 
   def explain(self, split: str, index: int, completion: str) -> str:
     right = answers.last_number(self.example(split, index).answer)
-    said = self._read_answer(answers.after_thinking(completion))
-    return answers.number_difference(said, right)
+    answer = self._read_answer(answers.after_thinking(completion))
+    return answers.number_difference(answer, right)

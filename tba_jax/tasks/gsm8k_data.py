@@ -49,7 +49,7 @@ class Gsm8kBuilder(tfds.core.GeneratorBasedBuilder):
             }
         ),
         homepage="https://github.com/openai/grade-school-math",
-        # Keeps row numbers equal to those of the files.
+        # Keeps row numbers equal to line numbers of the files.
         disable_shuffling=True,
     )
 
@@ -59,10 +59,10 @@ class Gsm8kBuilder(tfds.core.GeneratorBasedBuilder):
     try:
       folder = dl_manager.manual_dir
       paths = {split: folder / f"{split}.jsonl" for split in SPLITS}
-      here = all(path.exists() for path in paths.values())
+      exist = all(path.exists() for path in paths.values())
     except AssertionError:  # The manual folder does not exist.
-      here = False
-    if not here:
+      exist = False
+    if not exist:
       urls = {split: f"{self.url}{split}.jsonl" for split in SPLITS}
       paths = dl_manager.download(urls)
     return {split: self._generate_examples(paths[split]) for split in SPLITS}

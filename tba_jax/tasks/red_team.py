@@ -259,15 +259,15 @@ def _check(fields: Mapping[str, Any]) -> None:
           f"config.task.{name}={fields[name]!r}: {error}"
       ) from error
 
-  for name, own in (("victim", SYNTHETIC), ("encoder", WORDS)):
-    there = fields[name] == own or bool(fields[name]) and is_folder(name)
-    need(name, there, f"{own!r} or a folder that exists")
+  for name, synthetic in (("victim", SYNTHETIC), ("encoder", WORDS)):
+    exists = fields[name] == synthetic or bool(fields[name]) and is_folder(name)
+    need(name, exists, f"{synthetic!r} or a folder that exists")
   if fields["classifier"] == WORDS:
     need("words", bool(_split(fields["words"])), "words between commas")
   else:
     folder = fields["classifier_folder"]
-    there = bool(folder) and is_folder("classifier_folder")
-    need("classifier_folder", there, "a folder that exists")
+    exists = bool(folder) and is_folder("classifier_folder")
+    need("classifier_folder", exists, "a folder that exists")
 
 
 def _split(words: str) -> list[str]:

@@ -38,8 +38,8 @@ _NOT_PASSED = {
 }
 
 
-def is_as_in_trl(function: Callable[..., Any]) -> bool:
-  """Tells whether a function has the second form; see the module."""
+def has_trl_signature(function: Callable[..., Any]) -> bool:
+  """Returns whether a function has the second form; see the module."""
   parameters = _parameters(function)
   kinds = {parameter.kind for parameter in parameters.values()}
   return bool({_COMPLETIONS, _IDS, _PROMPTS} & {*parameters}) or kinds == {
@@ -48,8 +48,8 @@ def is_as_in_trl(function: Callable[..., Any]) -> bool:
 
 
 def takes_group(function: Callable[..., Any]) -> bool:
-  """Tells whether a function judges completions of a prompt together."""
-  return is_as_in_trl(function) or _is_async(function)
+  """Returns whether a function judges completions of a prompt together."""
+  return has_trl_signature(function) or _is_async(function)
 
 
 def call(
@@ -74,7 +74,7 @@ def call(
     completion_ids: tokens of each completion, with the stop token.
   """
   try:
-    if is_as_in_trl(function):
+    if has_trl_signature(function):
       given = {_COMPLETIONS: completions, _IDS: map(list, completion_ids)}
       return _call_group(function, prompt, given, columns)
     _check_parameters(function)

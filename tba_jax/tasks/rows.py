@@ -86,7 +86,7 @@ class Row:
 
 
 class UnusableError(ValueError):
-  """A row cannot be used: a key of `REASONS`, and what is wrong in words."""
+  """An unusable row: a key of `REASONS`, and the reason in words."""
 
   def __init__(self, reason: str, message: str):
     super().__init__(message)
@@ -115,9 +115,9 @@ def plain(value: Any) -> Any:
   if isinstance(value, (datetime.timedelta, uuid.UUID)):
     return str(value)
   if isinstance(value, Mapping):
-    return {str(name): plain(one) for name, one in value.items()}
+    return {str(name): plain(item) for name, item in value.items()}
   if isinstance(value, (list, tuple)):
-    return [plain(one) for one in value]
+    return [plain(item) for item in value]
   # Arrays and numbers of NumPy.
   return plain(value.tolist()) if hasattr(value, "tolist") else value
 
@@ -184,13 +184,13 @@ def messages_of(field: str, value: Any) -> list[dict[str, Any]] | None:
     except (ValueError, RecursionError):
       return None
   is_list = isinstance(value, list) and value
-  if not is_list or not all(isinstance(one, dict) for one in value):
+  if not is_list or not all(isinstance(item, dict) for item in value):
     return None
-  if not any("role" in one or "from" in one for one in value):
+  if not any("role" in item or "from" in item for item in value):
     return None
   return [
-      _message(f"field {field!r}, message {number}", one)
-      for number, one in enumerate(value, 1)
+      _message(f"field {field!r}, message {number}", item)
+      for number, item in enumerate(value, 1)
   ]
 
 
@@ -227,7 +227,7 @@ def _message(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def value_at(fields: Mapping[str, Any], name: str) -> Any:
-  """Returns a field's value, None if there is none; a.b is b of object a."""
+  """Returns a field's value, or None; a.b is b of object a."""
   value: Any = fields
   if name in fields:
     return fields[name]
@@ -269,7 +269,7 @@ class DataReport:
     self.read: dict[str, int] = {}
     self.used: dict[str, int] = {}
     self.warnings: list[str] = []
-    # Split -> how its prompts were taken from those of "train".
+    # Split -> how its prompts were taken from "train".
     self.taken: dict[str, str] = {}
     self._left_out: dict[str, dict[str, list[str]]] = {}
 
@@ -320,7 +320,7 @@ def write_report(
   """Writes data.json and one "data" event per line of the report.
 
   Args:
-    task: task, which may have a report.
+    task: may have a report.
     write: takes the name and the value of a JSON file.
     on_event: takes kind and message of an event.
   """
@@ -341,23 +341,23 @@ def read_rows(key: str, source: str, preferred: str = "") -> Iterator[Row]:
   """Yields the rows of a source in order.
 
   `key` is the setting that names the source; `preferred` the subset to take
-  where the source names none. Raises ValueError if there is no such file,
-  folder or split, or it cannot be read.
+  where the source names none. Raises ValueError if the file, folder or split
+  does not exist or cannot be read.
   """
   try:
     match = _SOURCE.fullmatch(source)
-    found = _read(match["path"], match["split"] or "", preferred)
-    yield from _part(found, match["part"] or ":")
+    rows_of_source = _read(match["path"], match["split"] or "", preferred)
+    yield from _part(rows_of_source, match["part"] or ":")
   except ValueError as error:
     raise ValueError(f"{key}={source!r}: {error}") from error
 
 
-def _part(found: Iterator[Row], part: str) -> Iterable[Row]:
+def _part(rows: Iterator[Row], part: str) -> Iterable[Row]:
   """Returns the rows START:STOP; reads none behind them where it can."""
   start, stop = (int(n) if n else None for n in part.split(":"))
   if min(start or 0, stop or 0) < 0:
-    return [*found][start:stop]
-  return itertools.islice(found, start, stop)
+    return [*rows][start:stop]
+  return itertools.islice(rows, start, stop)
 
 
 def _read(name: str, split: str, preferred: str) -> Iterator[Row]:
@@ -442,7 +442,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def _whole(row: Any, source: bytes) -> dict[str, Any] | None:
-  """Returns a row, None if it is no object of texts that can be encoded."""
+  """Returns a row, or None unless it is an object of encodable texts."""
   if not isinstance(row, dict):
     return None
   try:

@@ -16,8 +16,8 @@ from tba_jax.tasks import base
 from tba_jax.tasks import rows
 
 OVERLAPS = ("error", "leave_out", "keep")
-# What is held out of rows without a test split, unless `held_out` says it: more
-# prompts than these tell little more, and cost evaluations.
+# Prompts held out of rows without a test split, unless `held_out` is set: more
+# add little precision, and cost evaluations.
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.1, 1000
 
 
@@ -25,11 +25,11 @@ HELD_OUT_SHARE, MOST_HELD_OUT = 0.1, 1000
 class Example:
   """A usable row.
 
-  index: index in its split, before long prompts were dropped.
-  place: place of the row.
+  index: position in its split before long prompts are dropped.
+  place: file and line of the row.
   prompt: text that the policy sees, or messages, see `tasks/base.py`.
   answer: reference, "" if the task has none.
-  fields: fields of the row, as read.
+  fields: values of the row, as read.
   """
 
   index: int
@@ -213,8 +213,8 @@ class RowsTask(base.Task):
         raise ValueError(
             f"config.task: {len(shared)} prompts of the split {split!r} are in"
             f" the {name} split too: {', '.join(pairs)}; must share none, or"
-            " config.task.overlap='leave_out' for those of 'train', or 'keep'"
-            " where rows of one prompt are different problems"
+            " config.task.overlap='leave_out' to drop them from 'train', or"
+            " 'keep' if rows of one prompt are different problems"
         )
       for example in shared:
         self.report.leave_out(split, f"in_{name}", example.place)
@@ -225,26 +225,26 @@ class RowsTask(base.Task):
         )
 
   def _cut_held_out(
-      self, wanted: float | None, seed: int, overlap: str
+      self, held_out: float | None, seed: int, overlap: str
   ) -> None:
     """Moves training prompts to "held_out", a share or a number of them."""
     total = len(self._by_prompt(overlap))
-    share = HELD_OUT_SHARE if wanted is None else wanted
+    share = HELD_OUT_SHARE if held_out is None else held_out
     count = max(1, round(share * total)) if share < 1 else int(share)
-    if wanted is None:
+    if held_out is None:
       count = min(count, MOST_HELD_OUT)
-    said = "None" if wanted is None else f"{wanted:g}"
+    setting = "None" if held_out is None else f"{held_out:g}"
     if count >= total:
       raise ValueError(
-          f"config.task.held_out={said}: must leave a prompt to train on, and"
-          f" takes {count} of the {total} in config.task.train"
+          f"config.task.held_out={setting}: must leave a prompt to train on,"
+          f" and takes {count} of the {total} in config.task.train"
           f" ({'; '.join(self.report.lines())}); give more rows, or"
           " config.task.held_out=0, which trains without evaluation"
       )
     self._cut(base.HELD_OUT, count, [seed, 0x7E5], "in_test", overlap)
     self.report.taken[base.HELD_OUT] = (
         f"taken at random from the {total} of config.task.train"
-        f" (config.task.held_out={said}, split_seed={seed})"
+        f" (config.task.held_out={setting}, split_seed={seed})"
     )
 
   def _cut_validation(self, num_prompts: int, seed: int, overlap: str) -> None:
@@ -279,14 +279,14 @@ class RowsTask(base.Task):
     prompts = self._by_prompt(overlap)
     order = np.random.default_rng(seed).permutation(len(prompts))
     chosen = set(order[:num_prompts].tolist())
-    of_chosen = [some for i, some in enumerate(prompts) if i in chosen]
-    for _, *others in of_chosen:
-      for example in others:
+    of_chosen = [examples for i, examples in enumerate(prompts) if i in chosen]
+    for _, *duplicates in of_chosen:
+      for example in duplicates:
         self.report.leave_out(base.TRAIN, reason, example.place)
-    used = {id(example) for some in of_chosen for example in some}
-    examples = self._splits[base.TRAIN]
-    self._keep(split, [some[0] for some in of_chosen])
-    self._keep(base.TRAIN, [e for e in examples if id(e) not in used])
+    used = {id(example) for examples in of_chosen for example in examples}
+    training = self._splits[base.TRAIN]
+    self._keep(split, [examples[0] for examples in of_chosen])
+    self._keep(base.TRAIN, [e for e in training if id(e) not in used])
 
   def _keep(self, split: str, examples: list[Example]) -> None:
     """Sets and renumbers the examples of a split."""
@@ -301,7 +301,7 @@ class RowsTask(base.Task):
     fits = lambda it: len(tokenizer.encode_prompt(it)) <= max_prompt_tokens
     num_untrained = 0
     for split, examples in self._splits.items():
-      kept = []
+      fitting = []
       for example in examples:
         reason = ""
         if not fits(example.prompt):
@@ -323,10 +323,10 @@ class RowsTask(base.Task):
         if reason:
           self.report.leave_out(split, reason, example.place)
         else:
-          kept.append(example)
-      self._splits[split] = kept
-      self.report.used[split] = len(kept)
-      if not kept:
+          fitting.append(example)
+      self._splits[split] = fitting
+      self.report.used[split] = len(fitting)
+      if not fitting:
         raise ValueError(
             f"config.sampling.max_prompt_tokens={max_prompt_tokens}: every"
             f" prompt of the split {split!r} is longer, or its answer is"
@@ -429,7 +429,7 @@ class RowsTask(base.Task):
 
 
 def _check_held_out(value: float | None) -> None:
-  """Raises ValueError for neither None, a share nor a whole number."""
+  """Raises ValueError unless given None, a share or a whole number."""
   is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
   if (
       value is None

@@ -3,7 +3,7 @@
 """Generates small rows in the formats of GSM8K, MATH and TL;DR.
 
 For tests and trials without data or a pretrained model. They are not part of
-those data sets and say nothing about a model's quality on them.
+those data sets and do not measure a model's quality on them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,10 +29,10 @@ _DRAWN_OPERATIONS = "++--*"
 _OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
-def _splits(made: Sequence[dict]) -> dict[str, list[rows.Row]]:
+def _splits(records: Sequence[dict]) -> dict[str, list[rows.Row]]:
   """Returns the first fifth of the rows as held out, the rest to train."""
   all_rows = [
-      rows.Row(f"made up:{n}", fields) for n, fields in enumerate(made, 1)
+      rows.Row(f"synthetic:{n}", fields) for n, fields in enumerate(records, 1)
   ]
   cut = round(len(all_rows) * _HELD_OUT_SHARE)
   return {base.TRAIN: all_rows[cut:], base.HELD_OUT: all_rows[:cut]}
@@ -44,10 +44,10 @@ def _distinct(
   """Yields distinct results of `make`, by the field `key`; skips None."""
   seen: set[str] = set()
   while len(seen) < num_rows:
-    made = make()
-    if made is not None and made[key] not in seen:
-      seen.add(made[key])
-      yield made
+    record = make()
+    if record is not None and record[key] not in seen:
+      seen.add(record[key])
+      yield record
 
 
 def _pick(rng: np.random.Generator, items: Sequence[str]) -> str:
@@ -102,17 +102,17 @@ def _word_problem(rng: np.random.Generator) -> dict[str, str] | None:
   if steps is None:
     return None
   name, thing = _pick(rng, _NAMES), _pick(rng, _THINGS)
-  lines, told = [], []
+  lines, story = [], []
   for value, operation, number, result in steps:
     step = f"{value}{operation}{number}"
     lines.append(f"{step}=<<{step}={result}>>{result}")
-    told.append(_pick(rng, _PHRASES[operation]).format(number))
+    story.append(_pick(rng, _PHRASES[operation]).format(number))
   first, value = steps[0][0], steps[-1][-1]
   if rng.random() < _TERSE_SHARE:
     lines = []
   return {
       "question": (
-          f"{name} has {first} {thing}. {name} {told[0]}, then {told[1]}. How"
+          f"{name} has {first} {thing}. {name} {story[0]}, then {story[1]}. How"
           f" many {thing}?"
       ),
       "answer": "\n".join([*lines, f"#### {value}"]),
@@ -179,10 +179,10 @@ def _sum_of_fractions(rng: np.random.Generator) -> dict[str, str] | None:
   }
 
 
-# TL;DR. A post holds four facts among filler. A person's summary tells most of
-# them, some filler, at times a wrong word, hardly ever a fact twice. A reward
-# model learns little about repetition, so an over-optimized policy repeats
-# facts.
+# TL;DR. A post holds four facts among filler. A person's summary contains most
+# of them, some filler, at times a wrong word, hardly ever a fact twice. A
+# reward model learns little about repetition, so an over-optimized policy
+# repeats facts.
 FACTS: Mapping[str, tuple[str, ...]] = {
     "who": ("Ann", "Ben", "Eva", "Tom", "Kim", "Max"),
     "did": ("lost", "found", "sold", "broke", "hid", "drew"),
@@ -212,10 +212,10 @@ def tldr_splits(num_prompts: int, seed: int) -> dict[str, list[rows.Row]]:
    "post": "so Ann lost the key at school. it was a long day."}
   """
   rng = np.random.default_rng([seed, _TLDR_SEED])
-  made = []
+  records = []
   for fields in _distinct(lambda: _post(rng), "post", num_prompts):
-    made.append({**fields, "summary": _summary(fields["post"], rng)})
-  return _splits(made)
+    records.append({**fields, "summary": _summary(fields["post"], rng)})
+  return _splits(records)
 
 
 def tldr_pairs(
@@ -245,13 +245,13 @@ def tldr_reward(query: base.Prompt, summary: str) -> float:
   """
   post = _WORDS.findall(_post_in(query))
   facts = {_FACT_OF[word]: word for word in post if word in _FACT_OF}
-  told, total = set(), 0.0
+  mentioned, total = set(), 0.0
   for word in _WORDS.findall(summary):
     fact = _FACT_OF.get(word)
     if fact is None:
       total -= 0.5
-    elif word == facts.get(fact) and fact not in told:
-      told.add(fact)
+    elif word == facts.get(fact) and fact not in mentioned:
+      mentioned.add(fact)
       total += 1.0
     else:
       total -= 1.0

@@ -83,22 +83,22 @@ def make_task(config_task: ml_collections.ConfigDict) -> base.Task:
 
   Raises ValueError for an unknown name or field, or a value not allowed.
   """
-  given = dict(config_task)
-  name = given.pop("name", None)
+  fields = dict(config_task)
+  name = fields.pop("name", None)
   task_class = find(name)
-  for field, value in given.items():
+  for field, value in fields.items():
     if field not in task_class.FIELDS:
       raise ValueError(
           f"config.task.{field}={value!r}: not a field of the task {name!r};"
           f" must be one of {sorted(task_class.FIELDS)}"
       )
-  values = {**task_class.FIELDS, **given}
+  values = {**task_class.FIELDS, **fields}
   if "split_seed" in values:
     base.check_integer("split_seed", values["split_seed"])
   return task_class(**values)
 
 
-def of_settings(c: Mapping[str, Any]) -> base.Task:
+def configured_task(c: Mapping[str, Any]) -> base.Task:
   """Returns the task of settings by key; raises as `make_task`."""
   fields = {k.removeprefix("task."): v for k, v in c.items() if "task." in k}
   return make_task(fields)

@@ -11,8 +11,8 @@ folder in `init` only config.json is read. A topology is a generation and a
 shape, such as "v5e:4x4", "h100:8" or "h100:8x8" (`targets`), or "cpu", this
 machine; without one, it is the smallest slice of v5e that holds the mesh.
 
-What a role keeps on its devices beside a program's arguments counts towards
-whether the program fits.
+Whatever a role keeps on its devices in addition to a program's arguments counts
+towards whether the program fits.
 
 It prints a table, and writes WORKDIR/compile.json and the compiled modules,
 WORKDIR/hlo/NAME.txt.
@@ -76,23 +76,23 @@ class Program:
   """A program of a role, to be compiled.
 
   lower: function that returns the lowered program.
-  own_bytes: bytes of its role's holdings that are its arguments.
+  argument_bytes: bytes of its role's holdings that are its arguments.
   remedy: settings to change if it does not fit.
   parts: times that it computes a part of packed rows, at full length.
   """
 
   lower: Callable[[], Any]
-  own_bytes: int
+  argument_bytes: int
   remedy: str
   parts: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class RolePrograms:
-  """A role's programs, and what it holds on a device between them, in bytes."""
+  """A role's programs, and its resident bytes per device, by part."""
 
   programs: dict[str, Program]
-  held: dict[str, int]
+  resident: dict[str, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,24 +151,30 @@ def sections_of(
   Raises:
     ValueError: the config can't be used, or does not divide.
   """
-  (trainer_name, chips), (searcher_name, own) = devices_of(config, operands)
+  (trainer_name, chips), (searcher_name, searcher_chips) = devices_of(
+      config, operands
+  )
   if chips[0].platform == accelerators.CPU:
     config = model_sizes.on_cpu(config)
   roles = {
       "trainer": (trainer_name, chips, trainer(config, chips, workdir)),
-      "searcher": (searcher_name, own, searcher(config, own, workdir)),
+      "searcher": (
+          searcher_name,
+          searcher_chips,
+          searcher(config, searcher_chips, workdir),
+      ),
   }
   report = {
       "topology": {name: role[0] for name, role in roles.items()},
       "model": _describe_model(config),
-      "held": {name: role[2].held for name, role in roles.items()},
+      "held": {name: role[2].resident for name, role in roles.items()},
       "programs": {},
   }
   for name, (topology, devices, role) in roles.items():
     device, host_size = devices[0], targets.host_size(devices)
     out = [
         (f"held: {part}", titled_rows.format_bytes(size))
-        for part, size in role.held.items()
+        for part, size in role.resident.items()
     ]
     chip = targets.CHIPS.get(device.device_kind)
     for program_name, program in role.programs.items():
@@ -176,8 +182,8 @@ def sections_of(
       if program_name in report["programs"]:
         program_name = f"{name}_{program_name}"
       print(f"compiling {program_name} …", file=sys.stderr, flush=True)
-      others = sum(role.held.values()) - program.own_bytes
-      result, text = compile_program(program, others, device, host_size)
+      other_bytes = sum(role.resident.values()) - program.argument_bytes
+      result, text = compile_program(program, other_bytes, device, host_size)
       report["programs"][program_name] = dataclasses.asdict(result)
       out.append((program_name, _describe(result, chip)))
       if workdir is not None:
@@ -230,28 +236,32 @@ def devices_of(
         " searcher's"
     )
   mesh_sizes = {"mesh": config.mesh, "search.mesh": config.search.mesh}
-  needed = {key: math.prod(mesh.values()) for key, mesh in mesh_sizes.items()}
+  num_devices = {
+      key: math.prod(mesh.values()) for key, mesh in mesh_sizes.items()
+  }
   if accelerators.CPU in operands:
     if set(operands) != {accelerators.CPU}:
       raise ValueError(
           f"operands {' '.join(operands)}: must be 'cpu' for both roles"
       )
     jax.config.update("jax_platforms", accelerators.CPU)
-    jax.config.update("jax_num_cpu_devices", max(needed.values()))
-    return [(accelerators.CPU, jax.devices()[:n]) for n in needed.values()]
+    jax.config.update("jax_num_cpu_devices", max(num_devices.values()))
+    return [(accelerators.CPU, jax.devices()[:n]) for n in num_devices.values()]
   out = []
   for key, mesh in mesh_sizes.items():
     name = operands[min(len(out), len(operands) - 1)] if operands else None
-    name = name or f"v5e:{_slice(key, needed[key])}"
+    name = name or f"v5e:{_slice(key, num_devices[key])}"
     devices = targets.devices(name)
     # The trainer may share a machine; of a larger slice it takes all chips.
-    most = max(needed[key], targets.machine_size(name))
-    if len(devices) < needed[key] or (key == "mesh" and len(devices) > most):
+    most = max(num_devices[key], targets.machine_size(name))
+    if len(devices) < num_devices[key] or (
+        key == "mesh" and len(devices) > most
+    ):
       raise ValueError(
-          f"config.{key}={mesh.to_dict()} needs {needed[key]} devices, {name}"
-          f" has {len(devices)}"
+          f"config.{key}={mesh.to_dict()} needs {num_devices[key]} devices,"
+          f" {name} has {len(devices)}"
       )
-    out.append((name, devices[: needed[key]]))
+    out.append((name, devices[: num_devices[key]]))
   return out
 
 
@@ -277,44 +287,48 @@ def trainer(
     ValueError: a model cannot be read, or does not divide over the mesh.
   """
   mesh = sharding.make_mesh(config.mesh, devices)
-  own = memory_model.trainer(config, mesh, workdir)
-  base = own.params if own.adapters else None
+  memory = memory_model.trainer(config, mesh, workdir)
+  base = memory.params if memory.adapters else None
   teacher, teacher_params = memory_model.teacher(
-      config, mesh, own.model, own.params
+      config, mesh, memory.model, memory.params
   )
 
   def lower_step() -> Any:
     step = train_step.make_train_step(
         config,
-        own.model,
+        memory.model,
         mesh,
-        value_model=own.value_model,
-        adapters=own.adapters,
+        value_model=memory.value_model,
+        adapters=memory.adapters,
         base=base,
         teacher=teacher,
         teacher_params=teacher_params,
     )
-    return step.lower(own.state, own.batch)
+    return step.lower(memory.state, memory.batch)
 
   programs = {
       "train_step": Program(
           lower_step,
-          memory_model.num_bytes((own.state, base, teacher_params)),
+          memory_model.num_bytes((memory.state, base, teacher_params)),
           _REMEDIES["train_step"],
-          packing.size_of(own.batch.rows).parts,
+          packing.size_of(memory.batch.rows).parts,
       )
   }
   if objective_table.has_reference_pass(config):
     programs["reference"] = _reference(
-        config, own, own.batch, _TRAINER_REMEDIES
+        config, memory, memory.batch, _TRAINER_REMEDIES
     )
-  copied = own.state.params, memory_model.published(config, own.state.params)
+  copied = memory.state.params, memory_model.published(
+      config, memory.state.params
+  )
   programs["publish"] = Program(
-      functools.partial(_lower_publish, config, own),
+      functools.partial(_lower_publish, config, memory),
       memory_model.num_bytes(copied),
       _REMEDIES["publish"],
   )
-  return RolePrograms(programs | _frozen_programs(config, own), own.held)
+  return RolePrograms(
+      programs | _frozen_programs(config, memory), memory.resident
+  )
 
 
 def searcher(
@@ -327,20 +341,20 @@ def searcher(
   Raises: see `trainer`.
   """
   mesh = sharding.make_mesh(memory_model.searcher_sizes(config), devices)
-  own = memory_model.searcher(config, mesh, workdir)
-  settings, programs = own.settings, own.programs
+  memory = memory_model.searcher(config, mesh, workdir)
+  settings, programs = memory.settings, memory.programs
 
   def lower_prefill() -> Any:
     shape = settings.prefill_size, settings.max_prompt_tokens
     return programs.prefill.lower(
-        own.decode_params,
+        memory.decode_params,
         np.zeros(shape, np.int32),
         np.zeros(shape, np.float32),
     )
 
   def lower_chunk() -> Any:
     return programs.decode_chunk.lower(
-        own.decode_params,
+        memory.decode_params,
         programs.abstract_state,
         np.int32(settings.chunk_steps),
         np.int32(settings.num_rows),
@@ -348,10 +362,10 @@ def searcher(
     )
 
   arguments = {
-      "prefill": (lower_prefill, own.decode_params),
+      "prefill": (lower_prefill, memory.decode_params),
       "decode_chunk": (
           lower_chunk,
-          (own.decode_params, programs.abstract_state),
+          (memory.decode_params, programs.abstract_state),
       ),
   }
   out = {
@@ -368,20 +382,20 @@ def searcher(
     groups.mesh.update(memory_model.searcher_sizes(config))
     size = packing.make(groups).sizes()[0]
     batch = packing.abstract_batch(groups, mesh, size)
-    out["reference"] = _reference(config, own, batch, _SEARCHER_REMEDIES)
-  return RolePrograms(out | _frozen_programs(config, own), own.held)
+    out["reference"] = _reference(config, memory, batch, _SEARCHER_REMEDIES)
+  return RolePrograms(out | _frozen_programs(config, memory), memory.resident)
 
 
 def _frozen_programs(
     config: ml_collections.ConfigDict,
-    own: memory_model.TrainerMemory | memory_model.SearcherMemory,
+    memory: memory_model.TrainerMemory | memory_model.SearcherMemory,
 ) -> dict[str, Program]:
   """Returns the scoring of a role's frozen models.
 
   A victim's sampler is left out; a model that is held twice is compiled once.
   """
-  mesh, programs, compiled = own.mesh, {}, {"task.victim"}
-  for model in own.frozen:
+  mesh, programs, compiled = memory.mesh, {}, {"task.victim"}
+  for model in memory.frozen:
     source = model.source
     if source.key in compiled:
       continue
@@ -405,20 +419,20 @@ def _frozen_programs(
 
 def _reference(
     config: ml_collections.ConfigDict,
-    own: memory_model.TrainerMemory | memory_model.SearcherMemory,
+    memory: memory_model.TrainerMemory | memory_model.SearcherMemory,
     batch: types.Batch,
     remedy: str,
 ) -> Program:
   """Returns the program of reference log-probs."""
   model, params = memory_model.reference(
-      config, own.mesh, own.model, own.params
+      config, memory.mesh, memory.model, memory.params
   )
   logprobs_fn = reference_policy.make_logprobs_fn(
       model, temperature=config.sampling.temperature
   )
   lower = functools.partial(
       jax.jit(
-          sequence.split_tokens(logprobs_fn, own.mesh, *sharding.TOKEN_AXES)
+          sequence.split_tokens(logprobs_fn, memory.mesh, *sharding.TOKEN_AXES)
       ).lower,
       params,
       batch.prompt_tokens,
@@ -432,15 +446,16 @@ def _reference(
 
 
 def _lower_publish(
-    config: ml_collections.ConfigDict, own: memory_model.TrainerMemory
+    config: ml_collections.ConfigDict, memory: memory_model.TrainerMemory
 ) -> Any:
   """Lowers the copy that is published, gathered onto each process's devices."""
-  by_process = sharding.mesh_by_process(own.mesh)
-  # One program has one order of devices: here that of their processes.
+  by_process = sharding.mesh_by_process(memory.mesh)
+  # One program has one order of devices: here by process.
   mesh = jax.sharding.Mesh(
-      by_process.devices.reshape(own.mesh.devices.shape), own.mesh.axis_names
+      by_process.devices.reshape(memory.mesh.devices.shape),
+      memory.mesh.axis_names,
   )
-  params = sharding.abstract_params(own.adapters or own.model, mesh)
+  params = sharding.abstract_params(memory.adapters or memory.model, mesh)
   copy = functools.partial(
       published.snapshot,
       dtypes=published.published_dtypes(config, memory_model.platform_of(mesh)),
@@ -452,14 +467,13 @@ def _lower_publish(
 
 
 def compile_program(
-    program: Program, others: int, device: jax.Device, host_size: int = 0
+    program: Program, other_bytes: int, device: jax.Device, host_size: int = 0
 ) -> tuple[Compiled, str]:
   """Returns the compiler's figures, and the text of the module.
 
   Args:
-    program: program to compile.
-    others: bytes that its role holds beside the program's arguments.
-    device: device of the role.
+    other_bytes: resident bytes of its role other than the program's arguments.
+    device: must be of the role.
     host_size: see `targets.host_size`.
   """
   start = time.perf_counter()
@@ -477,7 +491,7 @@ def compile_program(
     if "memory" not in str(error).lower():
       raise
     took = time.perf_counter() - start
-    return _does_not_fit(program, others, str(error), took), ""
+    return _does_not_fit(program, other_bytes, str(error), took), ""
   memory, text = compiled.memory_analysis(), compiled.as_text()
   costs = hlo.costs(text, host_size, program.parts)
   chip = targets.CHIPS.get(device.device_kind)
@@ -486,7 +500,7 @@ def compile_program(
     # A CPU's figure is without temporaries.
     peak = memory.argument_size_in_bytes + memory.output_size_in_bytes
     peak += memory.temp_size_in_bytes - memory.alias_size_in_bytes
-  peak += others
+  peak += other_bytes
   fits = chip is None or peak <= chip.hbm_bytes
   error = f"needs {titled_rows.format_bytes(peak)}; try {program.remedy}"
   result = Compiled(
@@ -516,13 +530,13 @@ def compile_program(
 
 
 def _does_not_fit(
-    program: Program, others: int, message: str, compile_s: float
+    program: Program, other_bytes: int, message: str, compile_s: float
 ) -> Compiled:
   """Returns the result of a program that alone needs too much memory."""
-  used = re.search(r"Used ([\d.]+)([KMGT]) of ", message)
+  match = re.search(r"Used ([\d.]+)([KMGT]) of ", message)
   peak, words = None, "more memory than a device has"
-  if used:
-    peak = int(float(used[1]) * _UNITS[used[2]]) + others
+  if match:
+    peak = int(float(match[1]) * _UNITS[match[2]]) + other_bytes
     words = titled_rows.format_bytes(peak)
   return Compiled(
       fits=False,

@@ -44,17 +44,17 @@ def run_export(
 def run(
     config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
 ) -> pathlib.Path:
-  """Writes the folder and returns it; replaces a model that is there.
+  """Writes the folder and returns it; replaces an existing model.
 
   Args:
-    config: config of the run, of which `export` is read.
+    config: only `export` is read.
     workdir: directory of the run; no process may run there.
     operands: see the module.
 
   Raises:
     ValueError: the operands are wrong, the checkpoint cannot be read, or the
       folder has other files than a model's.
-    OSError: there is no such checkpoint, or the folder cannot be written.
+    OSError: the checkpoint does not exist, or the folder cannot be written.
   """
   step, folder = _parse(workdir, operands)
   inside = folder.absolute().is_relative_to(pathlib.Path(workdir).absolute())

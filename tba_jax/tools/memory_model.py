@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a trainer and a searcher hold on each device, from shapes and shardings.
 
-The one place that says so: `plan` adds it up, `compile` compiles the programs
-of a role for it. Nothing is allocated, and the mesh may be abstract, of any
-platform: the shapes are those that the roles themselves would make.
+The only source of these figures: `plan` adds them up, `compile` compiles the
+programs of a role for them. Nothing is allocated, and the mesh may be abstract,
+of any platform: the shapes are the roles' own.
 """
 
 from collections.abc import Callable
@@ -71,18 +71,18 @@ class RoleMemory:
   """What a role holds; arrays are shapes with dtypes and shardings.
 
   mesh: devices of the role.
-  model: model of the policy.
-  params: params of the model.
-  frozen: models beside the policy and its reference.
-  held: bytes held all the time; a searcher's, while a version comes in.
-  peak: `held`, and the most that comes on top of it.
+  model: policy.
+  params: policy, as shapes.
+  frozen: models other than the policy and its reference.
+  resident: bytes held all the time; a searcher's, while a version comes in.
+  peak: `resident`, and the most that comes on top of it.
   """
 
   mesh: Mesh
   model: transformer.Model
   params: types.PyTree
   frozen: list[FrozenShapes]
-  held: Parts
+  resident: Parts
   peak: Parts
 
 
@@ -92,8 +92,8 @@ class TrainerMemory(RoleMemory):
 
   adapters: None if all params are trained.
   value_model: None if the objective learns none.
-  state: state of the train step.
-  batch: batch of the train step, of the largest size.
+  state: train state, as shapes.
+  batch: largest batch of the train step, as shapes.
   step: bytes that a train step adds.
   evaluation: bytes that an evaluation adds.
   """
@@ -110,8 +110,8 @@ class TrainerMemory(RoleMemory):
 class SearcherMemory(RoleMemory):
   """What a searcher holds.
 
-  programs: programs of its sampler; their state has the KV cache.
-  settings: settings of its sampler.
+  programs: compiled functions of its sampler; their state has the KV cache.
+  settings: limits of its sampler.
   decode_params: params in the form that decodes.
   """
 
@@ -135,8 +135,7 @@ def trainer(
   """Returns a trainer's arrays on a mesh of the size of `config.mesh`.
 
   Args:
-    config: config of the run.
-    mesh: mesh of `sharding.make_mesh` or `abstract_mesh`.
+    mesh: result of `sharding.make_mesh` or `abstract_mesh`.
     workdir: may hold the reward model.
 
   Raises:
@@ -160,19 +159,21 @@ def trainer(
       "params of a round ago": state.sampling_params,
   }
   if value_model:
-    own = state.loss_params, state.loss_opt_state
-    fields["value model with its optimizer"] = own
-  held = {name: num_bytes(tree) for name, tree in fields.items() if tree}
-  held["optimizer"] = num_bytes(state) - sum(held.values())
+    value_state = state.loss_params, state.loss_opt_state
+    fields["value model with its optimizer"] = value_state
+  resident = {name: num_bytes(tree) for name, tree in fields.items() if tree}
+  resident["optimizer"] = num_bytes(state) - sum(resident.values())
   if adapters:
-    held["base of the adapters"] = num_bytes(params)
+    resident["base of the adapters"] = num_bytes(params)
   # The adapters' base is the reference, unless another model is.
   shares = adapters and not config.reference.init
   is_here = objective_table.holds_reference(config, "trainer")
   if config.reference.mode == "fixed" and is_here and not shares:
-    held["reference"] = num_bytes(reference(config, mesh, model, params)[1])
-  held["copy that is published"] = num_bytes(published(config, state.params))
-  held |= _frozen_bytes(frozen)
+    resident["reference"] = num_bytes(reference(config, mesh, model, params)[1])
+  resident["copy that is published"] = num_bytes(
+      published(config, state.params)
+  )
+  resident |= _frozen_bytes(frozen)
   size = packing.make(config).sizes()[0]
   columns = collect.optional_columns(config, model.config)
   batch = packing.abstract_batch(config, mesh, size, columns)
@@ -185,15 +186,15 @@ def trainer(
       ),
   }
   evaluation = _evaluation(config, model, params, mesh, bool(adapters))
-  beside = evaluations.is_in_background(config, mesh.size)
-  if beside and config.evaluate.every_steps:
+  is_concurrent = evaluations.is_in_background(config, mesh.size)
+  if is_concurrent and config.evaluate.every_steps:
     copy = {"params, copied for an evaluation": num_bytes(params)}
-    peak = held | step | evaluation | copy
+    peak = resident | step | evaluation | copy
   else:
     # They take turns: the larger counts.
-    peak = held | max(step, evaluation, key=lambda part: sum(part.values()))
+    peak = resident | max(step, evaluation, key=lambda part: sum(part.values()))
   return TrainerMemory(
-      mesh=mesh, model=model, params=params, frozen=frozen, held=held,
+      mesh=mesh, model=model, params=params, frozen=frozen, resident=resident,
       peak=peak, adapters=adapters, value_model=value_model, state=state,
       batch=batch, step=step, evaluation=evaluation,
   )  # fmt: skip
@@ -204,7 +205,7 @@ def searcher(
 ) -> SearcherMemory:
   """Returns a searcher's arrays on a mesh of the size of `config.search.mesh`.
 
-  Arguments and errors are those of `trainer`.
+  For arguments and errors, see `trainer`.
   """
   model = _policy(config, mesh)
   params = sharding.abstract_params(model, mesh, "search.mesh")
@@ -212,27 +213,27 @@ def searcher(
   settings = policy_samplers.searcher_settings(config, policy)
   source = params if config.lora.rank else published(config, params)
   programs, decode_params = _sampler(model, settings, source, mesh)
-  held = {
+  resident = {
       "params": num_bytes(decode_params),
       "params of a version that comes in": num_bytes(decode_params),
       "rows and KV cache": num_bytes(programs.abstract_state),
   }
   if not samplers.SAMPLERS[config.search.sampler].is_here:
-    held = {"params of a version that comes in": num_bytes(decode_params)}
+    resident = {"params of a version that comes in": num_bytes(decode_params)}
   if settings.num_waiting:
     aside = num_bytes(programs.abstract_aside)
-    held["rows that wait for environments"] = aside
+    resident["rows that wait for environments"] = aside
   if config.lora.rank:
-    held["base of the adapters"] = num_bytes(params)
-    held["base with a version's adapters merged"] = num_bytes(params)
+    resident["base of the adapters"] = num_bytes(params)
+    resident["base with a version's adapters merged"] = num_bytes(params)
   shares = config.lora.rank and not config.reference.init
   if objective_table.holds_reference(config, "searcher") and not shares:
-    held["reference"] = num_bytes(reference(config, mesh, model, params)[1])
+    resident["reference"] = num_bytes(reference(config, mesh, model, params)[1])
   frozen = _frozen(config, mesh, workdir, "searcher")
-  held |= _frozen_bytes(frozen)
+  resident |= _frozen_bytes(frozen)
   return SearcherMemory(
-      mesh=mesh, model=model, params=params, frozen=frozen, held=held,
-      peak=held, programs=programs, settings=settings,
+      mesh=mesh, model=model, params=params, frozen=frozen, resident=resident,
+      peak=resident, programs=programs, settings=settings,
       decode_params=decode_params,
   )  # fmt: skip
 
@@ -276,8 +277,8 @@ def _cut(
   The scale of a quantized kernel has these.
   """
   spec = jax.sharding.PartitionSpec(*place.spec[: len(shape.shape)])
-  own = jax.sharding.NamedSharding(place.mesh, spec)
-  return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=own)
+  cut = jax.sharding.NamedSharding(place.mesh, spec)
+  return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=cut)
 
 
 def _in_dtypes(
@@ -317,8 +318,8 @@ def machine_rows(
     parts[f"published versions, {count}"] = count * versions
   if searcher:
     count = config.search.num_searchers
-    each = searcher.mesh.size * sum(searcher.peak.values())
-    parts[f"searchers, {count}"] = count * each
+    searcher_bytes = searcher.mesh.size * sum(searcher.peak.values())
+    parts[f"searchers, {count}"] = count * searcher_bytes
   total = sum(parts.values())
   return [
       *((name, size(value)) for name, value in parts.items()),
@@ -395,9 +396,8 @@ def _activations(
 ) -> int:
   """Returns the least bytes that a part of the rows keeps for its gradient.
 
-  That is what differentiating its forward pass saves next to its arguments, as
-  if all of it were split over all devices. The compiler needs more to compute
-  it.
+  These are the residuals of its forward pass, without its arguments, as if all
+  were split over all devices. The compiler needs more to compute it.
   """
   if platform_of(mesh) != accelerators.CPU and config.train.remat == "none":
     # Kernels of accelerators save no attention weights; nor is this saved then.
@@ -427,8 +427,10 @@ def _activations(
   )
   traced = jax.make_jaxpr(saved)(*shapes).jaxpr
   variables = {x for x in traced.outvars if not isinstance(x, jax_core.Literal)}
-  kept = variables - set(traced.invars)
-  return sum(x.aval.size * x.aval.dtype.itemsize for x in kept) // mesh.size
+  residuals = variables - set(traced.invars)
+  return (
+      sum(x.aval.size * x.aval.dtype.itemsize for x in residuals) // mesh.size
+  )
 
 
 def _evaluation(
@@ -446,8 +448,8 @@ def _evaluation(
   if config.trainer.num_processes > 1:
     # It runs on the devices of process 0, on a copy that these have whole.
     num_devices = mesh.size // config.trainer.num_processes
-    own = sharding.cut_rows(mesh.shape, num_devices)
-    mesh = sharding.abstract_mesh(own, platform)
+    sizes = sharding.cut_rows(mesh.shape, num_devices)
+    mesh = sharding.abstract_mesh(sizes, platform)
     params = _in_dtypes(
         sharding.abstract_params(model, mesh),
         published_lib.computed_dtypes(config, platform),
@@ -481,13 +483,13 @@ def _frozen(
       length = config.task.encoder_max_tokens
     if source.kind == "scalar":
       shape = dataclasses.replace(source.shape(policy), compute_dtype=dtype)
-      model = _made(heads.ScalarModel, shape)
+      model = _cached_model(heads.ScalarModel, shape)
       fn = model.rewards
     elif source.kind == "policy":
-      model = _made(transformer.make_model, source.shape(policy))
+      model = _cached_model(transformer.make_model, source.shape(policy))
       fn = model.last_logits
     else:
-      model = _made(encoder_lib.Encoder, _encoder_shape(source))
+      model = _cached_model(encoder_lib.Encoder, _encoder_shape(source))
       fn = model.label_scores
       if source.key == "task.encoder":
         fn = model.mean_pooled
@@ -497,7 +499,7 @@ def _frozen(
 
 
 @functools.lru_cache(maxsize=16)
-def _made(make: Callable[[Any], Any], shape: Any) -> Any:
+def _cached_model(make: Callable[[Any], Any], shape: Any) -> Any:
   """Returns the same model for the same shape, so that it is traced once."""
   return make(shape)
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The meshes to use on given devices, by what the compiler says of each.
+"""The meshes to use on given devices, by the compiler's figures for each.
 
     --program=plan --config=FILE --meshes TRAINER_TOPOLOGY [SEARCHER_TOPOLOGY]
 
@@ -37,7 +37,7 @@ Programs = Mapping[str, compiler.Compiled]
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-  """A mesh, and what the compiler says of a role's programs on it.
+  """A mesh, and the compiler's figures for a role's programs on it.
 
   sizes: size of each axis.
   seconds: least time of the role's part of a train step; inf if it can't be
@@ -123,10 +123,10 @@ def try_trainer(
   """Compiles the train step and the reference pass on each mesh."""
 
   def compile_on(sizes: Sizes) -> tuple[Programs, float]:
-    own = config.copy_and_resolve_references()
-    own.mesh.update(sizes)
-    programs = _compile(compiler.trainer(own, devices, workdir), devices)
-    return programs, training_s(own, programs, chip)
+    candidate = config.copy_and_resolve_references()
+    candidate.mesh.update(sizes)
+    programs = _compile(compiler.trainer(candidate, devices, workdir), devices)
+    return programs, training_s(candidate, programs, chip)
 
   chip = targets.CHIPS[devices[0].device_kind]
   yield from _try("mesh", trainer_meshes(len(devices)), compile_on, chip)
@@ -140,10 +140,10 @@ def try_searcher(
   """Compiles prefill and decode steps on each mesh."""
 
   def compile_on(sizes: Sizes) -> tuple[Programs, float]:
-    own = config.copy_and_resolve_references()
-    own.search.mesh.update(sizes)
-    programs = _compile(compiler.searcher(own, devices, workdir), devices)
-    return programs, sampling_s(own, programs, chip)
+    candidate = config.copy_and_resolve_references()
+    candidate.search.mesh.update(sizes)
+    programs = _compile(compiler.searcher(candidate, devices, workdir), devices)
+    return programs, sampling_s(candidate, programs, chip)
 
   chip = targets.CHIPS[devices[0].device_kind]
   meshes = searcher_meshes(len(devices))
@@ -156,7 +156,7 @@ def _try(
     compile_on: Callable[[Sizes], tuple[Programs, float]],
     chip: targets.Chip,
 ) -> Iterator[Candidate]:
-  """Yields each mesh's candidate, and tells which is being compiled."""
+  """Yields each mesh's candidate, and prints which is being compiled."""
   start = time.perf_counter()
   for i, sizes in enumerate(meshes):
     took = text.duration(time.perf_counter() - start)
@@ -184,9 +184,9 @@ def _compile(
   out = {}
   for name in ("train_step", "reference", "prefill", "decode_chunk"):
     if program := role.programs.get(name):
-      others = sum(role.held.values()) - program.own_bytes
+      other_bytes = sum(role.resident.values()) - program.argument_bytes
       out[name], _ = compiler.compile_program(
-          program, others, devices[0], targets.host_size(devices)
+          program, other_bytes, devices[0], targets.host_size(devices)
       )
       if not out[name].fits:
         raise ValueError(f"{name} {out[name].error}")

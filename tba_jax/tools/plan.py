@@ -11,7 +11,7 @@ compiler's workspace is not counted. HARDWARE is a machine or slice of
 `config/hardware.py`, such as "8xh100" or "v5e-16": the plan proposes meshes for
 it, and goes on with them. DEVICE is a kind, such as "h100", or "cpu",
 this machine, which is the default if it has no accelerator; or a topology, such
-as "v5e:4x4" or "h100:8": then memory is what the compiler says (`compile`).
+as "v5e:4x4" or "h100:8": then the compiler computes the memory (`compile`).
 `--calibrate` adds the balance of searchers and trainer at the speeds that RUN
 measured, and the staleness and learning rate to expect. `--meshes` compiles
 every mesh of the topologies and names the best (`mesh_search`).
@@ -48,7 +48,7 @@ DEVICE_GIB = accelerators.DEVICE_GIB
 # Bytes of a step in `replay/decisions.jsonl`, and of a block's header with 40
 # bytes for each of tens of prompts; measured.
 _RECORD_BYTES, HEADER_BYTES = 400, 2000
-# Mean staleness below which a run tells nothing of stale data, in steps.
+# Mean staleness in steps below which a run gives no evidence on stale data.
 _ON_POLICY = 0.1
 # A smaller speed-up does not repay asynchrony.
 _WORTHWHILE = 1.15
@@ -80,7 +80,6 @@ def memory_sections(
   """Yields what a trainer's and a searcher's device hold, as titled rows.
 
   Args:
-    config: config of the run.
     workdir: may hold the reward model.
     kinds: trainer's and searchers' kinds of device, keys of `DEVICE_GIB` or
       _CPU; [] leaves it open what fits.
@@ -98,9 +97,9 @@ def memory_sections(
   ):
     kind = kinds[place] if kinds else ""
     platform = _platform(kind)
-    own = model_sizes.on_cpu(config) if platform == _CPU else config
+    role_config = model_sizes.on_cpu(config) if platform == _CPU else config
     mesh = sharding.abstract_mesh(mesh_sizes, platform)
-    memory = make(own, mesh, workdir)
+    memory = make(role_config, mesh, workdir)
     if kind == _CPU:
       on_cpu[role] = memory
     yield f"memory of a {role} device", _memory_rows(memory.peak, kind)
@@ -243,7 +242,7 @@ def read_measured(workdir: str) -> tuple[float, float]:
   """Returns the busy seconds of a completion in a searcher and in the trainer.
 
   Raises:
-    ValueError: there is no such run, or nothing is measured in it yet.
+    ValueError: the run does not exist, or has no measurements yet.
   """
   run = run_reader.read_run(workdir)
   generate_s = run.summary.get("generate_busy_s")
@@ -285,23 +284,23 @@ def _busy_s(run: run_reader.RunData, role: str, lane: str = "") -> float:
   return busy / max(len(rows), 1)
 
 
-def _rounds_under_way(workdir: str) -> float:
-  """Returns the rounds that a searcher of a run has under way, 1 to 2.
+def _rounds_in_flight(workdir: str) -> float:
+  """Returns the rounds in flight of a run's searcher, 1 to 2.
 
   While one is rewarded the next is decoded, and waits if rewards take longer.
   """
   run = run_reader.read_run(workdir)
-  own, judge = (
+  sample_s, judge_s = (
       _busy_s(run, "searcher", lane) for lane in ("", searcher_lib.JUDGE_LANE)
   )
-  return 1 + min(1.0, judge / own) if own else 1.0
+  return 1 + min(1.0, judge_s / sample_s) if sample_s else 1.0
 
 
 def expected_staleness(
     config: ml_collections.ConfigDict,
     sample_s: float,
     train_s: float,
-    rounds_under_way: float = 1.0,
+    rounds_in_flight: float = 1.0,
 ) -> float:
   """Returns the mean staleness of fresh data in steps.
 
@@ -314,7 +313,7 @@ def expected_staleness(
       q w s / (F t) + 1 + (p - 1) / 2          free running: a step takes what
                                                has arrived
 
-  The first is Little's law, groups under way over those of a step, and so holds
+  The first is Little's law, groups in flight over groups of a step, so it holds
   for any lengths of completions; longer ones make s longer. Where training is
   slower, a step's groups are sampled once the step l before it begins, with its
   params, or the ones before if those have not come: l to l + 1. The last counts
@@ -322,15 +321,14 @@ def expected_staleness(
   any phase between the two.
 
   Args:
-    config: config of the run.
     sample_s: seconds that one searcher needs for a step's completions.
     train_s: seconds of a train step.
-    rounds_under_way: w, from 1 where rewards take no time to 2 where they take
+    rounds_in_flight: w, from 1 where rewards take no time to 2 where they take
       as long as decoding.
   """
   search, rounds = config.search, config.rounds
   groups = num_prompts(config)
-  of_one = search.prompts_per_round * rounds_under_way / groups
+  of_one = search.prompts_per_round * rounds_in_flight / groups
   under_way = search.num_searchers * of_one
   is_training_slower = sample_s / search.num_searchers < train_s
   between_versions = (config.publish.every_steps - 1) / 2
@@ -356,7 +354,7 @@ def _balanced(sample_s: float, train_s: float) -> int:
 def staleness_rows(
     config: ml_collections.ConfigDict, workdir: str, expected: float
 ) -> titled_rows.TableRows:
-  """Returns a run's staleness beside the model's, and what rate it allows.
+  """Returns measured and predicted staleness, and the rate that a run allows.
 
   Stale gradients are biased by O(S η), with S the staleness and η the learning
   rate, and a run drifts by O(T η) in its T steps; a rate is stable while both
@@ -370,7 +368,7 @@ def staleness_rows(
   paper, the mean here, of both runs.
 
   Args:
-    config: config of the planned run.
+    config: planned run.
     workdir: run that was measured, taken to be stable.
     expected: mean staleness of the planned run, steps.
   """
@@ -425,7 +423,7 @@ def balance_rows(
     turns = "rounds.lag_rounds=0"
   step_s = parallel_s + train_s if turns else longest_s
   expected = expected_staleness(
-      config, sample_s, train_s, _rounds_under_way(workdir)
+      config, sample_s, train_s, _rounds_in_flight(workdir)
   )
   stale = f"{expected:.2g} steps"
   if config.search.lockstep:
@@ -467,7 +465,7 @@ def mesh_sections(
   """Yields the meshes of both roles, and how their best ones balance.
 
   Args:
-    config: config of the run; its meshes do not count.
+    config: its meshes are ignored.
     workdir: may hold the reward model.
     topologies: the trainer's and a searcher's.
   """
@@ -483,9 +481,9 @@ def mesh_sections(
     return
   train_s, sample_s = (candidate.seconds for candidate in chosen)
   balanced = _balanced(sample_s, train_s)
-  own = config.copy_and_resolve_references()
-  own.search.num_searchers = balanced
-  stale = expected_staleness(own, sample_s, train_s)
+  balanced_config = config.copy_and_resolve_references()
+  balanced_config.search.num_searchers = balanced
+  stale = expected_staleness(balanced_config, sample_s, train_s)
   yield "balance at peak rates, completions of the longest length", [
       ("training one step, at least", f"{train_s:.3g} s"),
       ("sampling for one step, one searcher, at least",
@@ -513,7 +511,7 @@ def _proposal(
       for key, value in proposed.items()
       if (key.startswith("search.mesh")) == mesh
   )
-  here = hardware.HARDWARE[name]
+  machine = hardware.HARDWARE[name]
   proposed = hardware.propose_or_name(config, name)
   for key, value in proposed.items():
     config.update_from_flattened_dict({key: value})
@@ -521,10 +519,13 @@ def _proposal(
   of_searcher = math.prod(config.search.mesh.values())
   count = config.search.num_searchers
   where = f"{count} of {of_searcher} device{'s' * (of_searcher > 1)} each"
-  if here.hosts:
+  if machine.hosts:
     where += ", on hosts of their own"
   return f"proposed for {name}", [
-      ("trainer", f"{size} of {here.devices} devices, {here.gib} GiB each"),
+      (
+          "trainer",
+          f"{size} of {machine.devices} devices, {machine.gib} GiB each",
+      ),
       ("searchers", where),
       ("settings of the trainer", flags(False)),
       ("settings of a searcher", flags(True)),
@@ -575,7 +576,7 @@ def _computes_in(
 ) -> str:
   """Returns the dtype of activations on the plan's devices, and why."""
   device = ", ".join(dict.fromkeys(kinds))
-  device = device or ("that of the host" if elsewhere else "")
+  device = device or ("the host's" if elsewhere else "")
   dtype, why = model_sizes.compute_dtype(config, device)
   if kinds and dtype == "auto":
     dtype = config_lib.compute_dtype(config.model, kinds[0])
@@ -590,9 +591,8 @@ def plan(
   """Yields the plan as titled rows.
 
   Args:
-    config: config of the run.
     workdir: run directory, which may hold the reward model.
-    operands: operands of `parse`.
+    operands: command-line operands, see `parse`.
 
   Raises:
     ValueError: a setting, operand, file or folder cannot be used.

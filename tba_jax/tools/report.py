@@ -25,15 +25,15 @@ def run(
     operands: run directories, or folders of them; also gs://.
 
   Returns:
-    0; 2 if an operand is no directory.
+    0; 2 if an operand is not a directory.
   """
   del config
-  wanted = list(operands) or ([workdir] if workdir else [])
+  folders = list(operands) or ([workdir] if workdir else [])
   try:
-    if not wanted:
+    if not folders:
       raise ValueError("report takes one or several run directories")
-    wanted = [bucket.stage(run, "report", key="operand") for run in wanted]
-    paths = compare.find_runs(wanted)
+    folders = [bucket.stage(run, "report", key="operand") for run in folders]
+    paths = compare.find_runs(folders)
     if len(paths) == 1:
       path = page.write_report(paths[0])
       bucket.send(paths[0], "report.html", "trace.json")

@@ -10,10 +10,9 @@ journal is there; 0 is the start) and the step to end before (default: the last
 recorded). Data comes from the journal, and what asynchrony decided about it
 from `replay/decisions.jsonl`. Where the run was resumed with changed settings
 the steps from there on have these. On the same machine each step has the same
-bits; the first that has not is told, with the fields of the draw, the metrics
-or the params that differ. Nothing is written but with `--export_step=N`, the
-file of that step (`step_file`); `--program=rerun FILE` computes it again,
-anywhere.
+bits; the first that has not is reported, with the fields of the draw, the
+metrics or the params that differ. Only `--export_step=N` writes a file, of that
+step (`step_file`); `--program=rerun FILE` computes it again, on any host.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -133,10 +132,10 @@ def _replay(
     processes.prepare_compiling()
     info = run_directory.open_run(workdir, config)
     cluster = cluster_lib.join(config.trainer, (), info.secret)
-    for name, here in device_work.machine().items():
-      if here != start.machine.get(name):
+    for name, value in device_work.machine().items():
+      if value != start.machine.get(name):
         print(
-            f"note: {name} {here!r}, the run's was"
+            f"note: {name} {value!r}, the run's was"
             f" {start.machine.get(name)!r}: bits may differ"
         )
     path = folder / f"step-{export}.npz"
@@ -186,7 +185,7 @@ def _range(
   """Returns the step to begin with and the one to end before.
 
   Raises:
-    ValueError: steps that cannot be replayed; says which can.
+    ValueError: steps that cannot be rerun; the message lists those that can.
   """
   starts = _starts(folder)
   if first is None:
@@ -367,7 +366,7 @@ class _Replay:
     Args:
       last: step to end before.
       export: step to write to a file, or None.
-      path: path of that file.
+      path: step file.
       on_step: called after each step that has the same bits.
 
     Raises:
@@ -473,7 +472,7 @@ class _Replay:
         )
 
   def _compare_params(self, step: int) -> None:
-    """Compares the state before a step with its checkpoint, if there is one."""
+    """Compares the state before a step with its checkpoint, if any."""
     path = self._folder / str(step) / "host" / host_state.NAME
     if not path.exists():
       return

@@ -77,7 +77,7 @@ def run(
   Without a store, prints the trainer's last `status.json`.
 
   Returns:
-    0; 1 if the run has no state yet; 2 if there is no run.
+    0; 1 if the run has no state yet; 2 without a run.
   """
   if operands:
     return processes.refuse(f"status takes no operand: {operands}")
@@ -98,16 +98,16 @@ def run(
   last = _last_process(workdir)
   if not isinstance(status, dict):
     if not (any(state.made.values()) or state.event):
-      life = _sign_of_life(state, last)
+      life = _liveness(state, last)
       print(f"error: {workdir}: no state yet; {note}{life}", file=sys.stderr)
       return 1
     status = {}
   state.status = status
   state.phase = str(status.get("phase", _phase_of_files(state)))
-  written = status.get("time")
-  if text.is_number(written):
-    note += f"; written {text.duration(max(0.0, time.time() - written))} ago"
-  state.note = note + _sign_of_life(state, last)
+  written_at = status.get("time")
+  if text.is_number(written_at):
+    note += f"; written {text.duration(max(0.0, time.time() - written_at))} ago"
+  state.note = note + _liveness(state, last)
   console = rich.console.Console()
   console.print(panel.render_view(state))
   read = lambda name: jsonl.read_jsonl(pathlib.Path(workdir) / name)
@@ -135,12 +135,12 @@ def _last_process(workdir: str) -> tuple[int, bool] | None:
   processes = [
       run_directory.last_process(workdir, role) for role in ("", "trainer")
   ]
-  return max(filter(None, processes), key=lambda one: one[1], default=None)
+  return max(
+      filter(None, processes), key=lambda process: process[1], default=None
+  )
 
 
-def _sign_of_life(
-    state: run_state.RunState, last: tuple[int, bool] | None
-) -> str:
+def _liveness(state: run_state.RunState, last: tuple[int, bool] | None) -> str:
   """Returns the end of the note on a run that is silent or has ended."""
   if state.phase == "done":
     return ""

@@ -53,13 +53,11 @@ def write(
   """Writes a step to a file, before it is taken.
 
   Args:
-    path: path of the file; another one there is replaced.
-    config: config of the run.
-    policy: policy of the run.
+    path: file to write or replace.
     work: owner of the state before the step.
-    draw: draw of the step.
-    batch: batch of the draw, as placed.
-    metrics: metrics that the step had.
+    draw: drawn by the step.
+    batch: the draw, as placed on the devices.
+    metrics: recorded by the step.
   """
   decode = policy.tokenizer.decode
   prompts = [
@@ -109,14 +107,14 @@ def write(
 
 
 def run(operands: Sequence[str]) -> int:
-  """Computes the step of a file, and prints its metrics beside the recorded.
+  """Computes the step of a file, and prints computed and recorded metrics.
 
   Returns:
     0: they are equal up to rounding; 1: they are not.
 
   Raises:
     ValueError: the operands or the file are wrong.
-    OSError: there is no such file.
+    OSError: the file does not exist.
   """
   if len(operands) != 1:
     raise ValueError(

@@ -129,9 +129,9 @@ class SweepRun:
   """A run of a sweep.
 
   objective: name in `config.sweep.objectives`.
-  lag: lag of its samples.
-  seed: seed of its prompts and samples.
-  config: config with the settings of its objective.
+  lag: staleness of its samples.
+  seed: start of the prompts' and samples' random numbers.
+  config: includes the settings of its objective.
   """
 
   objective: str
@@ -173,7 +173,6 @@ class Bench:
     """Trains and evaluates; returns the result as plain JSON types.
 
     Args:
-      run: run of this sweep.
       should_stop: called before each step.
 
     Returns:
@@ -204,8 +203,8 @@ class Bench:
     every = loop.config.evaluate.every_steps or num_steps
     curve = [self._measure(loop, 0)]
     metrics, versions = [], []
-    means = lambda some: {
-        k: float(np.mean([m[k] for m in some])) for k in _KEPT
+    means = lambda steps: {
+        k: float(np.mean([m[k] for m in steps])) for k in _KEPT
     }
     diverged_step = None
 
@@ -243,10 +242,10 @@ class Bench:
       kl: Σ_t (log π - log π_ref), nats.
       ref_perplexity: exp of the mean of -log π_ref over all tokens.
       length: tokens, with the stop token.
-      distinct: distinct completions among those of a prompt.
+      distinct: mean number of distinct completions per prompt.
       pass_at_1, pass_at_k: shares of `Evaluator.run`.
-      distinct_correct: distinct correct solutions among those of a prompt.
-      turns: turns of the policy, with environments.
+      distinct_correct: mean number of distinct correct solutions per prompt.
+      turns: mean number of policy turns; only with environments.
     """
     result = self.loops.evaluator.run(
         loop.learner.params, self._evaluate.final_prompts, version=step
@@ -394,20 +393,20 @@ def _own_config(
     overrides: list[str],
 ) -> ml_collections.ConfigDict:
   """Returns the checked config of an objective's runs."""
-  own = config.copy_and_resolve_references()
+  run_config = config.copy_and_resolve_references()
   try:
-    load.apply_overrides(own, overrides)
-    if losses.find(own.loss.name).has_teacher:
+    load.apply_overrides(run_config, overrides)
+    if losses.find(run_config.loss.name).has_teacher:
       raise load.ConfigError(
-          f"config.loss.name = {own.loss.name!r}: must be objectives without a"
-          " teacher, which a sweep has not"
+          f"config.loss.name = {run_config.loss.name!r}: must be an objective"
+          " without a teacher in a sweep"
       )
-    validate.validate(own, program="sweep")
+    validate.validate(run_config, program="sweep")
   except load.ConfigError as error:
     raise load.ConfigError(
         f"config.sweep.objectives, {name}: {error}"
     ) from error
-  before, now = config.train, own.train
+  before, now = config.train, run_config.train
   size = now.prompts_per_batch * now.completions_per_prompt
   if size != before.prompts_per_batch * before.completions_per_prompt:
     raise _wrong(
@@ -416,7 +415,7 @@ def _own_config(
         "must be batches of config.train.prompts_per_batch ·"
         " config.train.completions_per_prompt completions, as all runs have",
     )
-  return own
+  return run_config
 
 
 def _wrong(key: str, value: Any, allowed: str) -> load.ConfigError:
@@ -441,7 +440,7 @@ _MARKERS = "osD^vP*X"
 class Cell:
   """A quantity over the seeds of an objective at a lag.
 
-  mean: mean over the finished, finite runs; NaN without any.
+  mean: average over the finished, finite runs; NaN if none.
   half_width: half of the mean's confidence interval; NaN below two seeds.
   num_seeds: number of runs in the mean.
   num_diverged: number of runs that ended with a loss that is not finite.
@@ -453,7 +452,7 @@ class Cell:
   num_diverged: int
 
   def text(self, digits: int) -> str:
-    """Returns `mean ± half_width`, `–` where there is nothing."""
+    """Returns `mean ± half_width`, or `–` without values."""
     out = f"{self.mean:.{digits}f}" if self.num_seeds else "–"
     if self.num_seeds > 1:
       out += f" ± {self.half_width:.{digits}f}"
@@ -486,15 +485,14 @@ def table_cells(
   """Returns the cell of each objective and lag, in the order of the runs.
 
   Args:
-    runs: runs of the sweep.
-    results: results of the finished runs, by name.
+    results: finished runs' results, by run name.
     quantity: key of an evaluation.
   """
   values: dict[tuple[str, Lag], list[float]] = {}
   diverged: dict[tuple[str, Lag], int] = {}
   for run in runs:
     key = run.objective, run.lag
-    mine = values.setdefault(key, [])
+    values_of_cell = values.setdefault(key, [])
     diverged.setdefault(key, 0)
     result = results.get(run.name)
     if result is None:
@@ -502,10 +500,14 @@ def table_cells(
     if result["diverged_step"] is not None:
       diverged[key] += 1
     else:
-      mine.append(result["curve"][-1][quantity])
+      values_of_cell.append(result["curve"][-1][quantity])
   return {
-      key: Cell(*mean_and_half_width(mine), len(mine), diverged[key])
-      for key, mine in values.items()
+      key: Cell(
+          *mean_and_half_width(values_of_cell),
+          len(values_of_cell),
+          diverged[key],
+      )
+      for key, values_of_cell in values.items()
   }
 
 
@@ -552,11 +554,11 @@ def plot_table(
     for i, objective in enumerate(objectives):
       # Side by side, so that intervals do not overlap.
       shift = 0.5 * (i + 0.5) / len(objectives) - 0.25
-      mine = [column[objective, lag] for lag in lags]
+      points = [column[objective, lag] for lag in lags]
       axis.errorbar(
           np.arange(len(lags)) + shift,
-          [cell.mean for cell in mine],
-          yerr=[_visible(cell.half_width) for cell in mine],
+          [cell.mean for cell in points],
+          yerr=[_visible(cell.half_width) for cell in points],
           label=objective,
           color=_COLORS[i % len(_COLORS)],
           marker=_MARKERS[i % len(_MARKERS)],
@@ -603,12 +605,12 @@ def progress_table(
       title=f"{title} (runs done of {num_seeds} seeds)",
   )
   for objective in dict.fromkeys(run.objective for run in runs):
-    mine = [column[objective, lag] for lag in lags]
+    cells = [column[objective, lag] for lag in lags]
     table.add_row(
         objective,
         *(
             f"{cell.text(digits)} ({cell.num_seeds + cell.num_diverged})"
-            for cell in mine
+            for cell in cells
         ),
     )
   return table
@@ -712,8 +714,8 @@ def _sweep(
     is_trained = (pathlib.Path(workdir) / "epoch.json").exists()
     if is_trained or not saved.get("sweep", {}).get("objectives"):
       raise ValueError(
-          f"--workdir={workdir}: a run of another program is there; must be an"
-          " empty directory or that of a sweep"
+          f"--workdir={workdir}: contains a run of another program; must be"
+          " an empty directory or a sweep's"
       )
     run_directory.update(workdir, config)
   progress = _Progress(workdir, runs)
@@ -764,9 +766,9 @@ def _make_missing(
     closing: contextlib.ExitStack,
 ) -> None:
   bench = None
-  for one in runs:
-    with claim(workdir, one) as is_mine:
-      if not is_mine or read_result(workdir, one) is not None:
+  for run in runs:
+    with claim(workdir, run) as is_mine:
+      if not is_mine or read_result(workdir, run) is not None:
         continue
       if stop.is_set():
         return
@@ -774,21 +776,21 @@ def _make_missing(
         bench = Bench(config, workdir)
         closing.callback(bench.close)
       try:
-        result = bench.run(one, should_stop=stop.is_set)
+        result = bench.run(run, should_stop=stop.is_set)
       except SweepInterrupted:
         return
       jsonl.atomic_write_json(
-          result_path(workdir, one),
-          {**result, "settings": run_settings(one)},
+          result_path(workdir, run),
+          {**result, "settings": run_settings(run)},
       )
     if progress is not None:
       progress.update()
 
 
 @contextlib.contextmanager
-def claim(workdir: str, one: SweepRun) -> Iterator[bool]:
+def claim(workdir: str, run: SweepRun) -> Iterator[bool]:
   """Locks a run; yields False if another process has it."""
-  path = result_path(workdir, one).with_suffix(".lock")
+  path = result_path(workdir, run).with_suffix(".lock")
   path.parent.mkdir(parents=True, exist_ok=True)
   with path.open("w") as file:
     if not processes.try_lock(file.fileno()):

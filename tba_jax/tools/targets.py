@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Accelerators that `compile` compiles for, none of which has to be here.
+"""Accelerators that `compile` targets; none has to be present.
 
 A target is a generation and a shape: a TPU slice such as "v5e:4x4", or GPUs,
 such as "h100:8" of one host and "h100:8x8", eight hosts of eight.
@@ -45,7 +45,7 @@ class _Gpu:
   """A GPU as its maker describes it.
 
   name: JAX's device kind.
-  major: major number of its compute capability; the minor one is 0.
+  major: CUDA compute capability; its minor number is 0.
   cores: streaming multiprocessors.
   lanes: float32 lanes of each.
   shared_kib: shared memory of each, of which a block leaves 1 KiB.

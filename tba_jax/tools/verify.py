@@ -45,7 +45,7 @@ _AUDITS: dict[str, Callable[..., auditing.Findings]] = {
     "ledger": ledger.audit,
     "results": run_files.audit_results,
 }
-# Folders of models that are trained or kept beside the run's.
+# Folders of models trained or kept in addition to the policy.
 _MODELS = ("sft", "reward_model", "best")
 # Progress is shown on stderr after so many seconds, and every so many then.
 _QUIET_S, _SHOW_EVERY_S = 5.0, 2.0
@@ -56,7 +56,7 @@ class AuditPart:
   """A row of the table: summary, problems, and notes on handled faults."""
 
   name: str
-  found: str = "none"
+  summary: str = "none"
   problems: list[auditing.Damage] = dataclasses.field(default_factory=list)
   notes: list[str] = dataclasses.field(default_factory=list)
 
@@ -89,7 +89,9 @@ def run(
     table.add_column(name, overflow="fold")
   for part in parts:
     count = len(part.problems)
-    table.add_row(part.name, part.found, f"{count} wrong" if count else "sound")
+    table.add_row(
+        part.name, part.summary, f"{count} wrong" if count else "sound"
+    )
   rich.console.Console(highlight=False).print(table)
   for part in parts:
     for note in part.notes:
@@ -140,7 +142,9 @@ def audit(
     before = {problem for part in parts for problem in part.problems}
     parts = _audit_once(folder, live, show)
     for part in parts:
-      part.problems = [again for again in part.problems if again in before]
+      part.problems = [
+          problem for problem in part.problems if problem in before
+      ]
   return parts, live
 
 
@@ -159,7 +163,7 @@ def _audit_once(
           else checkpoint_audit.audit_model(audited, name)
       ):
         if isinstance(finding, str):
-          part.found = finding
+          part.summary = finding
         elif len(finding) == 3:
           part.problems.append(auditing.Damage(*finding))
         else:

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Forms of an address, and what it says about who can reach it."""
+"""Forms of an address, and which hosts can reach it."""
 
 import ipaddress
 import re

@@ -75,7 +75,7 @@ class Transport(abc.ABC):
 
   @abc.abstractmethod
   def get(self, key: str) -> bytes | None:
-    """Returns the value, None if there is none."""
+    """Returns the value, or None."""
 
   @abc.abstractmethod
   def list(self, directory: str) -> dict[str, bytes]:
@@ -83,7 +83,7 @@ class Transport(abc.ABC):
 
   @abc.abstractmethod
   def delete(self, key: str) -> None:
-    """Removes the key and everything below it; a missing key is no error."""
+    """Removes the key and everything below it; it may be missing."""
 
   def put_all(self, values: Mapping[str, bytes]) -> None:
     """Writes several keys, in any order."""

@@ -57,7 +57,7 @@ def _store(c: rules.Values) -> rules.Problems:
   for key in ("store.address", "store.locator"):
     host = c[key].rpartition(":")[0].strip("[]")
     if host in _ALL_INTERFACES:
-      yield key, "must be one interface: clients are told its address"
+      yield key, "must be one interface: clients receive its address"
     elif not safe and not addresses.is_one_host(c[key]):
       yield key, (
           "must be this host alone without config.store.secret_file,"
@@ -77,7 +77,7 @@ def _store(c: rules.Values) -> rules.Problems:
       yield "store.address", "must be a TCP address with config.store.tls_*"
 
 
-def _addresses_here(c: rules.Values) -> rules.Problems:
+def _local_addresses(c: rules.Values) -> rules.Problems:
   """The addresses must belong to the machine that starts the store."""
   if c.program not in ("train", "store"):
     return
@@ -92,4 +92,4 @@ def _addresses_here(c: rules.Values) -> rules.Problems:
       yield key, f"must be an address of this machine; {host}: {error.strerror}"
 
 
-CHECKS = (_publish, _store, _addresses_here)
+CHECKS = (_publish, _store, _local_addresses)

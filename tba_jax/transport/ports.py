@@ -12,7 +12,6 @@ A channel implements them: the store's (`queue_server.py`, `queue_client.py`,
 threads. Over a receiver the replay service is the trainer's source of batches.
 """
 
-import collections
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import os
@@ -32,10 +31,10 @@ def make_sid(index: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-  """Positions of the prompt order that a searcher is to sample in one round.
+  """Positions of the prompt order that are granted to a searcher together.
 
-  epoch: epoch of the trainer that granted them.
-  number: number of the grant.
+  epoch: trainer start that granted them.
+  number: counter of the grants.
   require_version: version to sample with, or with barriers the oldest allowed;
     -1 for the newest.
   prompts: (position, prompt_id, visit) of each prompt.
@@ -50,14 +49,15 @@ class Assignment:
 class GroupSink(Protocol):
   """A searcher's way to the trainer: assignments in, groups out.
 
+  The groups of an assignment are delivered in any order, in one or more blocks.
   A block that `submit` has accepted is journaled exactly once, or counted as
-  lost with its searcher. At most `search.credits` blocks are under way.
+  lost with its searcher. At most `search.credits` blocks are in flight.
 
-  epoch: epoch of the newest trainer seen, -1 before the first.
+  epoch: newest trainer start seen, -1 before the first.
   stop_requested: the trainer has asked this searcher to leave.
   run_done: the reason is that the run is complete.
   totals: prompts, completions and tokens submitted so far.
-  begun_s: start time of each block not yet submitted, by `monotonic`, oldest
+  begun_s: start time of each position not yet submitted, by `monotonic`, oldest
     first; kept by the searcher.
   """
 
@@ -65,10 +65,12 @@ class GroupSink(Protocol):
   stop_requested: bool
   run_done: bool
   totals: Mapping[str, int]
-  begun_s: collections.deque[float]
+  begun_s: dict[int, float]
 
   def next_block(self, timeout_s: float) -> Assignment | None:
-    """Returns the next assignment, None after a timeout.
+    """Returns the next assignment, which the searcher begins at once.
+
+    None after a timeout.
 
     Raises:
       TransportError: the channel has ended, with its error as the cause.
@@ -79,7 +81,7 @@ class GroupSink(Protocol):
       groups: Sequence[types.Group],
       should_stop: Callable[[], bool] = lambda: False,
   ) -> bool:
-    """Delivers the groups of one round; waits while no credit is left.
+    """Delivers groups; waits while no credit is left.
 
     Returns False if `should_stop` ended the wait: the block is not counted as
     generated, and its prompts will be granted again. Raises as `next_block`.
@@ -141,8 +143,8 @@ class ParamsSink(Protocol):
     Does not wait for the devices. The newest `publish.keep_versions` are kept.
 
     Args:
-      version: version of the params.
-      params: params of the train state; may be donated afterwards.
+      version: step at which the params are published.
+      params: the train state's params; may be donated afterwards.
       nonfinite: [] number, maybe on devices; the version is dropped unless it
         is 0.
 

@@ -13,7 +13,7 @@ A message, all numbers little-endian:
 
 Before it has verified the keyed hash, a reader trusts nothing but the length.
 The hash proves that a process of this run wrote the message, not when or under
-which key: messages for which that matters say so in their headers.
+which key: messages for which that matters state it in their headers.
 """
 
 from collections.abc import Callable, Mapping
@@ -108,8 +108,10 @@ class Refusals:
       self._unlogged[reason] = self._unlogged.get(reason, 0) + 1
       return
     self._due_at[reason] = now + _REFUSAL_EVENT_S
-    others = self._unlogged.pop(reason, 0)
-    more = f" ({others} more since the last event)" if others else ""
+    num_unlogged = self._unlogged.pop(reason, 0)
+    more = (
+        f" ({num_unlogged} more since the last event)" if num_unlogged else ""
+    )
     self._on_event(self._kind, f"{key[:200]}: {str(error)[:500]}{more}")
 
 
@@ -122,7 +124,7 @@ def encode(
 
   Args:
     header: JSON types with string keys.
-    arrays: arrays of bool, int, uint or float dtypes, by name.
+    arrays: bool, int, uint or float, by name.
     secret: key of the hash, 16 to 64 bytes.
 
   Raises:
@@ -178,7 +180,7 @@ def decode_message(
   Args:
     data: result of `encode_message`.
     secret: key of the hash.
-    schema: schema of the fields, see `jsonl.schema_error`.
+    schema: types of the fields, see `jsonl.schema_error`.
 
   Raises:
     WireError: `decode` raised it, or the fields do not match the schema.
@@ -205,8 +207,8 @@ def decode_placed(
       key.
   """
   message = decode_message(data, secret, schema)
-  for name, wanted in (("run", run_id), ("key", key)):
-    if message.get(name) != wanted:
+  for name, expected in (("run", run_id), ("key", key)):
+    if message.get(name) != expected:
       raise WireError("header", f"{name} is {message.get(name)!r}")
   return message
 
@@ -232,8 +234,8 @@ def load_or_make_secret(path: str | os.PathLike[str]) -> bytes:
     if not stat.S_ISREG(info.st_mode) or info.st_uid not in (user, 0):
       raise ValueError(f"secret file {path}: must be a file of this user")
     # A secret that Kubernetes mounts is root's, and the user's group reads it.
-    others = 0o077 if info.st_uid == user else 0o037
-    if info.st_mode & others:
+    forbidden = 0o077 if info.st_uid == user else 0o037
+    if info.st_mode & forbidden:
       raise ValueError(
           f"secret file {path} has mode {stat.S_IMODE(info.st_mode):04o};"
           " must be 0600 (only its owner may read it)"

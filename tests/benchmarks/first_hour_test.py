@@ -39,7 +39,7 @@ class FirstHourTest(parameterized.TestCase):
       return first_hour.follow(command, self.folder)
 
   @parameterized.parameters(*first_hour.PATHS)
-  def test_path_is_a_program_of_the_page_without_the_hub(self, name):
+  def test_path_is_program_of_page_without_hub(self, name):
     gsm8k = {"TBA_JAX_GSM8K": "rows.jsonl"}
     with mock.patch.dict(os.environ, gsm8k):
       command = first_hour.prepare(
@@ -53,7 +53,7 @@ class FirstHourTest(parameterized.TestCase):
       self.assertNotIn(word, named)
     self.assertEqual(name == "notebook", "run.wait()" in text)
 
-  def test_rise_ends_the_program(self):
+  def test_rise_ends_program(self):
     row = self.follow([0.2, 0.3, 0.7], rest_s=600)
     self.assertLess(row["rise_s"], 60)
     self.assertEqual(
@@ -70,7 +70,7 @@ class FirstHourTest(parameterized.TestCase):
     with self.assertRaisesRegex(RuntimeError, "status 1 (?s:.*)ZeroDivision"):
       first_hour.follow([sys.executable, "-c", "1 / 0"], self.folder)
 
-  def test_interrupted_run_is_no_result(self):
+  def test_interrupted_run_gives_no_result(self):
     with self.assertRaisesRegex(RuntimeError, "status 0 before the run's end"):
       self.follow([0.2, 0.3], rest_s=0)
 

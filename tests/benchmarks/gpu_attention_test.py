@@ -18,7 +18,7 @@ class WaysTest(parameterized.TestCase):
 
   @parameterized.parameters((9, 16, 0), (9, 16, 6), (16, 16, 0))
   @pytest.mark.slow
-  def test_a_mask_equals_rotation(self, Q, S, window):
+  def test_mask_equals_rotation(self, Q, S, window):
     shapes = ((3, Q, 2, 3, 8), (3, S, 2, 8), (3, S, 2, 8))
     keys = jax.random.split(jax.random.key(0), len(shapes))
     inputs = [jax.random.normal(k, s) for k, s in zip(keys, shapes)]
@@ -33,8 +33,8 @@ class WaysTest(parameterized.TestCase):
       return jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(*inputs)
 
     with kernels_on_cpu.patch("cudnn"):
-      found, expected = attend(gpu_attention.mask), attend(kernels.cudnn)
-    chex.assert_trees_all_close(found, expected, atol=2e-5)
+      actual, expected = attend(gpu_attention.mask), attend(kernels.cudnn)
+    chex.assert_trees_all_close(actual, expected, atol=2e-5)
 
   @parameterized.parameters(
       ("ours", 2, 56), ("mask", 2, 56), ("tokamax", 2, 68),
@@ -42,5 +42,5 @@ class WaysTest(parameterized.TestCase):
   )  # fmt: skip
   def test_flops_of_two_queries(self, way, before, pairs):
     each = 2 * 8 * 4 * 128
-    found = gpu_attention.flops(way, 3, before, 2)
-    self.assertEqual(found, 3 * pairs * each)
+    result = gpu_attention.flops(way, 3, before, 2)
+    self.assertEqual(result, 3 * pairs * each)

@@ -35,7 +35,7 @@ class PeerGrpoTest(absltest.TestCase):
     variables = {peer_grpo.variable(peer): p for peer, p in paths.items()}
     self.enter_context(mock.patch.dict(os.environ, variables))
 
-  def test_runs_a_peer_with_its_interpreter(self):
+  def test_runs_peer_with_its_interpreter(self):
     path = self.folder / "python"
     path.write_text(_INTERPRETER)
     path.chmod(0o755)
@@ -50,7 +50,7 @@ class PeerGrpoTest(absltest.TestCase):
     with self.assertRaisesRegex(RuntimeError, "nothing after 0 s: slow"):
       peer_grpo.run("tunix", self.folder / "late", {}, deadline_s=0.5)
 
-  def test_stops_the_clock_for_snapshots(self):
+  def test_stops_clock_for_snapshots(self):
     now = [100.0]
 
     def take_snapshot():
@@ -84,7 +84,7 @@ class PeerGrpoTest(absltest.TestCase):
     self.assertEqual(clock.snapshots, {3: 3, 5: 5, 6: 6})
     self.assertEqual(clock.step_ends[-1], 106.0)
 
-  def test_rewards_completions_of_a_task_that_ended(self):
+  def test_only_terminated_completions_earn_task_reward(self):
     config = instructions.get_config()
     task = task_table.make_task(config.task)
     texts = [base.reference_text(task, "train", index) for index in (3, 5)]
@@ -95,10 +95,10 @@ class PeerGrpoTest(absltest.TestCase):
     expected = [1.0, 1.0, task.reward("train", 5, "?")]
     ids = [3, 5, 5]
     for last, rewards in ((2, expected), (9, [0.0] * 3)):
-      found = reward_fn(
+      actual = reward_fn(
           completions=said, completion_ids=[[7, last]] * 3, prompt_id=ids
       )
-      self.assertEqual(found, rewards)
+      self.assertEqual(actual, rewards)
 
   def test_rewards_correct_completions(self):
     prompts = ["7,3,12,4>17"] * 3

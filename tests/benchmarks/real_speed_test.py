@@ -53,7 +53,7 @@ class RealSpeedTest(parameterized.TestCase):
     return str(self.folder / "model")
 
   @pytest.mark.slow
-  def test_times_ours_and_limits_beside_other_programs(self):
+  def test_compares_seconds_with_other_programs_and_limits(self):
     self.save()
     asked = []
 
@@ -71,19 +71,19 @@ class RealSpeedTest(parameterized.TestCase):
         mock.patch.dict(os.environ, {real_speed.VLLM_VARIABLE: "python-v"}),
     ):
       out = real_speed.run(self.config, ["1"], work)
-    found = {(w, p, d): values for w, p, d, values in out["tokens_per_s"]}
-    self.assertLen(found, 2 * 3 + 1)
-    self.assertEqual(found["decode", "vllm", "bfloat16"], [2 * 2 * 4 / 0.5])
+    result = {(w, p, d): values for w, p, d, values in out["tokens_per_s"]}
+    self.assertLen(result, 2 * 3 + 1)
+    self.assertEqual(result["decode", "vllm", "bfloat16"], [2 * 2 * 4 / 0.5])
     self.assertIn(("python-v", "vllm", "bfloat16", _SHAPE, 1), asked)
     self.assertIn((sys.executable, "gradient", "bfloat16", _SHAPE, 1), asked)
-    for values in found.values():
+    for values in result.values():
       self.assertGreater(values[0], 0)
     kept = jsonl.read_json(self.folder / "results" / "real_speed.json")
     self.assertEqual(kept["goals"][1][:3], ["decode", "vllm", 1.8])
     text = (self.folder / "results" / "real_speed.md").read_text()
     self.assertIn("| decode | vllm | bfloat16 | 32 |", text)
 
-  def test_tells_goals_by_the_faster_dtype(self):
+  def test_checks_goals_with_faster_dtype(self):
     head, *rows = real_speed.make_goals(_FOUND)
     self.assertEqual(head[-2:], ["asked", "measured"])
     self.assertEqual(rows[0], ["transformers", "decode", "3", "2.86"])
@@ -94,5 +94,5 @@ class RealSpeedTest(parameterized.TestCase):
 
   @absltest.skipUnless(torch, "torch is not installed")
   @parameterized.parameters("generate", "gradient")
-  def test_torch_runs_on_the_folder(self, program):
+  def test_torch_runs_on_folder(self, program):
     peer_speed.PROGRAMS[program](self.save(), "bfloat16", _SHAPE)(1)

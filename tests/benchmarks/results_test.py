@@ -27,7 +27,7 @@ class KeepTest(parameterized.TestCase):
     super().setUp()
     self.folder = pathlib.Path(self.create_tempdir().full_path) / "study"
 
-  def test_bytes_depend_on_the_rows_alone(self):
+  def test_bytes_depend_only_on_rows(self):
     files = []
     for i, names in enumerate(("ab", "ba")):
       for name in names:
@@ -38,7 +38,7 @@ class KeepTest(parameterized.TestCase):
     first = gzip.decompress(files[0]).splitlines()[0]
     self.assertEqual(first, b'{"name": "a", "seed": 0, "values": [0.0]}')
 
-  def test_a_row_replaces_that_of_its_key_alone(self):
+  def test_row_replaces_only_row_with_same_key(self):
     _keep(self.folder, "a")
     before = results.read_rows(self.folder)
     row = {"name": "a", "seed": 2, "values": [math.inf]}
@@ -51,10 +51,10 @@ class KeepTest(parameterized.TestCase):
     # Each call opens the lock anew, as a process of its own would.
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
       list(pool.map(_keep, [self.folder] * 4, names))
-    found = [(r["name"], r["seed"]) for r in results.read_rows(self.folder)]
-    self.assertEqual(found, [(n, s) for n in names for s in range(5)])
+    result = [(r["name"], r["seed"]) for r in results.read_rows(self.folder)]
+    self.assertEqual(result, [(n, s) for n in names for s in range(5)])
 
-  def test_a_run_with_a_result_is_not_made_again(self):
+  def test_run_with_result_is_not_made_again(self):
     made = []
 
     def train(name, seed):
@@ -64,14 +64,14 @@ class KeepTest(parameterized.TestCase):
     results.measure([3], ["b-1"], self.folder, train)
     results.measure([3, 4], ["a-1", "b-1"], self.folder, train)
     self.assertEqual(made, [("b-1", 3), ("a-1", 3), ("a-1", 4), ("b-1", 4)])
-    found = results.read(["b-1", "a-1"], self.folder)
+    result = results.read(["b-1", "a-1"], self.folder)
     self.assertEqual(
-        [(r["name"], r["seed"]) for r in found],
+        [(r["name"], r["seed"]) for r in result],
         [("b-1", 3), ("b-1", 4), ("a-1", 3), ("a-1", 4)],
     )
 
   @parameterized.parameters("x", "0,y", "0 verl", "table verl")
-  def test_names_a_wrong_operand(self, operands):
+  def test_names_wrong_operand(self, operands):
     with self.assertRaisesRegex(ValueError, "must be"):
       results.parse(operands.split(), ["ours"])
 
@@ -85,7 +85,7 @@ class MachineTest(absltest.TestCase):
     with mock.patch.object(results.pathlib, "Path", return_value=path):
       return results.machine()
 
-  def test_has_the_cores_of_this_process_and_the_processor_s_name(self):
+  def test_has_cores_of_this_process_and_processor_s_name(self):
     text = "processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nflags\t: fpu\n" * 2
     self.assertEqual(
         self.told(text),
@@ -95,6 +95,6 @@ class MachineTest(absltest.TestCase):
         },
     )
 
-  def test_processor_without_a_name_has_its_family(self):
+  def test_processor_without_name_has_its_family(self):
     for text in (None, "", "Features\t: asimd\n"):
       self.assertEqual(self.told(text)["processor"], platform.machine())

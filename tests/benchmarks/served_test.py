@@ -12,7 +12,7 @@ from benchmarks import served
 
 class ServedTest(absltest.TestCase):
 
-  def test_datum_weighs_the_completion_alone(self):
+  def test_datum_weights_only_completion(self):
     sequence = mock.Mock(tokens=[7, 8], logprobs=[-0.5, -0.25])
     for loss, name, expected in (
         ("importance_sampling", "advantages", [0.0, 0.0, 0.75, 0.75]),

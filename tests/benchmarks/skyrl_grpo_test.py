@@ -114,7 +114,7 @@ class SkyrlGrpoTest(absltest.TestCase):
     self.assertEqual([p.parent.name for p in kept], ["step2", "step3"])
     self.assertEqual([p.read_text() for p in kept], ["kept0", "kept1"])
 
-  def test_judges_a_text_without_its_stop_token(self):
+  def test_judges_text_without_its_stop_token(self):
     self.run_it()
     self.assertEqual(
         self.judged[:3],
@@ -129,9 +129,9 @@ class SkyrlGrpoTest(absltest.TestCase):
     self.assertEqual(
         self.client.optim_step.call_args.args[0].learning_rate, 0.5
     )
-    found = [d.loss_fn_inputs["advantages"].data for d in data[:3]]
+    actual = [d.loss_fn_inputs["advantages"].data for d in data[:3]]
     expected = np.array([[2.0], [-1.0], [-1.0]]) / np.sqrt(3.0)
     expected = expected * [0.0, 1.0, 1.0]
-    np.testing.assert_allclose(found, expected, rtol=1e-3)
+    np.testing.assert_allclose(actual, expected, rtol=1e-3)
     # Nothing to learn from equal rewards.
     self.assertEqual(skyrl_grpo.advantages([0.5, 0.5]), [0.0, 0.0])

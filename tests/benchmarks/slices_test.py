@@ -21,9 +21,11 @@ class SlicesTest(absltest.TestCase):
         list(role.programs),
         ["train_step", "publish", "classifier", "encoder"],
     )
-    self.assertContainsSubset(["victim", "encoder of replay_filter"], role.held)
+    self.assertContainsSubset(
+        ["victim", "encoder of replay_filter"], role.resident
+    )
 
-  def test_the_gold_model_of_tldr_is_a_scorer(self):
+  def test_gold_model_of_tldr_is_scorer(self):
     slices.make_hub(hub_cache.make(self))
     config = load.load_config("configs/tldr/tba.py")
     role = compile_lib.searcher(config, jax.devices()[:1])

@@ -90,7 +90,7 @@ class SmokeTest(absltest.TestCase):
     self.assertGreater(out["ratio"], 0)
     self.assertGreater(out["ratio_by_round"], 0)
 
-  def test_counts_what_environments_that_sleep_cost_at_best(self):
+  def test_best_ratio_falls_with_environment_cost(self):
     work = environments.Work(4, 3, 8, 32, slowness=2.0)
     best, costly = (environments.best_ratios(work, cost, 20) for cost in (0, 1))
     self.assertBetween(best["ratio"], 0.8, 1)
@@ -100,7 +100,7 @@ class SmokeTest(absltest.TestCase):
     self.assertLess(few["ratio_to_the_end"], best["ratio_to_the_end"])
 
   @pytest.mark.slow
-  def test_times_an_objective_with_two_networks(self):
+  def test_times_objective_with_two_networks(self):
     work = objectives.Work((2, 2, 3, 4), 1, model=_MODEL)
     out = objectives.run(_CONFIG, ["ppo", "gkd"], work)
     for times in out["objectives"].values():
@@ -111,7 +111,7 @@ class SmokeTest(absltest.TestCase):
     ratios = [times["ratio"] for times in out["objectives"].values()]
     self.assertEqual(out["max_ratio"], max(ratios))
 
-  def test_plans_the_memory_of_a_step(self):
+  def test_plans_memory_of_step(self):
     work = objectives.Work(
         memory_shape=(1, 2, 3, 4), memory_vocab=64, model=_MODEL
     )
@@ -121,7 +121,7 @@ class SmokeTest(absltest.TestCase):
     self.assertGreater(out["argument_bytes"], 12 * out["num_params"])
     self.assertGreater(out["temporary_bytes"], 0)
 
-  def test_asks_both_sides_for_the_probe(self):
+  def test_asks_both_sides_for_probe(self):
     out = probe.run(load.load_config("configs/arithmetic.py:smoke"), ["1"])
     self.assertLess(out["gap"], out["limit"])
     self.assertGreater(min(out["trainer_ms"], out["searcher_ms"]), 0)
@@ -167,7 +167,7 @@ class SmokeTest(absltest.TestCase):
     self.assertEqual(set(out["total_us"]), {"100", "2000"})
 
   @pytest.mark.slow
-  def test_measures_the_store_and_cleans_up(self):
+  def test_measures_store_and_cleans_up(self):
     # A short path, for sockets.
     with tempfile.TemporaryDirectory(prefix="tba-") as name:
       folder = pathlib.Path(name)
@@ -188,7 +188,7 @@ class SmokeTest(absltest.TestCase):
     self.assertEqual(out["steps"], 3)
 
   @pytest.mark.slow
-  def test_times_an_update_alone_and_beside_a_peer(self):
+  def test_times_update_with_and_without_peer(self):
     peers = pathlib.Path(self.create_tempdir().full_path)
     (peers / "make_checkpoint.py").write_text(_MAKE_CHECKPOINT)
     (peers / "train_torch.py").write_text(_TRAIN_TORCH)
@@ -213,7 +213,7 @@ class SmokeTest(absltest.TestCase):
       train_step.run(_CONFIG, ["1"], work)
 
   @pytest.mark.slow
-  def test_times_an_update_without_copies(self):
+  def test_times_update_without_copies(self):
     config = tiny_model.make_config(
         train__prompts_per_batch=4,
         sampling__max_prompt_tokens=4,

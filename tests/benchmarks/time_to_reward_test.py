@@ -36,17 +36,17 @@ class TimeToRewardTest(parameterized.TestCase):
   @parameterized.parameters(
       (0.3, 0.0), (0.4, 5.0), (0.5, 10.0), (0.6, 30.0), (0.8, None)
   )
-  def test_reaches_a_target_between_two_snapshots(self, target, expected):
+  def test_reaches_target_between_two_snapshots(self, target, expected):
     # The second crossing of .5 does not count.
     curve = [0.3, 0.5, 0.45, 0.75]
     seconds = [0.0, 10.0, 20.0, 40.0]
-    found = results.at_target(seconds, curve, target)
+    actual = results.at_target(seconds, curve, target)
     if expected is None:
-      self.assertIsNone(found)
+      self.assertIsNone(actual)
     else:
-      self.assertAlmostEqual(found, expected)
+      self.assertAlmostEqual(actual, expected)
 
-  def test_tabulates_the_median_and_the_range_of_seconds(self):
+  def test_tabulates_median_and_range_of_seconds(self):
     results = [
         _result("ours", seed, [0.0, 10.0 + seed, 20.0 + seed])
         for seed in (0, 1, 2)
@@ -58,7 +58,7 @@ class TimeToRewardTest(parameterized.TestCase):
     self.assertEqual(ours[1:3], ["0, 1, 2", "11 (10 to 12)"])
     self.assertEqual(grpo[2:6], ["24", "45", "never", "0.650"])
 
-  def test_times_the_first_step_as_the_median_one(self):
+  def test_times_first_step_as_median_one(self):
     ends = [100.0 + s for s in (0.0, *range(60, 99))]
     self.assertEqual(
         time_to_reward.time_snapshots(ends),
@@ -70,7 +70,7 @@ class TimeToRewardTest(parameterized.TestCase):
       ("tunix_grpo", 0.04, 320, 8),
       ("grpo_small_batch", 0.0, 640, 4),
   )
-  def test_gives_a_peer_the_prompts_of_ours(self, name, beta, steps, samples):
+  def test_gives_peer_prompts_of_ours(self, name, beta, steps, samples):
     config = time_to_reward.make_config(countdown.get_config(), 3)
     task = tasks_build.make_task(config.task)
     settings = time_to_reward.peer_settings(config, task, name)
@@ -84,13 +84,13 @@ class TimeToRewardTest(parameterized.TestCase):
     )
 
   @parameterized.parameters("", "smoke", "quick")
-  def test_makes_a_valid_config(self, arg):
+  def test_makes_valid_config(self, arg):
     config = time_to_reward.make_config(countdown.get_config(arg), 3)
     validate.validate(config)
     self.assertEqual(config.seed, 3)
 
   @parameterized.parameters(*time_to_reward.OURS)
-  def test_changes_the_recipe_within_what_is_allowed(self, name):
+  def test_changes_recipe_within_what_is_allowed(self, name):
     config = countdown.get_config()
     load.apply_overrides(config, time_to_reward.OURS[name])
     validate.validate(config)

@@ -15,7 +15,7 @@ from tests.support import tiny_model
 
 class TunixGrpoTest(absltest.TestCase):
 
-  def test_saves_a_snapshot_as_a_hugging_face_folder(self):
+  def test_saves_snapshot_as_hugging_face_folder(self):
     folder = pathlib.Path(self.create_tempdir().full_path)
     model = tiny_model.make_model()
     c = model.config

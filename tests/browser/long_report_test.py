@@ -48,7 +48,7 @@ class LongReportTest(absltest.TestCase):
         file.write(json.dumps(sample) + "\n")
     cls.page = page.write_report(run)
 
-  def test_page_has_a_bounded_size_and_number_of_elements(self):
+  def test_page_has_bounded_size_and_number_of_elements(self):
     size = self.page.stat().length
     self.assertLess(size, 20_000_000)
     script = self.driver.execute_script
@@ -65,7 +65,7 @@ class LongReportTest(absltest.TestCase):
     (count,) = self.driver.find_elements("css selector", "#sample-count")
     self.assertIn("100,050", count.text)
 
-  def test_long_line_fits_the_page(self):
+  def test_long_line_fits_page(self):
     self.driver.get(f"file://{self.page}")
     query = self.driver.find_element("css selector", "#sample-query")
     query.send_keys("xxxx")

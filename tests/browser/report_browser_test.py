@@ -130,7 +130,7 @@ class ReportBrowserTest(absltest.TestCase):
     )
     self.assertEqual([u for u in asked if not u.startswith("data:")], [])
 
-  def test_page_fits_the_window(self):
+  def test_page_fits_window(self):
     for width in (1320, 420):
       self.driver.set_window_size(width, 900)
       wider = self._script(
@@ -183,7 +183,7 @@ class ReportBrowserTest(absltest.TestCase):
     self._one("#sample-color").click()
     self.assertEmpty(self._all("tr.sample .token"))
 
-  def test_turns_show_who_said_what(self):
+  def test_turns_show_speaker_and_text(self):
     self._one("#sample-query").send_keys("multiply")
     said = [
         [
@@ -210,7 +210,7 @@ class ReportBrowserTest(absltest.TestCase):
       self._one(f"[data-axis={axis}]").click()
       self.assertIn(last, self._one("#charts .chart svg").text.split())
 
-  def test_staleness_and_uses_over_the_run(self):
+  def test_staleness_and_uses_over_run(self):
     for name in ("staleness", "uses"):
       self.assertNotEmpty(self._all(f"#{name}-over-time rect"))
 
@@ -255,7 +255,7 @@ class ReportBrowserTest(absltest.TestCase):
       self.assertLessEqual(wider, 0, width)
     self.driver.set_window_size(1320, 1000)
 
-  def test_the_timeline_zooms_and_moves(self):
+  def test_timeline_zooms_and_moves(self):
     canvas = self._one("#timeline-figure canvas")
     span = lambda: (
         float(canvas.get_attribute("data-from")),

@@ -22,8 +22,8 @@ class AttacksTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_acts(self, attack):
     path = pathlib.Path(self.create_tempdir().full_path) / "locator.json"
-    found = locator.Locator(run="r", generation=1, address="h:1", pid=1)
-    locator.write_locator(path, found)
+    result = locator.Locator(run="r", generation=1, address="h:1", pid=1)
+    locator.write_locator(path, result)
     announcer = locator.Announcer("127.0.0.1:0", _SECRET, path)
     self.addCleanup(announcer.close)
     address = f"127.0.0.1:{announcer.port}"
@@ -42,4 +42,4 @@ class AttacksTest(parameterized.TestCase):
       if int(line) > 20:
         break
     self.assertIsNone(stranger.poll())
-    self.assertEqual(locator.ask_announcer(address, _SECRET), found)
+    self.assertEqual(locator.ask_announcer(address, _SECRET), result)

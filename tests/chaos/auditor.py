@@ -89,8 +89,8 @@ class Audit:
     if not holds:
       self.faults.append(fault)
 
-  def equal(self, found: Any, wanted: Any, what: str) -> None:
-    self.check(found == wanted, f"{what}: {found}, must be {wanted}")
+  def equal(self, found: Any, expected: Any, what: str) -> None:
+    self.check(found == expected, f"{what}: {found}, must be {expected}")
 
 
 def audit(
@@ -481,8 +481,8 @@ def check_order(
     )
   if reference is not None:
     other = Audit(reference)
-    wanted, _ = _check_blocks(other, _read_journal(other))
-    common = set(kept) & set(wanted)
+    expected, _ = _check_blocks(other, _read_journal(other))
+    common = set(kept) & set(expected)
     if is_drawn:
       # What was solved by then depends on when groups arrived.
       common = {position for position in common if position < first}
@@ -490,12 +490,12 @@ def check_order(
           f"the order of the reference run from position {first} on"
       )
       kept = {p: kept[p] for p in kept if p < first}
-      wanted = {p: wanted[p] for p in wanted if p < first}
+      expected = {p: expected[p] for p in expected if p < first}
     run.check(
-        len(common) >= min(len(kept), len(wanted)) - window,
+        len(common) >= min(len(kept), len(expected)) - window,
         "the reference run has other positions",
     )
-    differing = [p for p in common if kept[p][:2] != wanted[p][:2]]
+    differing = [p for p in common if kept[p][:2] != expected[p][:2]]
     run.check(
         not differing, f"another prompt or visit at positions {differing[:5]}"
     )
@@ -515,7 +515,7 @@ def _check_rounds(run: Audit, kept: Mapping[int, tuple[int, int, Any]]) -> int:
     return max(kept) + 1
   num_prompts = rounds[0]["num_prompts"]
   size = -(-num_prompts // _ROUNDS_OF_A_PASS)
-  visits, wanted = [1] * num_prompts, {}
+  visits, expected = [1] * num_prompts, {}
   for number, (path, drawn) in enumerate(zip(files, rounds)):
     prompts = drawn["prompts"]
     run.equal(path.name, f"order-{number:06d}.json", "file of a round")
@@ -526,12 +526,12 @@ def _check_rounds(run: Audit, kept: Mapping[int, tuple[int, int, Any]]) -> int:
         f"{path.name}: not {size} of {num_prompts} prompts",
     )
     for place, prompt in enumerate(prompts):
-      wanted[num_prompts + number * size + place] = prompt, visits[prompt]
+      expected[num_prompts + number * size + place] = prompt, visits[prompt]
       visits[prompt] += 1
   differing = [
       position
       for position, (prompt, visit, _) in sorted(kept.items())
-      if (prompt, visit) != wanted.get(position, (prompt, 0))
+      if (prompt, visit) != expected.get(position, (prompt, 0))
   ]
   run.check(
       not differing,

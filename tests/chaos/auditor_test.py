@@ -81,7 +81,7 @@ class OrderTest(parameterized.TestCase):
     prompt, _, _ = kept[5]
     self.assertRegex(self.faults(kept | {5: (prompt, 1, None)}), r"\[5\]")
 
-  def test_finds_a_round_without_its_file(self):
+  def test_finds_round_without_its_file(self):
     kept = self.run_order("unsolved", 29)
     last = max((self.folder / "replay").glob("order-*.json"))
     content = last.read_text()

@@ -333,9 +333,9 @@ class _Run:
     rows = []
     with contextlib.suppress(ValueError):
       rows = jsonl.read_json(self.workdir / "processes.json") or []
-    found = {(row["role"], row["index"]): row["pid"] for row in rows}
-    found["supervisor", 0] = self._process.pid
-    return {name: pid for name, pid in found.items() if _lives(pid)}
+    result = {(row["role"], row["index"]): row["pid"] for row in rows}
+    result["supervisor", 0] = self._process.pid
+    return {name: pid for name, pid in result.items() if _lives(pid)}
 
   def may_die(self, name: tuple[str, int]) -> bool:
     """Returns whether another death is not the one that ends the run."""

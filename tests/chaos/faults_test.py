@@ -62,7 +62,7 @@ class FaultsTest(absltest.TestCase):
     cells = [line.strip("| ").split(" | ") for line in lines]
     return {first: rest for first, *rest in cells}
 
-  def test_has_a_row_for_each_failure(self):
+  def test_has_row_for_each_failure(self):
     died = dict(died=(3, "trainer-0: SIGKILL"), restart=(3, "trainer-0"))
     self.keep(
         kept(
@@ -113,7 +113,7 @@ class FaultsTest(absltest.TestCase):
     _, told, *_ = self.rows()["kvservice killed"]
     self.assertEqual(told, f"`died`: a / b in …/x; `store_lost`: {'y' * 89}…")
 
-  def test_has_a_row_for_each_format(self):
+  def test_has_row_for_each_format(self):
     self.keep(kept("one"))
     self.keep(
         {
@@ -145,7 +145,7 @@ class FaultsTest(absltest.TestCase):
   def test_knows_each_fault_of_chaos(self):
     self.assertEqual(set(faults.NEXT), {"kill", *chaos.FAULTS})
 
-  def test_the_page_has_the_tables_of_the_kept_results(self):
+  def test_page_has_tables_of_kept_results(self):
     page = (_ROOT / "tests" / "chaos" / "README.md").read_text()
     self.assertEqual(
         faults.of_page(page),
@@ -153,7 +153,7 @@ class FaultsTest(absltest.TestCase):
         "run: python -m tests.chaos faults",
     )
 
-  def test_writes_into_the_page(self):
+  def test_writes_into_page(self):
     self.addCleanup(os.chdir, os.getcwd())
     os.chdir(self.folder)
     page = self.folder / "tests" / "chaos" / "README.md"

@@ -293,23 +293,23 @@ def _journal(folder: pathlib.Path) -> Format:
     if which:
       (place / acks.path.name).write_bytes(data)
       read_log = journal.AckLog(place)
-      found = {tuple([sid, *mark]) for sid, mark in read_log.marks.items()}
-      if not found <= marks:
-        raise Accepted(f"{found - marks} was not acknowledged")
+      result = {tuple([sid, *mark]) for sid, mark in read_log.marks.items()}
+      if not result <= marks:
+        raise Accepted(f"{result - marks} was not acknowledged")
       return
     (place / segment.name).write_bytes(data)
     opened = journal.Journal(
         place, max_segment_bytes=1 << 20, on_event=lambda *_: None
     )
-    found = [payload for _, payload in opened.replay(0)]
+    result = [payload for _, payload in opened.replay(0)]
     # What is appended to a damaged journal is read after it.
     opened.append([b"more"])
     again = [payload for _, payload in opened.replay(0)]
     opened.close()
-    if again != [*found, b"more"]:
+    if again != [*result, b"more"]:
       raise Accepted("the journal is another after an append")
     rest = iter(payloads)
-    if not all(payload in rest for payload in found):
+    if not all(payload in rest for payload in result):
       raise Accepted("a record that was not written, or in another order")
 
   return Format(mutate, read)
@@ -345,8 +345,8 @@ def _checkpoint(folder: pathlib.Path) -> Format:
     return b"\1" + out.getvalue()
 
   def read(data: bytes) -> None:
-    found = host_state.read(io.BytesIO(data[1:]))
-    if not data[0] and not _equal(found, state):
+    result = host_state.read(io.BytesIO(data[1:]))
+    if not data[0] and not _equal(result, state):
       raise Accepted("another state")
 
   return Format(mutate, read)
@@ -556,16 +556,16 @@ def _params(folder: pathlib.Path) -> Format:
       else:
         file.write_bytes(data)
       pointer = manifest.read_pointer(store, run)
-      found = manifest.read_version(
+      result = manifest.read_version(
           store,
           version if signed else pointer,
           run,
           carriers=carriers,
           expected=specs,
       )
-      if found is not None and not signed and not _equal(found, leaves):
+      if result is not None and not signed and not _equal(result, leaves):
         raise Accepted("other params")
-      if found is not None and version_lib.specs_of(found) != specs:
+      if result is not None and version_lib.specs_of(result) != specs:
         raise Accepted("params of another shape")
     finally:
       store.data = before

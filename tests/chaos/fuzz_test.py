@@ -25,7 +25,7 @@ class FuzzTest(parameterized.TestCase):
 
   @parameterized.parameters(*_COUNTS)
   @pytest.mark.slow
-  def test_refuses_what_was_not_written(self, name):
+  def test_counts_accepted_and_refused_inputs(self, name):
     out = fuzz.run(None, [name, str(_COUNTS[name]), "1"])
     outcomes = out["formats"][name]
     counted = [
@@ -33,7 +33,7 @@ class FuzzTest(parameterized.TestCase):
     ]
     self.assertEqual(sum(counted), _COUNTS[name])
 
-  def test_names_input_of_reader_that_fails(self):
+  def test_reports_input_of_failing_reader(self):
     formats = {
         "accepts": lambda folder: self.make_format(folder, fuzz.Accepted("x")),
         "fails": lambda folder: self.make_format(folder, TypeError("x")),
@@ -43,7 +43,7 @@ class FuzzTest(parameterized.TestCase):
         with self.assertRaisesRegex(RuntimeError, f"{name}, input 0 .*: x"):
           fuzz.run(None, [name, "1", "1"])
 
-  def test_tells_reader_that_allocates_too_much(self):
+  def test_reports_excessive_allocation(self):
     kept = []
 
     def make(folder):

@@ -103,18 +103,18 @@ def _try_store(
   address = f"127.0.0.1:{processes.free_port()}"
   settings = _COMMON | _OF_STORE | {"store.locator": address}
   with _training(config, folder, settings) as (steps, info):
-    found = locator.read_locator(info.locator)
+    result = locator.read_locator(info.locator)
     store = _Work(steps, _pid(folder, "kvservice"))
     host = _Work(steps, _pid(folder, "store"))
     for attack in attacks.ATTACKS:
-      rows.append(_row("store", attack, seconds, store, found.address))
+      rows.append(_row("store", attack, seconds, store, result.address))
       rows.append(
           _row("announcer", attack, seconds, host, address, "announcer")
       )
     for attack in attacks.ON_KEYS:
-      rows.append(_row("store", attack, seconds, store, found.address))
+      rows.append(_row("store", attack, seconds, store, result.address))
       row = _row(
-          *("store", attack, seconds, store, found.address, "store"), info.root
+          *("store", attack, seconds, store, result.address, "store"), info.root
       )
       rows.append({**row, "attack": f"{attack}, knows the keys"})
   return _account(folder)

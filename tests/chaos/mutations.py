@@ -96,12 +96,12 @@ def json_text(rng: random.Random, value: Any) -> bytes:
 
 def _places(root: list[Any]) -> list[tuple[Any, Any]]:
   """Returns (container, key) of all nodes, at most a few hundred per list."""
-  found, todo = [], [root]
-  while todo and len(found) < 2000:
+  result, todo = [], [root]
+  while todo and len(result) < 2000:
     node = todo.pop()
     keys = list(node) if isinstance(node, dict) else range(len(node))
     for key in list(keys)[:200]:
-      found.append((node, key))
+      result.append((node, key))
       if isinstance(node[key], dict | list):
         todo.append(node[key])
-  return found
+  return result

@@ -116,9 +116,9 @@ class Client:
     end = time.monotonic() + _DEADLINE_S
     while True:
       try:
-        found = self._open(path, body, headers, method)
-        if found[0] not in _RETRY:
-          return found
+        result = self._open(path, body, headers, method)
+        if result[0] not in _RETRY:
+          return result
       except _LOST:
         time.sleep(0.2)
       if time.monotonic() > end or (self._count and self._count.has_failed):
@@ -126,21 +126,21 @@ class Client:
 
   def _do(self, path: str, body: Any = None, **headers: str) -> Any:
     """Returns the answer of a valid request, which may come twice."""
-    status, said = self._ask(path, body, **headers)
-    assert status < 300, (path, body, status, said)
+    status, response = self._ask(path, body, **headers)
+    assert status < 300, (path, body, status, response)
     if self._count is not None and body is not None:
       self._count.add()
       if self._other.random() < 0.1 and "create_session" not in path:
         self._count.add(again=True)
         again = self._ask(path, body, **headers)
-        assert again == (status, said), (path, said, again)
-    return said
+        assert again == (status, response), (path, response, again)
+    return response
 
   def _result(self, asked: Mapping[str, Any]) -> Any:
     id = {"request_id": asked["request_id"]}
-    status, said = self._ask("api/v1/retrieve_future", id)
-    assert status == 200, (asked, said)
-    return said
+    status, response = self._ask("api/v1/retrieve_future", id)
+    assert status == 200, (asked, response)
+    return response
 
   def _note(self, name: str, result: Any) -> None:
     text = json.dumps(result).replace(self.session, "SESSION")
@@ -154,8 +154,8 @@ class Client:
 
   def play(self, operations: int | None = None) -> int:
     """Does so many operations, or until all requests are sent; returns both."""
-    said = self._do("api/v1/create_session", {})
-    self.session = said["session_id"]
+    response = self._do("api/v1/create_session", {})
+    self.session = response["session_id"]
     self._new_model()
     kinds: Sequence[tuple[int, Callable[[], None]]] = (
         (5, self._train), (3, self._forward), (1, self._save), (1, self._load),
@@ -282,8 +282,8 @@ class Client:
         "sampling_session_seq_id": 0,
         "base_model": "scratch",
     }
-    said = self._do("api/v1/create_sampling_session", body)
-    return said["sampling_session_id"]
+    response = self._do("api/v1/create_sampling_session", body)
+    return response["sampling_session_id"]
 
   def _sample_body(self, **fields: Any) -> dict[str, Any]:
     draw = self._valid
@@ -322,8 +322,8 @@ class Client:
 
   def _answer(self) -> None:
     body = {**self._text_body("1+2"), "n": self._valid.randint(1, 3)}
-    said = self._do("v1/completions", body, **self._key())
-    self._note("answer", [said["choices"], said["usage"]])
+    response = self._do("v1/completions", body, **self._key())
+    self._note("answer", [response["choices"], response["usage"]])
 
   def _new_episode(self, **fields: Any) -> Any:
     fields = fields or {"base_model": "scratch"}
@@ -335,14 +335,14 @@ class Client:
 
   def _finish(self, episode: Mapping[str, Any], reward: float | None) -> Any:
     id = episode["episode_id"]
-    said = self._do(f"api/v1/episodes/{id}/finish", {"reward": reward})
-    return {k: v for k, v in said.items() if k != "episode_id"}
+    response = self._do(f"api/v1/episodes/{id}/finish", {"reward": reward})
+    return {k: v for k, v in response.items() if k != "episode_id"}
 
   def _episode(self) -> None:
     episode, prompt = self._new_episode(), "1+2"
     for _ in range(self._valid.randint(1, 2)):
-      said = self._play(episode, prompt)["choices"][0]
-      prompt += said["text"] + "+3"
+      response = self._play(episode, prompt)["choices"][0]
+      prompt += response["text"] + "+3"
     self._note("finish", self._finish(episode, self._valid.random()))
     self._note("episode", self._do(f"api/v1/episodes/{episode['episode_id']}"))
 
@@ -355,9 +355,9 @@ class Client:
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
       list(pool.map(lambda call: self._do(path, call[0], **call[1]), calls))
     self._finish(episode, None)
-    said = self._do(f"api/v1/episodes/{episode['episode_id']}")
-    said["rows"].sort(key=json.dumps)
-    self._note("burst", said)
+    response = self._do(f"api/v1/episodes/{episode['episode_id']}")
+    response["rows"].sort(key=json.dumps)
+    self._note("burst", response)
 
   def _open_replay(self) -> dict[str, Any]:
     if self._replay is None:
@@ -425,8 +425,8 @@ class Client:
 
   def _list(self) -> None:
     id = self._models[-1]["id"]
-    said = self._do(f"api/v1/training_runs/{id}/checkpoints")
-    paths = [c["tinker_path"] for c in said["checkpoints"]]
+    response = self._do(f"api/v1/training_runs/{id}/checkpoints")
+    paths = [c["tinker_path"] for c in response["checkpoints"]]
     # Those without a name have the number of their request.
     self._note("list", sorted(p for p in paths if "unnamed" not in p))
 
@@ -436,17 +436,21 @@ class Client:
     """Sends a wrong request; it must be refused, or fail as the client's."""
     self._count.add(wrong=True)
     try:
-      status, said = self._ask(path, body, method)
+      status, response = self._ask(path, body, method)
     except UnicodeEncodeError:
       return
-    if status == 200 and isinstance(said, dict) and "request_id" in said:
+    if (
+        status == 200
+        and isinstance(response, dict)
+        and "request_id" in response
+    ):
       for model in self._models:
         if isinstance(body, dict) and body.get("model_id") == model["id"]:
           model["seq"] += 1  # It has used up the number.
-      said = self._result(said)
-      assert said.get("category") == "user", (path, body, said)
+      response = self._result(response)
+      assert response.get("category") == "user", (path, body, response)
     else:
-      assert 400 <= status < 500, (path, str(body)[:500], status, said)
+      assert 400 <= status < 500, (path, str(body)[:500], status, response)
 
   def _wrong_request(self) -> None:
     draw = self._other
@@ -650,10 +654,10 @@ def attack(
     for client, name, number in zip(clients, names, operations, strict=True):
       alone = Client(server, name, seed)
       alone.play(number)
-      for n, (found, wanted) in enumerate(
+      for n, (result, expected) in enumerate(
           zip(client.results, alone.results, strict=True)
       ):
-        assert found == wanted, (name, n, found, wanted)
+        assert result == expected, (name, n, result, expected)
   finally:
     server.end()
   return (

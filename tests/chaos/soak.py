@@ -394,23 +394,23 @@ def judge(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
   parts = {name for sample in samples for name in sample["bytes"]}
   for sample in samples:
     step = sample["step"]
-    for name, found in sample["processes"].items():
-      for unit, value in found.items():
+    for name, result in sample["processes"].items():
+      for unit, value in result.items():
         add(name, unit, step, value)
     for name in parts:
       add(name, "bytes", step, sample["bytes"].get(name, 0))
   rows = []
   for (name, unit), (steps, values) in sorted(series.items()):
-    found = trend(steps, values)
+    result = trend(steps, values)
     rows.append(
         {
             "what": f"{name} {unit}",
-            "level": round(found.level, 1),
+            "level": round(result.level, 1),
             "most": max(values),
-            "per_1000_steps": round(1000 * found.slope, 3),
-            "error": round(1000 * found.error, 3),
+            "per_1000_steps": round(1000 * result.slope, 3),
+            "error": round(1000 * result.error, 3),
             "verdict": verdict(
-                found,
+                result,
                 _LEAST[unit],
                 by_step=unit == "bytes" and name in _BY_STEP,
             ),

@@ -17,25 +17,25 @@ def noise(seed, sigma=0.3 * MB):
 
 
 def verdict(values, least=MB, by_step=False):
-  found = soak.trend(STEPS, values)
-  return soak.verdict(found, least, by_step=by_step)
+  result = soak.trend(STEPS, values)
+  return soak.verdict(result, least, by_step=by_step)
 
 
 class SoakTest(parameterized.TestCase):
 
-  def test_finds_growth_above_the_noise(self):
-    found = [
+  def test_finds_growth_above_noise(self):
+    result = [
         verdict(400 * MB + noise(seed) + 6 * MB * STEPS / STEPS[-1])
         for seed in range(50)
     ]
-    self.assertEqual(set(found), {"grows"})
+    self.assertEqual(set(result), {"grows"})
 
-  def test_finds_a_descriptor_that_every_thousand_steps_leave(self):
+  def test_detects_one_leaked_descriptor_per_thousand_steps(self):
     self.assertEqual(verdict(30 + STEPS // 1000, least=1.0), "grows")
 
   def test_noise_is_flat(self):
-    found = [verdict(400 * MB + noise(seed, 3 * MB)) for seed in range(300)]
-    self.assertLess(found.count("grows"), 6)
+    result = [verdict(400 * MB + noise(seed, 3 * MB)) for seed in range(300)]
+    self.assertLess(result.count("grows"), 6)
 
   @parameterized.named_parameters(
       ("constant", np.full(N, 7.0 * MB)),
@@ -49,14 +49,14 @@ class SoakTest(parameterized.TestCase):
   def test_is_flat(self, values):
     self.assertEqual(verdict(values + noise(0)), "flat")
 
-  def test_a_line_for_each_step_is_no_growth_in_its_file_alone(self):
+  def test_one_line_per_step_is_growth_only_in_other_files(self):
     lines = 900.0 * STEPS
     self.assertEqual(verdict(lines, by_step=True), "by step")
     self.assertEqual(verdict(lines), "grows")
     longer = 900.0 * STEPS**2 / STEPS[-1]
     self.assertEqual(verdict(longer, by_step=True), "grows")
 
-  def test_names_what_grows(self):
+  def test_reports_growing_resource(self):
     samples = [
         {
             "step": int(step),

@@ -34,12 +34,12 @@ def code(notebook):
 
 def pictures(notebook):
   """Returns the places of the cells with a picture, and how many each has."""
-  found = {}
+  result = {}
   for i, cell in enumerate(notebook.cells):
     kinds = [set(o.get("data", ())) for o in cell.get("outputs", ())]
     if any("image/png" in k for k in kinds):
-      found[i] = sum("image/png" in k for k in kinds)
-  return found
+      result[i] = sum("image/png" in k for k in kinds)
+  return result
 
 
 class RunTest(parameterized.TestCase):
@@ -88,7 +88,7 @@ class StoredTest(parameterized.TestCase):
         self.assertNotEqual(output.get("name"), "stderr", output)
 
   @parameterized.parameters(*execute.NOTEBOOKS)
-  def test_they_start_without_an_edit_and_leave_devices_to_training(self, name):
+  def test_notebooks_start_unedited_and_leave_devices_to_training(self, name):
     notebook = read(name)
     self.assertEqual(code(notebook)[0].source, execute.INSTALL)
     text = "".join(cell.source for cell in notebook.cells)
@@ -96,7 +96,7 @@ class StoredTest(parameterized.TestCase):
     self.assertNotIn("environ", text)
 
   @parameterized.parameters(*execute.NOTEBOOKS)
-  def test_open_in_colab_given_a_repository(self, name):
+  def test_open_in_colab_given_repository(self, name):
     notebook = read(name)
     execute.prepare(notebook, name)
     self.assertEqual(notebook, read(name))
@@ -149,7 +149,7 @@ class InstallTest(parameterized.TestCase):
     (path / "tba_jax" / "main.py").touch()
     return path
 
-  def test_installs_the_checkout_that_the_notebook_is_in(self):
+  def test_installs_checkout_containing_notebook(self):
     checkout = self.make_checkout(self.make_folder() / "mine")
     # Python takes a checkout's own folder for a package.
     spec = machinery.ModuleSpec("tba_jax", None)
@@ -159,7 +159,7 @@ class InstallTest(parameterized.TestCase):
             self.install(folder, spec=spec), ([".[plots]"], checkout)
         )
 
-  def test_installed_package_is_left_alone_and_named(self):
+  def test_reports_installed_package_and_keeps_it(self):
     out = io.StringIO()
     with (
         contextlib.redirect_stdout(out),
@@ -169,13 +169,13 @@ class InstallTest(parameterized.TestCase):
     run.assert_not_called()
     self.assertRegex(out.getvalue(), r"^tba_jax [\d.]+ is installed\n$")
 
-  def test_installs_dependencies_where_python_sees_the_checkout_alone(self):
+  def test_installs_dependencies_of_importable_checkout(self):
     checkout = self.make_checkout(self.make_folder())
     spec = machinery.ModuleSpec("tba_jax", None, origin="tba_jax/__init__.py")
     commands, _ = self.install(checkout, spec=spec)
     self.assertEqual(commands, [".[plots]"])
 
-  def test_installs_an_unpacked_or_zipped_checkout_beside_the_notebook(self):
+  def test_installs_unpacked_or_zipped_checkout_next_to_notebook(self):
     folder = self.make_folder()
     checkout = self.make_checkout(folder / "tba_jax-main")
     self.assertEqual(
@@ -187,14 +187,14 @@ class InstallTest(parameterized.TestCase):
     shutil.rmtree(checkout)
     self.assertEqual(self.install(folder), ([".[plots]"], checkout))
 
-  def test_installs_a_clone_where_a_repository_is_named(self):
+  def test_installs_clone_of_named_repository(self):
     folder = self.make_folder()
     self.assertEqual(
         self.install(folder, repository="https://host/tba_jax"),
         (["tba_jax", ".[plots]"], folder / "tba_jax"),
     )
 
-  def test_names_what_to_upload_where_there_is_no_checkout(self):
+  def test_asks_for_upload_without_checkout(self):
     folder = self.make_folder()
     (folder / "setup.py").touch()  # Another project's.
     with self.assertRaisesRegex(FileNotFoundError, "upload"):
@@ -235,21 +235,21 @@ class ExecuteTest(parameterized.TestCase):
     self.assertNotIn(str(folder), json.dumps(notebook))
     self.assertEqual(execute.execute(path, folder, {"A": "b"}), notebook)
 
-  def test_a_cell_that_fails_is_told(self):
+  def test_reports_failing_cell(self):
     path = self.write("A = 1", "1 / 0")
     with self.assertRaisesRegex(
         nbclient.exceptions.CellExecutionError, "ZeroDivisionError"
     ):
       execute.execute(path, path.parent, {})
 
-  def test_refuses_an_unknown_parameter(self):
+  def test_refuses_unknown_parameter(self):
     path = self.write("A = 1")
     with self.assertRaisesRegex(
         ValueError, r"--set \['B'\]: must be in \['A'\]"
     ):
       execute.execute(path, path.parent, {"B": "1"})
 
-  def test_refuses_what_should_not_be_stored(self):
+  def test_refuses_unstorable_output(self):
     with self.assertRaisesRegex(
         ValueError, "400001 bytes: must have at most 400000"
     ):

@@ -474,10 +474,10 @@ class PaperTest(parameterized.TestCase):
           for m, t in _ASYNC_RLHF.items()
       ),
   )
-  def test_has_the_settings_of_the_paper(self, spec, *tables):
-    found = load.flatten(_config(spec))
+  def test_has_settings_of_paper(self, spec, *tables):
+    result = load.flatten(_config(spec))
     for table in tables:
-      self.assertEqual({key: found[key] for key in table}, table)
+      self.assertEqual({key: result[key] for key in table}, table)
 
   @parameterized.parameters(
       *_MISSING,
@@ -485,14 +485,14 @@ class PaperTest(parameterized.TestCase):
       *(f"tldr/async_rlhf:method={method}" for method in _ASYNC_RLHF),
       "red_team:model=llama",
   )
-  def test_the_best_model_is_kept(self, spec):
+  def test_best_model_is_kept(self, spec):
     config = _config(spec)
     self.assertTrue(config.checkpoint.keep_best)
     # Some evaluations choose it.
     num = config.train.num_steps / (config.evaluate.every_steps or math.inf)
     self.assertBetween(num, 3, 100)
 
-  def test_gsm8k_fine_tunes_as_the_start_of_the_paper_was(self):
+  def test_gsm8k_fine_tunes_as_start_of_paper_was(self):
     c = _config("gsm8k/tba:model=qwen2.5-0.5b")
     self.assertEqual(c.init, "sft")
     # Two epochs at batch 64, 3 % of them warm-up, as VinePPO's model had.
@@ -513,7 +513,7 @@ class PaperTest(parameterized.TestCase):
         c.evaluate.final_prompts * c.evaluate.num_completions, 1024
     )
 
-  def test_red_team_lowers_the_learning_rate(self):
+  def test_red_team_lowers_learning_rate(self):
     c = _config("red_team")
     rate = schedules.learning_rate(
         c.optimizer, num_steps=c.train.num_steps, per_round_steps=0
@@ -524,7 +524,7 @@ class PaperTest(parameterized.TestCase):
       theirs = 1e-4 * (40_000 - step) / (40_000 - 100)
       self.assertAlmostEqual(float(rate(step)), theirs, delta=2e-7)
 
-  def test_longer_runs_stretch_the_beta(self):
+  def test_longer_runs_stretch_beta(self):
     c = _config("tldr/tba:steps=625,model=pythia-1b")
     self.assertEqual((c.train.num_steps, c.loss.beta), (625, "1.0:0.05:312:78"))
     # A prompt an iteration; the smallest model's searchers take two.
@@ -546,7 +546,7 @@ class PaperTest(parameterized.TestCase):
     c = _config("tldr/async_rlhf:method=rloo,samples=4")
     self.assertEqual(c.train.prompts_per_batch, 128)
 
-  def test_rounds_fit_a_config_that_filters_its_replay(self):
+  def test_rounds_fit_config_with_replay_filter(self):
     c = _config("countdown:quick")
     self.assertTrue(c.replay.skip_equal_rewards)
     c.search.wait_for_fresh = False
@@ -556,7 +556,7 @@ class PaperTest(parameterized.TestCase):
     validate.validate(c)
 
   @parameterized.parameters(*_BATCHES)
-  def test_fine_tuning_and_reward_model_are_those_of_the_paper(self, model):
+  def test_fine_tuning_and_reward_model_match_paper(self, model):
     c = _config(f"tldr/reward_model:model={model}")
     # tests/learning/offline_test.py checks the optimizer's constants.
     same = ("learning_rate", "schedule", "warmup_steps", "grad_clip_norm")
@@ -596,7 +596,7 @@ class StagesTest(parameterized.TestCase):
       ),
       ("tldr/sft:hardware=8xh100", "tldr/tba:hardware=8xh100"),
   )
-  def test_stages_agree_on_what_an_earlier_one_depends_on(self, first, second):
+  def test_stages_share_settings_of_earlier_stage(self, first, second):
     first, second = _config(first), _config(second)
     for key in ("task", "tokenizer", "model", "sft", "seed"):
       self.assertEqual(first[key], second[key], key)
@@ -669,7 +669,7 @@ class RightTest(parameterized.TestCase):
           self.assertNotRegex(line, r"config\.mesh|batch|shard")
 
   @parameterized.parameters(*_MISSING.items())
-  def test_only_what_the_hub_has_is_missing(self, name, keys):
+  def test_only_hub_files_are_missing(self, name, keys):
     hub_cache.make(self)
     with self.assertRaises(ValueError) as caught:
       validate.validate(load.load_config(f"configs/{name}.py"))

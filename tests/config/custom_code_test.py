@@ -83,7 +83,7 @@ class LossTest(parameterized.TestCase):
   def make(self, name):
     return base_config.make(loss__name=f"{self.path}:{name}")
 
-  def test_accepts_a_right_loss(self):
+  def test_accepts_right_loss(self):
     dry_run.trace_loss(self.make("right"))
     config = self.make("of_values")
     config.loss.baseline, config.loss.baseline_file = "file", "values.jsonl"
@@ -109,7 +109,7 @@ class LossTest(parameterized.TestCase):
       ),
       ("spaced", 30, "its dict's 'a b' is no name"),
   )
-  def test_a_wrong_one_is_named_with_its_line(self, name, line, pattern):
+  def test_error_names_line_of_custom_code(self, name, line, pattern):
     with self.assertRaises(ValueError) as caught:
       dry_run.trace_loss(self.make(name))
     message = str(caught.exception)
@@ -124,7 +124,7 @@ class LossTest(parameterized.TestCase):
     ):
       dry_run.trace_loss(self.make("stopped"))
 
-  def test_the_whole_config_is_refused(self):
+  def test_whole_config_is_refused(self):
     with self.assertRaisesRegex(ValueError, "returned an array float32"):
       validate.validate(self.make("bare"))
     # Its process ends; this one does not.
@@ -133,7 +133,7 @@ class LossTest(parameterized.TestCase):
     with mock.patch.dict(os.environ, {processes.SUPERVISED: "1"}):
       validate.validate(self.make("bare"))
 
-  def test_a_loss_that_is_not_there(self):
+  def test_refuses_missing_loss(self):
     for name, pattern in (
         (
             f"{self.path}:rihgt",
@@ -173,7 +173,7 @@ class RewardTest(parameterized.TestCase):
     return config
 
   @parameterized.parameters("right", "picky")
-  def test_accepts_a_right_reward(self, name):
+  def test_accepts_right_reward(self, name):
     for where in ("process", "pool"):
       dry_run.try_reward(self.make(where, rewards=f"{self.path}:{name}"))
 
@@ -201,7 +201,7 @@ class RewardTest(parameterized.TestCase):
       ("leaves", "bye"),
   )
   @pytest.mark.slow
-  def test_a_wrong_one_is_named_with_its_line(self, name, pattern):
+  def test_error_names_line_of_custom_code(self, name, pattern):
     for where in ("process", "pool"):
       with self.assertRaises(ValueError) as caught:
         dry_run.try_reward(self.make(where, rewards=f"{self.path}:{name}"))
@@ -216,12 +216,12 @@ class RewardTest(parameterized.TestCase):
       ("hangs", 1.0, "no answer in 1 s"), ("dies", 30.0, "it ended, status 3")
   )
   @pytest.mark.slow
-  def test_one_that_does_not_return(self, name, deadline_s, pattern):
+  def test_refuses_reward_without_result(self, name, deadline_s, pattern):
     config = self.make("pool", deadline_s, rewards=f"{self.path}:{name}")
     with self.assertRaisesRegex(ValueError, pattern):
       dry_run.try_reward(config)
 
-  def test_one_that_ends_its_process(self):
+  def test_refuses_exiting_reward(self):
     with self.assertRaisesRegex(ValueError, "task.rewards=.*with status 3"):
       validate.validate(self.make(rewards=f"{self.path}:dies"))
 
@@ -232,7 +232,7 @@ class RewardTest(parameterized.TestCase):
       ("echo many", "wrote 'many'.*must be a command that prints a number"),
   )
   @pytest.mark.slow
-  def test_tries_a_command(self, command, pattern):
+  def test_tries_command(self, command, pattern):
     config = self.make("pool", rewards="", verifier=command)
     if not pattern:
       dry_run.try_reward(config)
@@ -242,7 +242,7 @@ class RewardTest(parameterized.TestCase):
     ):
       dry_run.try_reward(config)
 
-  def test_tries_a_reason(self):
+  def test_tries_reason(self):
     config = self.make(rewards="exact", reason=f"{self.path}:field")
     with self.assertRaisesRegex(ValueError, "task.reason=.*py:11: KeyError"):
       dry_run.try_reward(config)
@@ -271,7 +271,7 @@ class RewardTest(parameterized.TestCase):
       ([{"role": "user", "content": "one"}], "need a tokenizer with a chat te"),
   )
   @pytest.mark.slow
-  def test_reads_what_an_environment_says_first(self, said, pattern):
+  def test_reads_first_observation_of_environment(self, said, pattern):
     config = self.make_environment(said)
     if not pattern:
       dry_run.try_prompts(config)
@@ -288,7 +288,7 @@ class RewardTest(parameterized.TestCase):
       ("", "2+2?", True),
   )
   @pytest.mark.slow
-  def test_policy_has_to_see_the_tools(self, written, said, is_refused):
+  def test_policy_must_see_tools(self, written, said, is_refused):
     source = self.path.replace("rewards.py", "adds.py")
     said = [{"role": "user", "content": said}]
     pathlib.Path(source).write_text(
@@ -321,7 +321,7 @@ class RewardTest(parameterized.TestCase):
     ):
       dry_run.try_prompts(config)
 
-  def test_own_code_that_a_program_uses_is_tried(self):
+  def test_tries_custom_code_used_by_program(self):
     values = {"loss.name": "tb", "loss.baseline": "", "offline.path": "",
               "reward.backend": "process", "evaluate.judge": ""}  # fmt: skip
     own = {"task.name": "custom", "task.rewards": "my.py:f"}
@@ -361,7 +361,7 @@ class LogTest(absltest.TestCase):
         task.prompt(base.TRAIN, i) for i in range(task.num_prompts(base.TRAIN))
     ]
 
-  def test_a_log_has_prompts_of_the_task(self):
+  def test_log_has_prompts_of_task(self):
     config = base_config.make()
     prompts = self.prompts(config)
     config.offline.path = self.write(prompts[1])

@@ -15,14 +15,14 @@ _PACKAGE = pathlib.Path(differences.__file__).parents[1]
 
 class BetweenTest(absltest.TestCase):
 
-  def test_yields_what_differs_among_several_sides(self):
+  def test_yields_differences_among_several_configs(self):
     sides = ({"loss.beta": 0.1}, {"loss.beta": 0.2}, {"loss.beta": 0.1})
     self.assertEqual(
         list(differences.between(*sides)), [("loss.beta", [0.1, 0.2, 0.1])]
     )
     self.assertEqual(list(differences.between(*sides[::2])), [])
 
-  def test_a_key_that_a_side_lacks_has_its_default(self):
+  def test_missing_key_has_default(self):
     default = settings.SETTINGS["loss.beta"].default
     self.assertEqual(list(differences.between({"loss.beta": default}, {})), [])
     self.assertEqual(
@@ -30,7 +30,7 @@ class BetweenTest(absltest.TestCase):
         [("loss.beta", [9.0, default])],
     )
 
-  def test_fields_are_those_of_each_side_s_task(self):
+  def test_fields_match_each_side_s_task(self):
     sides = {"task.name": "gsm8k", "task.data": ""}, {"task.name": "gsm8k"}
     self.assertEqual(list(differences.between(*sides)), [])
     one, other = sides[0], {"task.name": "arithmetic"}
@@ -42,7 +42,7 @@ class BetweenTest(absltest.TestCase):
         },
     )
 
-  def test_a_strangers_task_is_not_imported(self):
+  def test_strangers_task_is_not_imported(self):
     side = {"task.name": "no_such_module:Task", "task.x": 1}
     changed = dict(differences.between(side, {}, imports=False))
     self.assertEqual(changed["task.x"], [1, differences.MISSING])
@@ -57,7 +57,7 @@ class BetweenTest(absltest.TestCase):
         ["config.train.num_steps = 7, was 6"],
     )
 
-  def test_files_that_have_moved_do_not_differ(self):
+  def test_moved_files_do_not_differ(self):
     paths = [{"reward_model.train": f"/gone/{n}/pairs.jsonl"} for n in "ab"]
     self.assertEmpty(differences.changed(*paths))
     self.assertLen(list(differences.between(*paths)), 1)
@@ -65,7 +65,7 @@ class BetweenTest(absltest.TestCase):
 
 class UsersTest(absltest.TestCase):
 
-  def test_all_who_compare_settings_use_it(self):
+  def test_every_settings_comparison_uses_differences(self):
     users = {
         str(path.relative_to(_PACKAGE))
         for path in _PACKAGE.rglob("*.py")

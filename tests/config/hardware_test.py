@@ -103,20 +103,20 @@ class HardwareTest(parameterized.TestCase):
 
   @parameterized.parameters(*_FITS.items())
   @pytest.mark.slow
-  def test_a_config_fits_or_is_refused(self, spec, fits):
+  def test_config_fits_or_is_refused(self, spec, fits):
     program = {
         "tldr/sft": "sft",
         "tldr/reward_model": "reward_model",
         "no_robots:stage=sft": "sft",
     }.get(spec, "plan")
-    found = []
+    result = []
     for name, here in hardware.HARDWARE.items():
       try:
         config = self.load(spec, name)
       except ValueError as error:
         self.assertIn(f"; this run fits {', '.join(fits.split())}", str(error))
         continue
-      found.append(name)
+      result.append(name)
       with self.subTest(name):
         validate.validate(config, program=program)
         if program == "plan" and here.devices == 1:
@@ -125,7 +125,7 @@ class HardwareTest(parameterized.TestCase):
           parts = plan.memory_sections(config, None, [here.kind])
           rows = [row for _, part in parts for row in part]
           self.assertEqual([r for r in rows if r[1].startswith("NO")], [])
-    self.assertEqual(found, fits.split())
+    self.assertEqual(result, fits.split())
 
   @parameterized.parameters(
       ("gsm8k/tba", "4xa100"),
@@ -136,7 +136,7 @@ class HardwareTest(parameterized.TestCase):
       ("tldr/tba:model=pythia-1b", "v5e-16"),
   )
   @pytest.mark.slow
-  def test_bytes_a_param_are_those_held(self, spec, name):
+  def test_bytes_per_param_match_memory_model(self, spec, name):
     config, here = self.load(spec, name), hardware.HARDWARE[name]
     config.trainer.num_processes = 1
     own = memory_model.trainer(config, _one_device(here))
@@ -147,10 +147,10 @@ class HardwareTest(parameterized.TestCase):
       left_out |= {
           "adapters", "optimizer", "copy that is published", "gradients",
       }  # fmt: skip
-    parts = own.held | own.step | own.evaluation
+    parts = own.resident | own.step | own.evaluation
     size = sum(
         parts.get(name, 0)
-        for name in (*own.held, "gradients", "base with adapters merged")
+        for name in (*own.resident, "gradients", "base with adapters merged")
         if name not in left_out
     )
     expected = needed["trainer"] + needed["value_model"]
@@ -158,8 +158,8 @@ class HardwareTest(parameterized.TestCase):
     self.assertBetween(size / count / expected, 0.95, 1.05)
 
     own = memory_model.searcher(config, _one_device(here))
-    names = [n for n in own.held if n.startswith(_PARAMS)]
-    size = sum(own.held[name] for name in names)
+    names = [n for n in own.resident if n.startswith(_PARAMS)]
+    size = sum(own.resident[name] for name in names)
     # Without adapters versions in bfloat16 count as float32.
     wide = config.lora.rank or own.model.config.compute_dtype == "float32"
     least = 0.95 if wide else 0.5

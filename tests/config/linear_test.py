@@ -118,7 +118,7 @@ class LinearTest(absltest.TestCase):
       with self.subTest(spec, page=page):
         load.load_config(f"configs/{spec}")
 
-  def test_every_variant_sets_a_key_once(self):
+  def test_every_variant_sets_key_once(self):
     files = sorted((_ROOT / "configs").rglob("*.py"))
     names = [str(path.relative_to(_ROOT / "configs")) for path in files]
     specs = [f"{name}{size}" for name in names

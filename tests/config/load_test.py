@@ -45,7 +45,7 @@ class LoadConfigTest(parameterized.TestCase):
       load_lib.load_config(spec, overrides)
     return str(caught.exception)
 
-  def test_loads_a_file_with_its_arguments(self):
+  def test_loads_file_with_its_arguments(self):
     load = load_lib.load_config
     self.assertEqual(load(str(self.path)).train.num_steps, 320)
     self.assertEqual(load(f"{self.path}:quick").train.num_steps, 10)
@@ -69,7 +69,7 @@ class LoadConfigTest(parameterized.TestCase):
     with self.assertRaises(AttributeError):
       config.train.new_key = 1
 
-  def test_fields_of_the_task_are_filled_in(self):
+  def test_fields_of_task_are_filled_in(self):
     task = load_lib.load_config(str(self.path)).task
     self.assertEqual(
         task.to_dict(),
@@ -77,7 +77,7 @@ class LoadConfigTest(parameterized.TestCase):
          "name": "countdown"},
     )  # fmt: skip
 
-  def test_a_number_may_be_not_set(self):
+  def test_number_may_be_not_set(self):
     config = settings.get_config()
     self.assertIsNone(config.reward.fallback)
     for text, value in (("none", None), ("-1", -1.0), ("0", 0.0)):
@@ -100,30 +100,30 @@ class LoadConfigTest(parameterized.TestCase):
          "name": "arithmetic"},
     )  # fmt: skip
 
-  def test_names_a_missing_file_and_a_present_one(self):
+  def test_names_missing_file_and_present_one(self):
     message = self._error("configs/nothing.py")
     self.assertIn("configs/nothing.py", message)
     self.assertIn("there is no such file", message)
     self.assertIn("there are arithmetic, calculator, countdown", message)
 
-  def test_a_file_that_is_no_text(self):
+  def test_refuses_binary_file(self):
     for data in (b"\0\1", b"\xff\xfe"):
       self.path.write_bytes(data)
       self.assertRegex(
           self._error(str(self.path)), rf"SyntaxError.*{self.path}(:\d+)?\)"
       )
 
-  def test_names_a_wrong_argument_and_the_allowed_ones(self):
+  def test_names_wrong_argument_and_allowed_ones(self):
     message = self._error(f"{self.path}:quik")
     self.assertIn("'quik'", message)
     self.assertIn("['quick', 'steps']", message)
 
-  def test_refuses_arguments_of_a_file_that_takes_none(self):
+  def test_refuses_arguments_for_file_without_arguments(self):
     self.assertIn(
         "takes no arguments", self._error("tba_jax/config/settings.py:quick")
     )
 
-  def test_a_part_of_a_config_is_none(self):
+  def test_part_of_config_is_none(self):
     self.path.write_text("get_config = lambda: {}\n")
     self.assertIn("no whole config", self._error(str(self.path)))
 
@@ -134,15 +134,15 @@ class LoadConfigTest(parameterized.TestCase):
       ("def get_config():\n  import json\n  json.loads('{')\n", 3),
       (_FILE.replace("config.train.num_steps", "config.train.nosuch.x"), 11),
   )
-  def test_an_error_in_the_file_has_its_line(self, text, line):
+  def test_error_in_file_has_its_line(self, text, line):
     self.path.write_text(text)
     self.assertIn(f"{self.path}:{line}", self._error(str(self.path)))
 
-  def test_an_argument_that_is_missing(self):
+  def test_refuses_missing_argument(self):
     self.path.write_text(_FILE.replace('arg=""', "arg"))
     self.assertIn(f"{self.path}:ARG", self._error(str(self.path)))
 
-  def test_a_file_builds_on_one_beside_it(self):
+  def test_config_imports_sibling_file(self):
     other = self.folder / "other.py"
     other.write_text(
         "from tba_jax.config import variants\n"
@@ -154,10 +154,10 @@ class LoadConfigTest(parameterized.TestCase):
     self.path.unlink()
     self.assertIn(f"{other}:2", self._error(str(other)))
 
-  def test_a_folder_configs_of_the_user_does_no_harm(self):
+  def test_folder_configs_of_user_does_no_harm(self):
     (self.folder / "configs").mkdir()
     (self.folder / "configs" / "__init__.py").write_text("raise OSError\n")
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "tba_jax.main", "--workdir=run",
          "--config=configs/countdown_sparse.py:smoke", "--config.seed=-1"],
         cwd=self.folder,
@@ -166,14 +166,14 @@ class LoadConfigTest(parameterized.TestCase):
         text=True,
         check=False,
     )  # fmt: skip
-    self.assertEqual(done.returncode, 2, done.stderr)
-    self.assertStartsWith(done.stderr, "error: config.seed = -1")
+    self.assertEqual(process.returncode, 2, process.stderr)
+    self.assertStartsWith(process.stderr, "error: config.seed = -1")
 
   def test_file_without_get_config(self):
     self.path.write_text("x = 1\n")
     self.assertIn("get_config", self._error(str(self.path)))
 
-  def test_later_override_wins_and_types_are_those_of_the_default(self):
+  def test_later_override_wins_and_types_match_default(self):
     config = load_lib.load_config(
         str(self.path),
         [
@@ -209,7 +209,7 @@ class LoadConfigTest(parameterized.TestCase):
       ("zzzzzzzzzzzzzzzz=3", "config.zzzzzzzzzzzzzzzz", "publish, "),
       ("task.operations=+", "config.task.operations = '+'", "no such key"),
   )  # fmt: skip
-  def test_refuses_a_wrong_override_by_key(self, override, key, allowed):
+  def test_refuses_wrong_override_by_key(self, override, key, allowed):
     message = self._error(str(self.path), override)
     self.assertStartsWith(message, key)
     self.assertIn(allowed, message)
@@ -278,14 +278,14 @@ class LoadConfigTest(parameterized.TestCase):
       )
       self.assertEqual(config.task.train, value)
 
-  def test_bool_alone_is_true(self):
+  def test_bool_flag_without_value_is_true(self):
     config = load_lib.load_config(str(self.path), ["search.lockstep"])
     self.assertIs(config.search.lockstep, True)
 
 
 class CompleteTest(absltest.TestCase):
 
-  def test_a_saved_config_gets_what_came_later(self):
+  def test_saved_config_gets_newer_settings(self):
     saved = settings.get_config()
     saved.seed = 3
     saved.sampling.top_k = 7
@@ -299,7 +299,7 @@ class CompleteTest(absltest.TestCase):
     self.assertEqual(complete.to_dict(), expected.to_dict())
     self.assertNotIn("top_p", saved.sampling)
 
-  def test_a_key_that_is_not_known_stays(self):
+  def test_complete_keeps_unknown_key(self):
     saved = settings.get_config()
     saved.sampling.no_such_key = 1
     self.assertEqual(load_lib.complete(saved).sampling.no_such_key, 1)
@@ -324,7 +324,7 @@ class SplitArgvTest(parameterized.TestCase):
 
 class ParseArgTest(parameterized.TestCase):
 
-  def test_types_are_those_of_the_defaults(self):
+  def test_types_match_defaults(self):
     arg = variants.parse_arg(
         "quick,seed=3,beta=0.5,name=x=y",
         quick=False, smoke=True, seed=0, beta=1.0, name="", other=7,
@@ -335,7 +335,7 @@ class ParseArgTest(parameterized.TestCase):
     )
 
   @parameterized.parameters("", None, ",")
-  def test_returns_the_defaults_without_an_argument(self, text):
+  def test_returns_defaults_without_argument(self, text):
     self.assertEqual(variants.parse_arg(text, seed=4).to_dict(), {"seed": 4})
 
   @parameterized.parameters(("quick=false", False), ("quick=TRUE", True))
@@ -348,6 +348,6 @@ class ParseArgTest(parameterized.TestCase):
       ("seed=x", "seed = 'x'.*a whole number"),
       ("seed", "'seed' needs a value"),
   )
-  def test_refuses_a_wrong_argument(self, text, message):
+  def test_refuses_wrong_argument(self, text, message):
     with self.assertRaisesRegex(ValueError, message):
       variants.parse_arg(text, quick=False, seed=0)

@@ -19,7 +19,7 @@ from tests.support import base_config
 
 class OtherNamesTest(parameterized.TestCase):
 
-  def test_every_name_has_a_setting_and_is_none(self):
+  def test_every_alias_maps_to_setting_and_is_no_setting(self):
     config = load.flatten(settings.get_config())
     tasks = {f"task.{name}" for name in task_table.fields("custom")}
     for theirs, (ours, _) in other_names.NAMES.items():
@@ -40,7 +40,7 @@ class OtherNamesTest(parameterized.TestCase):
     with self.assertRaisesRegex(load.ConfigError, message):
       load.apply_overrides(base_config.make(), [f"{theirs}=1"])
 
-  def test_key_of_a_config_file_is_answered(self):
+  def test_key_of_config_file_is_answered(self):
     config = base_config.make()
     config.train.num_generations = 4
     with self.assertRaisesRegex(

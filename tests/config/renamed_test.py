@@ -28,7 +28,7 @@ class RenamedTest(absltest.TestCase):
     ):
       self.enter_context(mock.patch.dict(table, names, clear=True))
 
-  def test_on_the_command_line(self):
+  def test_on_command_line(self):
     for old, new in (
         ("replay.size", "config.replay.capacity"),
         ("old_section.capacity", "config.replay.capacity"),
@@ -37,7 +37,7 @@ class RenamedTest(absltest.TestCase):
       with self.assertRaisesRegex(load.ConfigError, f"is now {new}$"):
         load.apply_overrides(base_config.make(), [f"{old}=1"])
 
-  def test_in_a_config_file(self):
+  def test_in_config_file(self):
     path = self.create_tempfile("mine.py").full_path
     for line, new in (
         ("config.replay.size = 3", "config.replay.capacity"),
@@ -52,7 +52,7 @@ class RenamedTest(absltest.TestCase):
       with self.assertRaisesRegex(load.ConfigError, rf"is now {new}\b"):
         validate.validate(load.load_config(path))
 
-  def test_a_value(self):
+  def test_value(self):
     values = {("search.sampler", "native"): "jax"}
     with (
         mock.patch.dict(renamed.VALUES, values, clear=True),
@@ -64,7 +64,7 @@ class RenamedTest(absltest.TestCase):
         "config.task.name='own': must be 'custom'; 'own' is now 'custom'",
     )
 
-  def test_a_program(self):
+  def test_program(self):
     with (
         mock.patch.object(processes, "refuse", return_value=2) as refuse,
         self.assertRaises(SystemExit),
@@ -103,7 +103,7 @@ class _Refuses:
 
 class TablesTest(absltest.TestCase):
 
-  def test_new_names_are_there_and_old_ones_are_not(self):
+  def test_new_keys_exist_and_old_keys_do_not(self):
     config = settings.get_config()
     keys = set(load.flatten(config)) | set(config)
     for old, new in renamed.KEYS.items():

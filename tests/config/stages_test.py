@@ -45,7 +45,7 @@ class SettingsTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, r"config\.seed = 5, was 0"):
       stages.check(changed, folder)
 
-  def test_settings_that_the_model_does_not_depend_on_may_change(self):
+  def test_model_independent_settings_may_change(self):
     folder = pathlib.Path(self.create_tempdir().full_path)
     config = make_config()
     stages.check(config, folder)
@@ -56,7 +56,7 @@ class SettingsTest(absltest.TestCase):
     config.train.num_steps = 9
     stages.check(config, folder)
 
-  def test_a_field_left_out_equals_its_default(self):
+  def test_field_left_out_equals_its_default(self):
     folder = pathlib.Path(self.create_tempdir().full_path)
     config = make_config()
     config.task.operations = "+-*"
@@ -65,7 +65,7 @@ class SettingsTest(absltest.TestCase):
       del config.task["operations"]
     stages.check(config, folder)
 
-  def test_damaged_settings_are_told(self):
+  def test_damaged_settings_are_reported(self):
     folder = pathlib.Path(self.create_tempdir().full_path)
     (folder / "settings.json").write_text("{")
     with self.assertRaisesRegex(ValueError, "damaged; remove"):
@@ -93,7 +93,7 @@ class LaterStagesTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "reward_model.relabel='task'"):
       stages.check_pairs(self.config)
 
-  def test_says_why_pairs_cannot_be_read(self):
+  def test_gives_reason_pairs_cannot_be_read(self):
     data = self.folder / "chats"
     data.mkdir()
     turn = lambda role, text: {"role": role, "content": text}
@@ -121,7 +121,7 @@ class LaterStagesTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "train='/nowhere/pairs.jsonl'"):
       stages.check_pairs(self.config)
 
-  def test_names_a_damaged_model_of_a_stage(self):
+  def test_names_damaged_model_of_stage(self):
     model = self.folder / "sft" / "model"
     shape = hf_case.make_config()
     hf.save(model, shape, hf_case.make_params(shape))

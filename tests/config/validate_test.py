@@ -48,10 +48,10 @@ def _problems(config, **kwargs):
 
 class TypesTest(parameterized.TestCase):
 
-  def test_accepts_the_base_config(self):
+  def test_accepts_base_config(self):
     self.assertEqual(_problems(base_config.make()), [])
 
-  def test_all_problems_are_told_at_once(self):
+  def test_all_problems_are_reported_at_once(self):
     config = base_config.make(
         loss__beta=-1.0, train__num_steps="many", search__lead_steps=0
     )
@@ -76,7 +76,7 @@ class TypesTest(parameterized.TestCase):
         ["config.loss.beta: is missing; tba_jax/config/settings.py has it"],
     )
 
-  def test_bool_is_no_number_and_int_is_a_float(self):
+  def test_bool_is_not_number_and_int_is_float(self):
     self.assertLen(_problems(base_config.make(train__num_steps=True)), 1)
     self.assertLen(_problems(base_config.make(search__lockstep=1)), 1)
     self.assertEqual(_problems(base_config.make(loss__beta=1)), [])
@@ -97,7 +97,7 @@ class TypesTest(parameterized.TestCase):
 
 class RangesTest(parameterized.TestCase):
 
-  def test_every_number_and_bounded_text_has_a_range(self):
+  def test_every_number_and_bounded_text_has_range(self):
     for key, setting in settings.SETTINGS.items():
       if type(setting.default) in (int, float):
         self.assertNotIn(setting.allowed, (rules.TEXT, rules.FLAG), key)
@@ -116,10 +116,10 @@ class RangesTest(parameterized.TestCase):
       ("model.family", lambda: family_lib.FAMILIES),
       ("replay_filter.evict", lambda: buffer.EVICTION_RULES),
   )
-  def test_names_are_those_of_the_code(self, key, names):
+  def test_names_match_code(self, key, names):
     self.assertCountEqual(settings.SETTINGS[key].allowed.names, names())
 
-  def test_writers_are_those_of_the_code(self):
+  def test_writers_match_code(self):
     config = settings.get_config()
     config.log.writers = ",".join(monitor_settings.WRITERS)
     with (
@@ -134,7 +134,7 @@ class RangesTest(parameterized.TestCase):
     for made in (csv, tensorboard, trackio, wandb):
       made.assert_called_once()
 
-  def test_mesh_axes_are_those_of_the_code(self):
+  def test_mesh_axes_match_code(self):
     mesh = sharding.make_mesh(settings.get_config().mesh)
     self.assertEqual(mesh.axis_names, sharding.MESH_AXES)
 
@@ -143,7 +143,7 @@ class RangesTest(parameterized.TestCase):
       ("store__locator", "here:99999"),
       ("loss__scale", "half"),
   )
-  def test_names_a_setting_out_of_range(self, name, value):
+  def test_names_setting_out_of_range(self, name, value):
     (line,) = _problems(base_config.make(**{name: value}))
     key = name.replace("__", ".")
     allowed = settings.SETTINGS[key].allowed.text
@@ -158,12 +158,12 @@ class RangesTest(parameterized.TestCase):
       ("init", "a\0b", "a text in UTF-8"),
       ("init", "\udcff", "a text in UTF-8"),
   )
-  def test_values_that_nothing_can_hold_are_refused(self, name, value, allowed):
+  def test_refuses_unrepresentable_values(self, name, value, allowed):
     lines = _problems(base_config.make(**{name: value}))
     key = name.replace("__", ".")
     self.assertRegex(lines[0], f"config.{key} ?= ?.*: must be {allowed}")
 
-  def test_greedy_is_for_programs_that_do_not_train(self):
+  def test_greedy_sampling_is_refused_in_training(self):
     config = base_config.make(sampling__temperature=0.0)
     for program in ("train", "plan"):
       (line,) = _problems(config, program=program)
@@ -221,7 +221,7 @@ class RelationsTest(parameterized.TestCase):
       dict(replay_filter__similarity="edit", replay_filter__freeze_step=9),
       dict(replay_filter__evict="lowest_reward"),
   )
-  def test_accepts_settings_that_fit_each_other(self, **changes):
+  def test_accepts_consistent_settings(self, **changes):
     self.assertEqual(_problems(base_config.make(**changes)), [])
 
   @parameterized.parameters(
@@ -260,7 +260,7 @@ class RelationsTest(parameterized.TestCase):
       (dict(rounds__passes=2), "config.rounds.mini_batches above 0"),
       (dict(evaluate__judge_command="x"), "command"),
   )
-  def test_settings_that_nothing_reads(self, changes, readers):
+  def test_refuses_unread_settings(self, changes, readers):
     (problem,) = _problems(base_config.make(**changes))
     name, value = [*changes.items()][-1]
     key = f"config.{name.replace('__', '.')}"
@@ -268,7 +268,7 @@ class RelationsTest(parameterized.TestCase):
     self.assertRegex(problem, f"read with .*{re.escape(readers)}")
 
   @pytest.mark.slow
-  def test_logged_data_have_what_the_loss_needs(self):
+  def test_logged_data_have_what_loss_needs(self):
     # A log without a prompt of the task is refused, too.
     task = build_task.make_task(base_config.make().task)
     line = {"prompt": task.prompt("train", 0), "completion": "1", "reward": 1}
@@ -291,7 +291,7 @@ class RelationsTest(parameterized.TestCase):
       )
 
   @pytest.mark.slow
-  def test_only_the_task_s_rewards_of_a_log_are_weighted_or_judged_later(self):
+  def test_only_task_s_rewards_of_log_are_weighted_or_judged_later(self):
     prompt = build_task.make_task(base_config.make().task).prompt("train", 0)
     plain = {"prompt": prompt, "completion": "1"}
     paths = [
@@ -324,7 +324,7 @@ class RelationsTest(parameterized.TestCase):
       told = "".join(_problems(with_file))
       self.assertIn(f"config.{key.replace('__', '.')} = {value!r}", told)
 
-  def test_a_loss_of_one_s_own_may_read_all_settings(self):
+  def test_loss_of_one_s_own_may_read_all_settings(self):
     own = (
         "def loss(groups, c, beta):"
         " return beta * groups.logprobs_BxKxT.sum(), {}"
@@ -338,7 +338,7 @@ class RelationsTest(parameterized.TestCase):
     )
     self.assertEqual(_problems(config), [])
 
-  def test_other_hosts_need_a_secret(self):
+  def test_other_hosts_need_secret(self):
     config = base_config.make(store__address="10.0.0.1:7-9")
     (line,) = _problems(config, program="searcher")
     self.assertRegex(line, "config.store.address = .*secret_file, TBA_JAX_SEC")
@@ -350,14 +350,12 @@ class RelationsTest(parameterized.TestCase):
       ("generate.model", "generate"),
       ("generate.input", "generate"),
   )
-  def test_names_too_long_for_a_file_are_refused_with_their_key(
-      self, key, program
-  ):
+  def test_refuses_names_too_long_for_file(self, key, program):
     changes = {key.replace(".", "__"): "(" * 300}
     lines = _problems(base_config.make(**changes), program=program)
     self.assertLen([x for x in lines if x.startswith(f"config.{key} = ")], 1)
 
-  def test_a_folder_brings_its_own_shape(self):
+  def test_model_folder_determines_shape(self):
     folder = pathlib.Path(self.create_tempdir().full_path)
     hf = hf_config.to_hf(
         config_lib.ModelConfig.from_config(
@@ -381,15 +379,15 @@ class RelationsTest(parameterized.TestCase):
     self.assertStartsWith(line, "config.sampling.max_completion_tokens = 113")
     # Sizes on the mesh are the folder's too: 64 wide, 4 heads.
     wide = dict(init=str(folder), mesh__tensor=16, model__num_heads=16)
-    found = [line for line in problems(**wide) if "num_heads" in line]
-    self.assertLen(found, 1)
-    self.assertStartsWith(found[0], "config.mesh.tensor = 16")
+    result = [line for line in problems(**wide) if "num_heads" in line]
+    self.assertLen(result, 1)
+    self.assertStartsWith(result[0], "config.mesh.tensor = 16")
     hf["quantization_config"] = {"bits": 4}
     (folder / "config.json").write_text(json.dumps(hf))
     (line,) = _problems(base_config.make(init=str(folder)))
     self.assertRegex(line, "config.init = .*quantization_config")
 
-  def test_a_model_of_the_hub_is_found_before_anything_runs(self):
+  def test_hub_model_is_resolved_before_run(self):
     cache = hub_cache.make(self)
     (line,) = _problems(base_config.make(init="org/tiny"))
     self.assertStartsWith(line, "config.init = 'org/tiny': no such folder")
@@ -400,12 +398,14 @@ class RelationsTest(parameterized.TestCase):
     (folder / "config.json").write_text(json.dumps(hf_config.to_hf(shape)))
     words.save(folder)
     snapshot = hub_cache.add(cache, "org/tiny", folder)
-    for program, rank, found in (
+    for program, rank, result in (
         ("plan", 0, True), ("searcher", 0, True), ("export", 0, True),
         ("searcher", 4, False), ("trainer", 0, False),
     ):  # fmt: skip
       config = base_config.make(init="org/tiny", lora__rank=rank)
-      self.assertEqual(_problems(config, program=program) == [], found, program)
+      self.assertEqual(
+          _problems(config, program=program) == [], result, program
+      )
     # Fine-tuning starts from another key.
     hf.save(snapshot, shape, hf_case.make_params(shape), words)
     config = base_config.make(init="org/tiny", sft__init="scratch")
@@ -416,7 +416,7 @@ class RelationsTest(parameterized.TestCase):
     self.assertEqual(_problems(config), [])
 
   @parameterized.parameters("evaluate", "export", "reward_model")
-  def test_the_shape_of_what_sft_started_from_holds(self, program):
+  def test_model_keeps_shape_of_sft_start(self, program):
     folder = pathlib.Path(self.create_tempdir().full_path)
     config = hf_case.make_config(max_positions=4096)
     words = tokenizer.word_level(("a",), ".")
@@ -432,7 +432,7 @@ class RelationsTest(parameterized.TestCase):
       # A setting that nothing reads.
       ("", dict(reward__model=...)),
   )
-  def test_a_judge_has_positions_for_what_is_sampled(self, key, changes):
+  def test_judge_needs_positions_for_completions(self, key, changes):
     words = tokenizer.word_level(("a",), ".")
     for positions, is_enough in ((39, False), (40, True)):
       folder = self.create_tempdir().full_path
@@ -450,7 +450,7 @@ class RelationsTest(parameterized.TestCase):
         self.assertStartsWith(line, f"config.{key} = ")
         self.assertIn("a model of 40 positions or more", line)
 
-  def test_a_reward_model_has_positions_for_its_pairs(self):
+  def test_reward_model_needs_positions_for_pairs(self):
     folder = self.create_tempdir().full_path
     shape, words = hf_case.make_config(max_positions=40), ("a",)
     hf.save(
@@ -496,7 +496,7 @@ class RelationsTest(parameterized.TestCase):
       ("sweep", dict(search__prompts_per_round=999, replay__capacity=1)),
       ("status", dict(init="/nowhere", task__name="gone")),
   )
-  def test_settings_that_are_not_read_are_not_checked(self, program, changes):
+  def test_unread_settings_are_unchecked(self, program, changes):
     config = base_config.make(**changes)
     if program == "status":
       del config.task["name"]
@@ -511,17 +511,17 @@ class RelationsTest(parameterized.TestCase):
       ("10.0.0.1:7000-7010", False),
       ("127.example.org:0", False),
   )
-  def test_tells_addresses_of_one_host(self, address, wanted):
-    self.assertEqual(addresses.is_one_host(address), wanted)
+  def test_recognizes_loopback_addresses(self, address, expected):
+    self.assertEqual(addresses.is_one_host(address), expected)
 
-  def test_setting_that_is_wrong_alone_does_not_break_the_rest(self):
+  def test_invalid_setting_does_not_break_other_checks(self):
     lines = _problems(base_config.make(mesh__data=0, publish__every_steps=0))
     self.assertLen(lines, 2)
 
 
 class TaskTest(absltest.TestCase):
 
-  def test_unknown_task_is_named_with_the_known_ones(self):
+  def test_unknown_task_is_named_with_known_ones(self):
     config = base_config.make(task__name="count_down")
     config.task.numbers = 4
     (line,) = _problems(config)
@@ -529,18 +529,18 @@ class TaskTest(absltest.TestCase):
     for name in build_task.TASKS:
       self.assertIn(name, line)
 
-  def test_suggests_a_field_for_an_unknown_one(self):
+  def test_suggests_field_for_unknown_one(self):
     config = base_config.make(task__max_numbers=3)
     (line,) = _problems(config)
     self.assertIn("did you mean config.task.max_number?", line)
 
-  def test_names_a_field_out_of_range_or_of_wrong_type(self):
+  def test_names_field_out_of_range_or_of_wrong_type(self):
     (line,) = _problems(base_config.make(task__max_number=-1))
     self.assertStartsWith(line, "config.task.max_number=-1: must be")
     (line,) = _problems(base_config.make(task__max_number="9"))
     self.assertIn("a whole number", line)
 
-  def test_texts_of_the_task_fit(self):
+  def test_texts_of_task_fit(self):
     config = base_config.make(
         task__name="countdown",
         sampling__max_prompt_tokens=8,
@@ -554,7 +554,7 @@ class TaskTest(absltest.TestCase):
         lines[1], "config.sampling.max_completion_tokens = 17: must be 18"
     )
 
-  def test_a_task_without_training_prompts_is_for_evaluation(self):
+  def test_task_without_training_prompts_is_for_evaluation(self):
     no_prompts = lambda task, split: 0 if split == "train" else 8
     with mock.patch.object(arithmetic.Arithmetic, "num_prompts", no_prompts):
       for program in ("train", "plan", "searcher", "sft"):
@@ -563,7 +563,7 @@ class TaskTest(absltest.TestCase):
         self.assertIn("--program=evaluate", line)
       self.assertEqual(_problems(base_config.make(), program="evaluate"), [])
 
-  def test_rows_that_are_too_long_are_left_out(self):
+  def test_overlong_rows_are_dropped(self):
     path = self.create_tempfile(content='{"instruction": "Sing a long song."}')
     fields = dict(name="red_team", instructions=path.full_path)
     config = base_config.make(sampling__max_completion_tokens=2)
@@ -598,7 +598,7 @@ class ResumeTest(parameterized.TestCase):
     config = base_config.make()
     differences.check_resume(self._saved(config), config)
 
-  def test_how_a_run_is_watched_may_change(self):
+  def test_how_run_is_watched_may_change(self):
     old = self._saved(base_config.make())
     new = base_config.make(
         log__every_steps=7,
@@ -633,7 +633,7 @@ class ResumeTest(parameterized.TestCase):
       ("reward__backend", "model", "", "", ""),
       ("reward__backend", "pool", "", "", None),
   )  # fmt: skip
-  def test_setting_cannot_change_only_where_state_depends_on_it(
+  def test_setting_is_fixed_only_if_state_depends_on_it(
       self, key, value, other, fixed, free
   ):
     both = {other: fixed} if other else {}
@@ -662,7 +662,7 @@ class ResumeTest(parameterized.TestCase):
     back = differences.check_resume(self._saved(new), base_config.make())
     self.assertEqual(back["loss.beta"], ("0.1:0.01:50", 0.05))
 
-  def test_key_of_another_version_stands_for_its_default(self):
+  def test_missing_key_of_other_version_means_default(self):
     old = self._saved(base_config.make())
     del old["loss"]["ratio_clip"]
     self.assertEmpty(differences.check_resume(old, base_config.make()))
@@ -671,14 +671,14 @@ class ResumeTest(parameterized.TestCase):
     )
     self.assertEqual(changed, {"loss.ratio_clip": (0.0, 0.2)})
 
-  def test_key_that_is_no_more_asks_for_another_directory(self):
+  def test_removed_key_asks_for_new_workdir(self):
     old = self._saved(base_config.make())
     old["sft"]["b1"] = 0.9
     with self.assertRaisesRegex(ValueError, "config.sft.b1 .* 0.9") as caught:
       differences.check_resume(old, base_config.make())
     self.assertEndsWith(str(caught.exception), "; give another --workdir")
 
-  def test_field_of_the_task_that_is_left_out_stands_for_its_default(self):
+  def test_omitted_task_field_means_default(self):
     old = self._saved(base_config.make())
     old["task"] = {"name": "gsm8k"}
     fields = {**build_task.fields("gsm8k"), "name": "gsm8k"}
@@ -715,11 +715,11 @@ class PrecisionTest(parameterized.TestCase):
         refused,
     )
 
-  def test_a_learned_z_is_of_one_prompt(self):
+  def test_learned_z_is_of_one_prompt(self):
     lines = _problems(base_config.make(loss__name="tb_learned_z"))
     self.assertTrue(any("config.loss.name" in line for line in lines), lines)
 
-  def test_accepts_a_loss_of_the_user_s_own(self):
+  def test_accepts_loss_of_user_s_own(self):
     path = self.create_tempfile(
         "own.py",
         "def loss(g, c, beta): return g.logprobs_BxKxT.sum(), {}\n",

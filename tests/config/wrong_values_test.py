@@ -109,13 +109,13 @@ def _refused(changes: dict[str, Any], program: str) -> set[str]:
 
 def accepted(program: str) -> list[tuple[str, Any]]:
   """Returns the wrong values that `validate` accepts."""
-  found, wrong = [], _wrong_values()
+  result, wrong = [], _wrong_values()
   # An error has a line for each key: one call takes a value of each.
   for i in range(max(map(len, wrong.values()))):
     changes = {k: values[i] for k, values in wrong.items() if i < len(values)}
     refused = _refused(changes, program)
-    found += [item for item in changes.items() if item[0] not in refused]
-  return found
+    result += [item for item in changes.items() if item[0] not in refused]
+  return result
 
 
 class WrongValuesTest(absltest.TestCase):
@@ -125,12 +125,12 @@ class WrongValuesTest(absltest.TestCase):
       with self.subTest(program):
         self.assertEqual(accepted(program), [])
 
-  def test_a_wrong_value_alone_is_refused(self):
+  def test_refuses_only_wrong_value(self):
     one_of_each = {k.partition(".")[0]: k for k in settings.SETTINGS}
     for key in one_of_each.values():
       self.assertIn(key, _refused({key: _wrong_values()[key][-1]}, "plan"))
 
-  def test_every_range_has_values_beyond_it(self):
+  def test_every_range_excludes_some_value(self):
     for key, setting in settings.SETTINGS.items():
       has_range = setting.allowed not in _WITHOUT_RANGE
       self.assertEqual(
@@ -156,11 +156,11 @@ class WrongValuesTest(absltest.TestCase):
         "assert not wrong_values_test.accepted('plan')\n"
         "if 'jax' in sys.modules: sys.exit('jax is loaded')\n"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
         cwd=_ROOT,
         capture_output=True,
         text=True,
         timeout=120,
     )
-    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertEqual(process.returncode, 0, process.stderr)

@@ -17,7 +17,7 @@ class EnvironmentPackagesTest(parameterized.TestCase):
       ("textarena:Nim-v0", "pip install textarena"),
       ("gem:game:Sudoku-v0-easy", "pip install gem-llm"),
   )
-  def test_a_missing_package_is_told(self, source, message):
+  def test_missing_package_is_reported(self, source, message):
     with mock.patch.object(importlib.util, "find_spec", return_value=None):
       with self.assertRaisesRegex(ValueError, f"{source}'.*{message}"):
         packages.load(source, "")
@@ -27,7 +27,7 @@ class EnvironmentPackagesTest(parameterized.TestCase):
       "class make:\n  pass",
       "import functools\nmake = functools.partial(dict, most=3)",
   )
-  def test_processes_compare_the_file_of_an_environment(self, text):
+  def test_processes_compare_file_of_environment(self, text):
     file = self.create_tempfile("own.py", content=text)
     task = task_table.make_task(
         {"name": "environment", "source": f"{file.full_path}:make"}

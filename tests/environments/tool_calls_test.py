@@ -69,7 +69,7 @@ class ToolCallsTest(parameterized.TestCase):
       ("<think>g: 1</think>\nf: 2", "2"),
       ("so I\n</think>\nf: 2", "2"),
   )
-  def test_the_last_line_is_a_call(self, text, arguments):
+  def test_last_line_is_call(self, text, arguments):
     self.assertEqual(self.find(text), ([("f", arguments)], False))
 
   @parameterized.parameters(
@@ -82,9 +82,7 @@ class ToolCallsTest(parameterized.TestCase):
       (_JSON, _JSON_PIECES, 0), (_JSON, _JSON_PIECES, 1),
       (_TAGS, _PIECES, 0), (_TAGS, _PIECES, 1),
   )  # fmt: skip
-  def test_calls_that_a_template_writes_are_read_exactly(
-      self, template, pieces, seed
-  ):
+  def test_reads_template_tool_calls_exactly(self, template, pieces, seed):
     rng = random.Random(seed)
     text = lambda: "".join(rng.choices(pieces, k=rng.randrange(6)))
     for _ in range(200):
@@ -103,9 +101,9 @@ class ToolCallsTest(parameterized.TestCase):
         arguments = {name: makers[name]() for name in names}
         calls.append({"name": "f", "arguments": arguments})
       before = rng.choice(["", "So\n", "<think>f: 1 <tool_call></think>\n"])
-      found, is_chat = self.find(before + _render(template, calls))
+      actual, is_chat = self.find(before + _render(template, calls))
       expected = [(c["name"], c["arguments"]) for c in calls]
-      self.assertEqual(repr(found), repr(expected))
+      self.assertEqual(repr(actual), repr(expected))
       self.assertTrue(is_chat)
 
   def test_calls_of_both_forms_stand_in_their_order(self):
@@ -115,15 +113,15 @@ class ToolCallsTest(parameterized.TestCase):
     self.assertEqual([c.arguments for c in calls], [{}, {"i": 3}])
     self.assertEqual([c.start for c in calls], [2, text.index("<tool_call><")])
 
-  def test_arguments_may_be_the_text_of_an_object(self):
+  def test_arguments_may_be_text_of_object(self):
     body = json.dumps({"name": "f", "arguments": '{"i": 1}'})
-    found = self.find(f"<tool_call>{body}</tool_call>")
-    self.assertEqual(found, ([("f", {"i": 1})], True))
+    result = self.find(f"<tool_call>{body}</tool_call>")
+    self.assertEqual(result, ([("f", {"i": 1})], True))
 
-  def test_a_text_may_have_line_breaks_and_the_end_tag(self):
+  def test_text_may_have_line_breaks_and_end_tag(self):
     body = '{"name": "f", "arguments": {"s": "a\n\t</tool_call>"}}'
-    found = self.find(f"<tool_call>\n{body}\n</tool_call>")
-    self.assertEqual(found, ([("f", {"s": "a\n\t</tool_call>"})], True))
+    result = self.find(f"<tool_call>\n{body}\n</tool_call>")
+    self.assertEqual(result, ([("f", {"s": "a\n\t</tool_call>"})], True))
 
   @parameterized.parameters(
       ("<tool_call>{oops</tool_call>", "not JSON"),
@@ -167,12 +165,12 @@ class ToolCallsTest(parameterized.TestCase):
           "</tool_call> occurs twice",
       ),
   )
-  def test_an_error_says_what_is_expected(self, text, error):
-    (found,), is_chat = self.find(text)
-    self.assertRegex(found, f"^{error}.*; a call is <tool_call>")
+  def test_error_shows_expected_call(self, text, error):
+    (result,), is_chat = self.find(text)
+    self.assertRegex(result, f"^{error}.*; a call is <tool_call>")
     self.assertTrue(is_chat)
 
-  def test_a_turn_goes_on_after_a_wrong_call(self):
+  def test_turn_continues_after_wrong_call(self):
     right = '<tool_call>{"name": "g"}</tool_call>'
     for wrong in (
         "<tool_call>{oops</tool_call>",
@@ -180,9 +178,9 @@ class ToolCallsTest(parameterized.TestCase):
         "<tool_call>f</tool_call>",
         "<tool_call>",
     ):
-      found, _ = self.find(f"{wrong} and {right}")
-      self.assertLen(found, 2)
-      self.assertEqual(found[1], ("g", {}))
+      result, _ = self.find(f"{wrong} and {right}")
+      self.assertLen(result, 2)
+      self.assertEqual(result[1], ("g", {}))
 
   @parameterized.parameters(
       "<think>{}</think>Done.",
@@ -191,6 +189,6 @@ class ToolCallsTest(parameterized.TestCase):
       "<think>a</think><think>{}</think>Done.",
       "<think>a <think> b</think> {} </think>Done.",
   )
-  def test_a_thought_calls_nothing(self, text):
+  def test_thought_calls_nothing(self, text):
     for call in (_tags(), '<tool_call>{"name": "g"}</tool_call>'):
       self.assertEqual(self.find(text.format(call)), ([], False))

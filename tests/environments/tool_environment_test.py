@@ -120,7 +120,7 @@ class ToolsTest(parameterized.TestCase):
         },
     )
 
-  def test_parameters_without_a_usable_hint_are_named(self):
+  def test_parameters_without_usable_hint_are_named(self):
     with self.assertRaisesRegex(ValueError, "tool <lambda>: parameter 'x' has"):
       tool_environment.schema(lambda x: x)
 
@@ -142,7 +142,7 @@ class ToolsTest(parameterized.TestCase):
       ):
         tool_environment.schema(tool)
 
-  def test_results_and_errors_answer_a_chat_in_the_role_of_tools(self):
+  def test_results_and_errors_answer_chat_in_role_of_tools(self):
     echo = tool_environment.wrap(Echo())
     names = [s["function"]["name"] for s in echo.schemas]
     self.assertEqual(names, ["echo", "fail", "look"])
@@ -166,7 +166,7 @@ class ToolsTest(parameterized.TestCase):
     self.assertEqual(echo.step("echo: a")[:3], ("a\n", -2.0, False))
     self.assertEqual(echo.step("done")[:3], ("", 0.0, True))
 
-  def test_a_tool_without_arguments_is_called_by_a_line(self):
+  def test_tool_without_arguments_is_called_by_line(self):
     echo = tool_environment.wrap(Echo())
     self.assertEqual(echo.step("fail:")[0], "error: game over\n")
     said = echo.step("fail: not yet")[0]
@@ -207,12 +207,12 @@ class ToolsTest(parameterized.TestCase):
       ('level: {"x": true}', "error: x: must be one of 1, 2 or null"),
       ("level:", "None"),
   )
-  def test_arguments_have_the_types_of_their_hints(self, turn, result):
+  def test_arguments_have_types_of_their_hints(self, turn, result):
     self.assertEqual(
         tool_environment.wrap(Typed()).step(turn)[0], f"{result}\n"
     )
 
-  def test_types_of_arguments_are_checked_in_a_chat(self):
+  def test_types_of_arguments_are_checked_in_chat(self):
     env = tool_environment.wrap(Typed())
     (said,) = env.step(call("whole", '{"x": "7"}'))[0]
     self.assertEqual(said["content"], "error: x: must be an integer")
@@ -246,18 +246,18 @@ class ToolsTest(parameterized.TestCase):
     (said,) = env.step(call("wipe"))[0]
     self.assertEqual((said["content"], ran), ("all", ["all"]))
 
-  def test_a_result_that_is_no_json_is_an_error_of_the_call(self):
+  def test_non_json_result_is_call_error(self):
     self.assertStartsWith(
         tool_environment.wrap(Echo()).step("look:")[0], "error: keys"
     )
 
-  def test_a_line_does_not_call_a_tool_of_several_arguments(self):
+  def test_line_does_not_call_tool_of_several_arguments(self):
     inner = Echo()
     inner.tools = [look_up]
     said = tool_environment.wrap(inner).step("look_up: a")[0]
     self.assertEqual(said, "error: give a JSON object with word, most, kind\n")
 
-  def test_a_class_of_tools_without_a_reward_is_an_error_at_its_end(self):
+  def test_tool_class_without_reward_fails_at_episode_end(self):
     class Forgot:
 
       def reset(self, seed):
@@ -282,7 +282,7 @@ class ToolsTest(parameterized.TestCase):
         '["a", "a"]\n',
     )
 
-  def test_an_environment_with_a_step_stays_as_it_is(self):
+  def test_environment_with_step_is_unwrapped(self):
     class Steps(Echo):
 
       def step(self, text):
@@ -294,7 +294,7 @@ class ToolsTest(parameterized.TestCase):
 
 class CalculatorTest(absltest.TestCase):
 
-  def test_demonstrations_answer_with_what_was_calculated(self):
+  def test_demonstrations_answer_with_tool_results(self):
     rewards = []
     for seed in range(40):
       game = tool_environment.wrap(calculator.Countdown())
@@ -311,7 +311,7 @@ class CalculatorTest(absltest.TestCase):
       rewards.append(reward)
     self.assertBetween(sum(rewards), 3, 37)
 
-  def test_an_answer_uses_each_number_once(self):
+  def test_answer_uses_each_number_once(self):
     game = calculator.Countdown()
     game._numbers, game._target = [2, 3, 3], 12
     right = {"2*3+3+3": 0, "2*(3+3)": 1, "(3+3)*2": 1, "4*3": 0, "12": 0}
@@ -323,7 +323,7 @@ class CalculatorTest(absltest.TestCase):
     # One number of two digits is not two numbers.
     self.assertEqual(game.get_reward("1_2+3"), 0)
 
-  def test_products_are_right_after_a_call(self):
+  def test_products_are_right_after_call(self):
     made = products.Products()
     for seed in range(20):
       game = tool_environment.wrap(made)

@@ -176,7 +176,7 @@ class EnvironmentsTest(parameterized.TestCase):
       self.assertEqual([ids.tolist() for _, ids in answered], [[*b"b:"]] * 2)
     run.end((0, 0), np.array([*b"abb:ab", _EOS]))
     self.assertEqual(run.answers(math.inf), [((0, 0), None)])
-    self.assertEqual(run.outcomes()[0][0].failure, "turn")
+    self.assertEqual(run.outcomes(0)[0].failure, "turn")
 
   def test_environments_that_never_answer_are_an_error(self):
     found = self.make("TwoTurns")

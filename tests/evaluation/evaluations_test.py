@@ -39,7 +39,7 @@ class EvaluationsTest(trainer_case.TrainerCase):
   def recorded(self):
     return [c.args[:2] for c in self.recorder.evaluation.call_args_list]
 
-  def test_steps_continue_and_the_result_has_its_own_step(self):
+  def test_training_continues_and_result_has_its_step(self):
     self.evaluator.run.side_effect = self.slow
     # The evaluation of step 2 ends only after step 4.
     self.recorder.step.side_effect = lambda step, *unused: (
@@ -76,7 +76,7 @@ class EvaluationsTest(trainer_case.TrainerCase):
         params, num_prompts, version=version, should_stop=should_stop
     )
 
-  def test_steps_do_not_wait_for_the_evaluation_before_training(self):
+  def test_steps_do_not_wait_for_evaluation_before_training(self):
     self.evaluator.run_all.side_effect = self.slow_before
     self.recorder.step.side_effect = lambda step, *unused: (
         self.log.append(("read", step)) or step == 3 and self.go.set()
@@ -97,7 +97,7 @@ class EvaluationsTest(trainer_case.TrainerCase):
     self.assertEqual(self.recorded(), [("before", 0), ("", 3), ("after", 6)])
     self.recorder.event.assert_not_called()
 
-  def test_an_interrupted_evaluation_before_training_begins_anew(self):
+  def test_interrupted_evaluation_before_training_restarts(self):
     self.evaluator.run_all.side_effect = self.slow_before
     self.stop_at = 4
     self.assertFalse(self.run_it(evaluate__background=True))
@@ -110,7 +110,7 @@ class EvaluationsTest(trainer_case.TrainerCase):
     kinds = [c.args[0] for c in self.recorder.event.call_args_list]
     self.assertEqual(kinds, ["interrupted"])
 
-  def test_the_evaluation_before_training_gives_way_to_steps(self):
+  def test_evaluation_before_training_gives_way_to_steps(self):
     batches = []
 
     def run_all(params, num_prompts, *, version, should_stop, **unused):
@@ -129,7 +129,7 @@ class EvaluationsTest(trainer_case.TrainerCase):
       self.assertEqual(self.evaluations.finish()[0], 0)
     self.assertEqual(batches, ["go", 0, 0, 0])
 
-  def test_the_last_evaluation_is_awaited(self):
+  def test_last_evaluation_is_awaited(self):
     self.evaluator.run.side_effect = self.slow
     timer = threading.Timer(0.3, self.go.set)
     timer.start()
@@ -140,7 +140,7 @@ class EvaluationsTest(trainer_case.TrainerCase):
     self.assertEqual(self.recorded(), [("before", 0), ("", 5), ("after", 6)])
     self.assertEqual(self.logged("evaluated"), [("evaluated", 5, 5)])
 
-  def test_evaluations_have_as_many_prompts_as_there_are(self):
+  def test_evaluations_are_limited_to_available_prompts(self):
     self.go.set()
     self.evaluator.run.side_effect = self.slow
     self.evaluator.run_all.side_effect = self.slow
@@ -159,7 +159,7 @@ class EvaluationsTest(trainer_case.TrainerCase):
     self.assertEqual(self.recorded(), [])
     self.assertEqual(self.recorder.event.call_args_list, [])
 
-  def test_guards_see_the_result(self):
+  def test_guards_see_result(self):
     self.accuracy = {2: 0.1}
     self.go.set()
     self.evaluator.run.side_effect = self.slow
@@ -170,7 +170,7 @@ class EvaluationsTest(trainer_case.TrainerCase):
     self.assertEqual(event[0], "guard")
     self.assertIn("step 2: held-out pass@1 0.100", event[1])
 
-  def test_an_error_of_the_thread_is_raised_by_the_trainer(self):
+  def test_error_of_thread_is_raised_by_trainer(self):
     def fail(params, num_prompts, **unused):
       if num_prompts == 16:
         raise ValueError("a wrong reward")
@@ -180,7 +180,7 @@ class EvaluationsTest(trainer_case.TrainerCase):
     with self.assertRaisesRegex(ValueError, "a wrong reward"):
       self.run_it(evaluate__background=True, evaluate__every_steps=1)
 
-  def test_a_late_evaluation_is_dropped_with_an_event(self):
+  def test_late_evaluation_is_dropped_with_event(self):
     self.evaluator.run.side_effect = self.slow
     trainer = self.make(
         evaluate__background=True,
@@ -193,7 +193,7 @@ class EvaluationsTest(trainer_case.TrainerCase):
     self.assertIn(("evaluation_failed", late), events)
     self.assertEqual(self.recorded(), [("before", 0), ("after", 6)])
 
-  def test_a_signal_stops_it(self):
+  def test_signal_stops_evaluation(self):
     self.evaluator.run.side_effect = self.slow
     self.stop_at = 4
     self.assertFalse(
@@ -204,7 +204,7 @@ class EvaluationsTest(trainer_case.TrainerCase):
         any(t.name.startswith("evaluation") for t in threading.enumerate())
     )
 
-  def test_a_signal_after_it_loses_no_result(self):
+  def test_signal_after_evaluation_loses_no_result(self):
     self.go.set()
     self.evaluator.run.side_effect = self.slow
     self.ready = False
@@ -222,14 +222,14 @@ class EvaluationsTest(trainer_case.TrainerCase):
     self.assertEqual(self.recorded(), [("before", 0), ("", 4)])
 
   @parameterized.parameters(True, False)
-  def test_a_resumed_run_makes_up_for_a_missing_evaluation(self, beside):
+  def test_resumed_run_makes_up_for_missing_evaluation(self, beside):
     self.recorder.has_evaluation.return_value = False
     self.results.update(before=0)
     self.go.set()
     self.run_it(step=3, evaluate__every_steps=3, evaluate__background=beside)
     self.assertIn(("evaluate", 3, 16), self.log)
 
-  def test_a_batch_that_hangs_is_an_error(self):
+  def test_hanging_batch_raises(self):
     self.evaluator.run.side_effect = lambda *a, **k: self.go.wait(30)
     self.make(evaluate__background=True, evaluate__deadline_s=0.01)
     self.evaluations.start("", 7, {"made_by": jnp.asarray(7)})
@@ -280,7 +280,7 @@ class BestModelTest(absltest.TestCase):
         },
     )
 
-  def test_the_best_of_graded_rewards_has_the_best_mean_reward(self):
+  def test_best_of_graded_rewards_has_best_mean_reward(self):
     best = self.make()
     result = lambda reward: {**_result(0.0), "mean_reward": reward}
     self.assertTrue(best.offer(10, "a", result(0.2)))
@@ -288,14 +288,14 @@ class BestModelTest(absltest.TestCase):
     self.assertFalse(best.offer(30, "c", result(0.4)))
     self.assertEqual(self.kept(), "b")
 
-  def test_the_best_result_is_read_back(self):
+  def test_best_result_is_read_back(self):
     self.make().offer(1, "a", _result(0.5))
     again = self.make()
     self.assertFalse(again.offer(2, "b", _result(0.4)))
     self.assertTrue(again.offer(3, "c", _result(0.6)))
     self.assertEqual(self.kept(), "c")
 
-  def test_a_best_result_by_another_metric_is_no_measure(self):
+  def test_best_result_by_other_metric_is_ignored(self):
     self.make().offer(1, "a", {**_result(0.0), "mean_reward": 7.0})
     again = self.make()  # With a judge from here on.
     win_rate = lambda rate: {**_result(0.0), "win_rate": rate}
@@ -303,7 +303,7 @@ class BestModelTest(absltest.TestCase):
     self.assertFalse(again.offer(3, "c", win_rate(0.2)))
     self.assertEqual(self.kept(), "b")
 
-  def test_an_evaluation_without_a_verdict_replaces_no_win_rate(self):
+  def test_evaluation_without_verdict_replaces_no_win_rate(self):
     best = self.make()
     judged = lambda **found: {**_result(0.9), "no_verdict": {}, **found}
     failed = judged(no_verdict={"exit": 64})
@@ -316,7 +316,7 @@ class BestModelTest(absltest.TestCase):
     # Without a judge from here on.
     self.assertTrue(best.offer(5, "e", _result(0.5)))
 
-  def test_a_best_result_that_is_lost_is_not_beaten_by_any(self):
+  def test_damaged_best_result_is_not_replaced(self):
     self.make().offer(1, "a", _result(0.5))
     for text in ("", "[]", '{"step": 1}'):
       (self.folder / "best.json").write_text(text)
@@ -324,14 +324,14 @@ class BestModelTest(absltest.TestCase):
         self.make()
     self.assertEqual(self.kept(), "a")
 
-  def test_leftovers_of_a_kill_are_removed(self):
+  def test_leftovers_of_kill_are_removed(self):
     (self.folder.parent / "best.partial" / "model").mkdir(parents=True)
     best = self.make()
     self.assertTrue(best.offer(1, "a", _result(0.0)))
     self.assertEqual(self.kept(), "a")
     self.assertEqual(os.listdir(self.folder.parent), ["best"])
 
-  def test_a_kill_between_renames_keeps_the_old_model(self):
+  def test_kill_between_renames_keeps_old_model(self):
     best = self.make()
     best.offer(1, "a", _result(0.5))
     rename, partial = pathlib.Path.rename, self.folder.parent / "best.partial"

@@ -134,7 +134,7 @@ class _SplitTask(fakes.FakeTask):
 
 class EvaluatorTest(parameterized.TestCase):
 
-  def test_parts_of_the_reward_are_means_over_completions_that_have_them(self):
+  def test_reward_parts_average_over_completions_with_part(self):
     evaluator = _make(_ScriptedSampler(_SCRIPT, 4), _SplitTask(_RIGHT))
     result = evaluator.run({}, 3, version=9)
     self.assertAlmostEqual(result["reward/five"], 1 / 4)
@@ -147,7 +147,7 @@ class EvaluatorTest(parameterized.TestCase):
     )
     self.assertNotIn("other/mean_reward", result)
 
-  def test_further_splits_have_metrics_of_their_own(self):
+  def test_further_splits_have_separate_metrics(self):
     sampler = _ScriptedSampler(_SCRIPT, 4)
     evaluator = _make(sampler, _SplitTask(_RIGHT))
     result = evaluator.run_all({}, 3, version=9)
@@ -175,7 +175,7 @@ class EvaluatorTest(parameterized.TestCase):
     )
 
   @parameterized.parameters((None, None, 0.5), (-1.0, -1.0, 1 / 3))
-  def test_a_fallback_counts_as_wrong(self, fallback, reward, greedy):
+  def test_fallback_counts_as_wrong(self, fallback, reward, greedy):
     class Failing(fakes.FakeTask):
 
       def judge(self, split, index, completion):
@@ -201,7 +201,7 @@ class EvaluatorTest(parameterized.TestCase):
     (sample,) = [s for s in result["samples"] if "judged" in s["reason"]]
     self.assertEqual(sample["reward"], reward)
 
-  def test_measures_kl_and_perplexity_against_the_reference(self):
+  def test_measures_kl_and_perplexity_against_reference(self):
     reference = _FakeReference()
     evaluator = _make(_ScriptedSampler(_SCRIPT, 4), reference=reference)
     result = evaluator.run({}, 3, version=9)
@@ -215,7 +215,7 @@ class EvaluatorTest(parameterized.TestCase):
     self.assertEqual(prompt_mask.sum(), 3)
     self.assertEqual(mask.sum(), sum(len(row) for row in _SCRIPT[2]))
 
-  def test_tokens_of_an_environment_have_no_kl_and_no_logprob(self):
+  def test_tokens_of_environment_have_no_kl_and_no_logprob(self):
     script = {0: [[2, -3, 1]] * 4, 1: [[2, -3, -3, 1]] * 4, 2: [[2, 3]] * 4}
     reference = _FakeReference()
     evaluator = _make(_ScriptedSampler(script, 4), reference=reference)
@@ -227,7 +227,7 @@ class EvaluatorTest(parameterized.TestCase):
     self.assertEqual(sample["tokens"], ["2", "3", "1"])
     self.assertEqual(sample["logprobs"], [-0.5, None, -0.5])
 
-  def test_prompts_that_no_environment_said_have_no_tokens(self):
+  def test_failed_prompts_have_no_tokens(self):
     class Silent(_ScriptedSampler):
 
       def _completions(self, prompt, version):
@@ -253,19 +253,19 @@ class EvaluatorTest(parameterized.TestCase):
                  "stop_rate", "distinct_share"):  # fmt: skip
       self.assertIsNone(result[name])
 
-  def test_the_papers_perplexity_counts_the_prompt(self):
+  def test_papers_perplexity_counts_prompt(self):
     evaluator = _make(
         _ScriptedSampler(_SCRIPT, 4), plain_reference=_FakeReference()
     )
     result = evaluator.run({}, 3, version=9)
     # A quarter of a nat per completion token, over all tokens but one; prompt
     # `index` has index + 1 tokens.
-    found = [
+    actual = [
         np.exp(0.25 * len(row) / (prompt + 1 + len(row) - 1))
         for prompt, rows in _SCRIPT.items()
         for row in rows
     ]
-    self.assertAlmostEqual(result["diluted_perplexity"], np.mean(found))
+    self.assertAlmostEqual(result["diluted_perplexity"], np.mean(actual))
     self.assertNotIn("kl", result)
 
   def test_win_rates_of_samples_and_greedy_completions(self):
@@ -346,7 +346,7 @@ class EvaluatorTest(parameterized.TestCase):
         ["", "", "", "held_out 0: 6", "could not be judged: refused"],
     )
 
-  def test_has_no_nan_where_nothing_is_solved(self):
+  def test_unsolved_prompts_give_no_nan(self):
     sampler = _ScriptedSampler({0: [[1]], 1: [[4, 1]]}, length=4)
     result = _make(sampler, num_completions=1).run({}, 2, version=0)
     self.assertEqual(result["distinct_correct_per_solved"], 0.0)
@@ -357,7 +357,7 @@ class EvaluatorTest(parameterized.TestCase):
     result = _make(sampler).run({}, 1, version=0)
     self.assertEqual(result["pass_at_1_stderr"], 0.0)
 
-  def test_requests_have_their_own_visits(self):
+  def test_requests_have_distinct_visits(self):
     sampler = _ScriptedSampler(_SCRIPT, length=4)
     _make(sampler).run({}, 3, version=0)
     self.assertEqual([len(r) for r in sampler.requests], [2, 1])
@@ -384,7 +384,7 @@ class EvaluatorTest(parameterized.TestCase):
       evaluator.run({}, 3, version=0, should_stop=lambda: next(answers))
     self.assertLen(sampler.requests, 2)
 
-  def test_works_with_the_real_sampler(self):
+  def test_works_with_real_sampler(self):
     model = fakes.FakeModel(10, 8)
     params = model.init(jax.random.key(0))
     sampler = sampler_case.make(model)
@@ -407,7 +407,7 @@ class EvaluatorTest(parameterized.TestCase):
 
 class PassAtKTest(absltest.TestCase):
 
-  def test_is_the_mean_over_all_subsets(self):
+  def test_is_mean_over_all_subsets(self):
     n, c = 6, 2
     right = [True] * c + [False] * (n - c)
     for k in range(1, n + 1):
@@ -415,7 +415,7 @@ class PassAtKTest(absltest.TestCase):
       share = sum(any(subset) for subset in subsets) / len(subsets)
       self.assertAlmostEqual(evaluator_lib.pass_at_k(n, c, k), share)
 
-  def test_is_0_or_1_where_none_or_all_are_correct(self):
+  def test_is_0_if_none_and_1_if_all_correct(self):
     self.assertEqual(evaluator_lib.pass_at_k(8, 0, 8), 0.0)
     self.assertEqual(evaluator_lib.pass_at_k(8, 8, 1), 1.0)
     self.assertEqual(evaluator_lib.pass_at_k(8, 1, 8), 1.0)
@@ -441,12 +441,12 @@ def _summarize(*prompts):
 class EvalSummaryTest(absltest.TestCase):
 
   def test_pass_at_every_power_of_two(self):
-    found = _summarize(_prompt(1), _prompt(3))
+    result = _summarize(_prompt(1), _prompt(3))
     # One right of four: a pair has it with chance 1/2; three of four: 1.
-    self.assertEqual(found["pass_at"], {"1": 0.5, "2": 0.75, "4": 1.0})
+    self.assertEqual(result["pass_at"], {"1": 0.5, "2": 0.75, "4": 1.0})
     self.assertEqual(list(_summarize(_prompt(0))["pass_at"]), ["1", "2", "4"])
 
-  def test_what_could_not_be_judged_is_in_no_mean(self):
+  def test_unjudged_completions_are_excluded_from_means(self):
     failed = lambda n: {"failures": collections.Counter({"error": n})}
     prompts = [
         _prompt(1),
@@ -454,45 +454,45 @@ class EvalSummaryTest(absltest.TestCase):
         _prompt(0, rewards=[0.25], **failed(3)),
         _prompt(0, rewards=[], **failed(4)),
     ]
-    found = _summarize(*prompts)
+    result = _summarize(*prompts)
     # Three prompts are left, with 4, 2 and 1 completions.
-    self.assertAlmostEqual(found["pass_at_1"], (1 / 4 + 1 / 2 + 0) / 3)
-    self.assertAlmostEqual(found["pass_at_k"], (1 + 1 + 0) / 3)
-    self.assertAlmostEqual(found["pass_at"]["2"], (1 / 2 + 1 + 0) / 3)
-    self.assertAlmostEqual(found["mean_reward"], (1 + 1 + 0.25) / 7)
-    self.assertAlmostEqual(found["distinct_correct"], 2 / 3)
-    self.assertEqual(found["failure_share"], 9 / 16)
-    self.assertEqual(found["reward_failures"], {"error": 9})
+    self.assertAlmostEqual(result["pass_at_1"], (1 / 4 + 1 / 2 + 0) / 3)
+    self.assertAlmostEqual(result["pass_at_k"], (1 + 1 + 0) / 3)
+    self.assertAlmostEqual(result["pass_at"]["2"], (1 / 2 + 1 + 0) / 3)
+    self.assertAlmostEqual(result["mean_reward"], (1 + 1 + 0.25) / 7)
+    self.assertAlmostEqual(result["distinct_correct"], 2 / 3)
+    self.assertEqual(result["failure_share"], 9 / 16)
+    self.assertEqual(result["reward_failures"], {"error": 9})
     errors = np.array([1, 1, 0.25]) - 2.25 / 7 * np.array([4, 2, 1])
     self.assertAlmostEqual(
-        found["mean_reward_stderr"], np.sqrt(3 / 2 * (errors**2).sum()) / 7
+        result["mean_reward_stderr"], np.sqrt(3 / 2 * (errors**2).sum()) / 7
     )
-    low, high = found["mean_reward_interval"]
-    self.assertBetween(found["mean_reward"], low, high)
+    low, high = result["mean_reward_interval"]
+    self.assertBetween(result["mean_reward"], low, high)
     # The others' results do not depend on it.
     without = _summarize(*prompts[:3])
     for name in ("pass_at_1", "pass_at", "mean_reward", "distinct_correct"):
-      self.assertEqual(found[name], without[name])
+      self.assertEqual(result[name], without[name])
 
-  def test_there_is_no_mean_of_nothing(self):
+  def test_mean_without_values_is_none(self):
     failures = collections.Counter({"error": 4})
-    found = _summarize(_prompt(0, rewards=[], failures=failures))
+    result = _summarize(_prompt(0, rewards=[], failures=failures))
     for name in ("pass_at_1", "pass_at_k", "mean_reward", "distinct_correct"):
-      self.assertIsNone(found[name])
-      self.assertNotIn(f"{name}_stderr", found)
-    self.assertEqual(found["failure_share"], 1.0)
-    self.assertEqual(found["mean_length"], 2.5)
-    json.dumps(found)
+      self.assertIsNone(result[name])
+      self.assertNotIn(f"{name}_stderr", result)
+    self.assertEqual(result["failure_share"], 1.0)
+    self.assertEqual(result["mean_length"], 2.5)
+    json.dumps(result)
 
   def test_intervals_hold_their_means(self):
-    found = _summarize(*(_prompt(i % 5) for i in range(30)))
+    result = _summarize(*(_prompt(i % 5) for i in range(30)))
     for name in ("pass_at_1", "pass_at_k", "mean_reward"):
-      low, high = found[f"{name}_interval"]
-      self.assertLess(low, found[name])
-      self.assertGreater(high, found[name])
-    self.assertEqual(found["confidence"], 0.95)
+      low, high = result[f"{name}_interval"]
+      self.assertLess(low, result[name])
+      self.assertGreater(high, result[name])
+    self.assertEqual(result["confidence"], 0.95)
 
-  def test_has_optional_fields_where_they_are_given(self):
+  def test_summarizes_optional_fields(self):
     self.assertNotIn("kl", _summarize(_prompt(1)))
     self.assertNotIn("greedy_pass_at_1", _summarize(_prompt(1)))
     more = {
@@ -500,40 +500,40 @@ class EvalSummaryTest(absltest.TestCase):
         "ref_nats": np.full(4, np.log(2.0) * 2.5),
         "ref_tokens": np.array([2, 2, 3, 3]),
     }
-    found = _summarize(
+    result = _summarize(
         _prompt(1, greedy_correct=True, **more),
         _prompt(1, greedy_correct=False, **more),
     )
-    self.assertEqual(found["greedy_pass_at_1"], 0.5)
-    self.assertEqual(found["kl"], 0.5)
+    self.assertEqual(result["greedy_pass_at_1"], 0.5)
+    self.assertEqual(result["kl"], 0.5)
     # 10 ln 2 nats in ten tokens.
-    self.assertAlmostEqual(found["ref_perplexity"], 2.0)
+    self.assertAlmostEqual(result["ref_perplexity"], 2.0)
 
   def test_win_rates(self):
     verdict = lambda win, *scores: comparers.Verdict(win, *scores)
     none = comparers.Verdict(None, failure="deadline")
-    found = _summarize(
+    result = _summarize(
         _prompt(1, verdicts=[verdict(1.0, 3.0, 1.0), verdict(0.0, 0.0, 1.0)]),
         _prompt(1, verdicts=[verdict(1.0, 2.0, 1.5), none]),
         _prompt(1, verdicts=[none, none]),
     )
     # The third prompt has no verdict.
-    self.assertAlmostEqual(found["win_rate"], 2 / 3)
-    self.assertAlmostEqual(found["gold_reward"], (3.0 + 0.0 + 2.0) / 3)
-    self.assertAlmostEqual(found["gold_margin"], (2.0 - 1.0 + 0.5) / 3)
-    self.assertEqual(found["no_verdict"], {"deadline": 3})
-    self.assertIn("win_rate_interval", found)
-    self.assertNotIn("greedy_win_rate", found)
+    self.assertAlmostEqual(result["win_rate"], 2 / 3)
+    self.assertAlmostEqual(result["gold_reward"], (3.0 + 0.0 + 2.0) / 3)
+    self.assertAlmostEqual(result["gold_margin"], (2.0 - 1.0 + 0.5) / 3)
+    self.assertEqual(result["no_verdict"], {"deadline": 3})
+    self.assertIn("win_rate_interval", result)
+    self.assertNotIn("greedy_win_rate", result)
     # A judge that does not score.
-    found = _summarize(_prompt(1, greedy_verdicts=[verdict(0.5)]))
-    self.assertEqual(found["greedy_win_rate"], 0.5)
-    self.assertNotIn("greedy_gold_reward", found)
+    result = _summarize(_prompt(1, greedy_verdicts=[verdict(0.5)]))
+    self.assertEqual(result["greedy_win_rate"], 0.5)
+    self.assertNotIn("greedy_gold_reward", result)
 
   def test_measures_distinct_texts_and_failures(self):
     failed = collections.Counter(nan=2)
-    found = _summarize(_prompt(1, texts=2), _prompt(1, failures=failed))
-    self.assertEqual(found["distinct_share"], 0.75)
-    self.assertEqual(found["reward_failures"], {"nan": 2})
+    result = _summarize(_prompt(1, texts=2), _prompt(1, failures=failed))
+    self.assertEqual(result["distinct_share"], 0.75)
+    self.assertEqual(result["reward_failures"], {"nan": 2})
 
 
 def _interval(values, **changes):
@@ -554,14 +554,14 @@ class BootstrapTest(parameterized.TestCase):
     self.assertEqual(_interval([0.0, 1.0]), (0.0, 1.0))
     self.assertEqual(_interval([0.0, 1.0], confidence=0.4), (0.5, 0.5))
 
-  def test_agrees_with_the_normal_approximation(self):
+  def test_agrees_with_normal_approximation(self):
     values = np.random.default_rng(1).normal(2.0, 3.0, size=900)
     low, high = _interval(values, num_resamples=20_000)
     half = 1.96 * values.std() / 30
     np.testing.assert_allclose(low, values.mean() - half, atol=0.02)
     np.testing.assert_allclose(high, values.mean() + half, atol=0.02)
 
-  def test_covers_the_mean_as_often_as_it_says(self):
+  def test_interval_has_nominal_coverage(self):
     rng = np.random.default_rng(2)
     held = 0
     for i in range(300):
@@ -571,7 +571,7 @@ class BootstrapTest(parameterized.TestCase):
       held += low <= 0.3 <= high
     self.assertBetween(held / 300, 0.84, 0.95)
 
-  def test_depends_on_the_seed_and_not_on_the_block_size(self):
+  def test_depends_on_seed_and_not_on_block_size(self):
     values = np.arange(50.0)
     one = _interval(values, seed=3)
     with mock.patch.object(evaluator_lib, "RESAMPLED_VALUES", 500):

@@ -48,8 +48,8 @@ def _id(letter):
 
 class ScorerTest(absltest.TestCase):
 
-  def test_the_score_is_at_the_last_token(self):
-    found = _scorer().score(
+  def test_score_is_at_last_token(self):
+    actual = _scorer().score(
         [
             Text("ab", "c"),
             Text("ab", "c", stopped=False),
@@ -61,7 +61,7 @@ class ScorerTest(absltest.TestCase):
     )
     eos = TOKENIZER.eos_id
     expected = [eos, _id("c"), _id("b"), _id("f"), eos]
-    self.assertEqual(found.tolist(), expected)
+    self.assertEqual(actual.tolist(), expected)
     self.assertEmpty(_scorer().score([]))
 
   def test_each_length_is_compiled_once(self):
@@ -69,11 +69,11 @@ class ScorerTest(absltest.TestCase):
     scorer.rewards = jax.jit(chex.assert_max_traces(_LastToken().rewards, n=3))
     texts = [Text("abcd"[:p], "efgh"[:t], False) for p in range(4)
              for t in range(1, 5)]  # fmt: skip
-    found = scorer.score(texts)
-    self.assertEqual(found.tolist(), [_id(t.completion[-1]) for t in texts])
+    result = scorer.score(texts)
+    self.assertEqual(result.tolist(), [_id(t.completion[-1]) for t in texts])
     scorer.score(texts[::-1])
 
-  def test_a_score_does_not_depend_on_what_else_is_scored(self):
+  def test_score_is_independent_of_batch(self):
     model = heads.ScalarModel(heads.config_of(tiny_model.make_model().config))
     scorer = _scorer(model, tiny_model.init_params(model))
     texts = [Text("abcd", "efg"), Text("abc", "defg"), Text("m", "a"),
@@ -87,7 +87,7 @@ class ScorerTest(absltest.TestCase):
     expected = jax.jit(model.rewards)(scorer.params, rows, np.ones(rows.shape))
     np.testing.assert_array_equal(together[:1], expected[:1])
 
-  def test_a_folder_without_a_scalar_head_is_refused(self):
+  def test_folder_without_scalar_head_is_refused(self):
     config = base_config.make()
     folder = pathlib.Path(self.create_tempdir().full_path)
     with self.assertRaisesRegex(
@@ -117,27 +117,27 @@ class JudgeTest(absltest.TestCase):
         [judges.JudgeRequest("train", 0, text, stopped) for text in completions]
     )
 
-  def test_the_reward_is_the_raw_score(self):
-    found = self.ask(self.judge(), "c", "d")
-    self.assertEqual([j.reward for j in found], [_id("c"), _id("d")])
-    self.assertEqual([j.key for j in found], [None, None])
-    found = self.ask(self.judge(), "c", stopped=True)
-    self.assertEqual(found[0].reward, TOKENIZER.eos_id)
+  def test_reward_is_raw_score(self):
+    result = self.ask(self.judge(), "c", "d")
+    self.assertEqual([j.reward for j in result], [_id("c"), _id("d")])
+    self.assertEqual([j.key for j in result], [None, None])
+    result = self.ask(self.judge(), "c", stopped=True)
+    self.assertEqual(result[0].reward, TOKENIZER.eos_id)
 
-  def test_correct_means_above_the_reference(self):
+  def test_correct_means_above_reference(self):
     # The reference "g" ends by itself, so its last token is the stop token's.
     judge = self.judge(with_keys=True)
-    found = self.ask(judge, "c", "cd") + self.ask(judge, "c", stopped=True)
-    self.assertEqual([j.key for j in found], ["c", "cd", None])
+    result = self.ask(judge, "c", "cd") + self.ask(judge, "c", stopped=True)
+    self.assertEqual([j.key for j in result], ["c", "cd", None])
 
-  def test_a_nan_score_is_a_failure(self):
+  def test_nan_score_is_failure(self):
     judge = reward_judge.ModelJudge(
         _scorer(params=np.float32(np.nan)), self.task
     )
-    (found,) = self.ask(judge, "c")
-    np.testing.assert_equal((found.reward, found.failure), (np.nan, "nan"))
+    (result,) = self.ask(judge, "c")
+    np.testing.assert_equal((result.reward, result.failure), (np.nan, "nan"))
 
-  def test_the_config_selects_the_judge(self):
+  def test_config_selects_judge(self):
     config = base_config.make()
     workdir = pathlib.Path(self.create_tempdir().full_path)
     made = reward_judge.make_judge(config, workdir, self.task)
@@ -151,7 +151,7 @@ class JudgeTest(absltest.TestCase):
     made = reward_judge.make_judge(config, workdir, self.task)
     self.assertIsInstance(made, reward_judge.ModelJudge)
 
-  def test_a_model_that_cannot_read_the_prompts_is_refused(self):
+  def test_refuses_model_without_chat_template(self):
     config = base_config.make(reward__backend="model")
     folder = pathlib.Path(self.create_tempdir().full_path)
     model = heads.ScalarModel(heads.config_of(tiny_model.make_model().config))
@@ -165,7 +165,7 @@ class JudgeTest(absltest.TestCase):
       with self.assertRaisesRegex(ValueError, f"config.{key}=.*chat_template"):
         make(config, folder, self.task)
 
-  def test_the_config_selects_the_comparer(self):
+  def test_config_selects_comparer(self):
     config = base_config.make()
     workdir = self.create_tempdir().full_path
     make = lambda: reward_judge.make_comparer(config, workdir, self.task)
@@ -190,16 +190,16 @@ class ComparerTest(absltest.TestCase):
         for c in completions
     ]
 
-  def test_a_gold_model_scores_both(self):
+  def test_gold_model_scores_both(self):
     comparer = reward_judge.ModelComparer(_scorer())
     eos = TOKENIZER.eos_id
-    found = comparer.compare(self.comparisons("c", "d"))
+    result = comparer.compare(self.comparisons("c", "d"))
     self.assertEqual(
-        [(v.win, v.score, v.reference_score) for v in found],
+        [(v.win, v.score, v.reference_score) for v in result],
         [(1.0, _id("c"), eos), (1.0, _id("d"), eos)],
     )
 
-  def test_equal_scores_are_no_win(self):
+  def test_equal_scores_do_not_count_as_win(self):
     comparer = reward_judge.ModelComparer(_scorer(params=0.0))
     self.assertEqual(comparer.compare(self.comparisons("c"))[0].win, 0.0)
 
@@ -214,16 +214,16 @@ class ComparerTest(absltest.TestCase):
     comparer.compare(self.comparisons("e"))
     self.assertEqual(asked, [3, 1])
 
-  def test_comparison_without_a_score_has_no_verdict(self):
+  def test_comparison_without_score_has_no_verdict(self):
     comparer = reward_judge.ModelComparer(_scorer(params=np.float32(np.nan)))
-    (found,) = comparer.compare(self.comparisons("c"))
-    self.assertIsNone(found.win)
-    self.assertEqual(found.failure, "no_score")
+    (result,) = comparer.compare(self.comparisons("c"))
+    self.assertIsNone(result.win)
+    self.assertEqual(result.failure, "no_score")
 
-  def test_compares_by_the_tasks_own_reward(self):
+  def test_compares_by_tasks_own_reward(self):
     task = fakes.FakeTask({0: {"23"}})
     comparer = comparers.OfTask(judges.InProcess(task))
     self.addCleanup(comparer.close)
-    found = comparer.compare(self.comparisons("23", "4"))
-    self.assertEqual([v.win for v in found], [1.0, 0.0])
-    self.assertEqual([v.score for v in found], [2.0, 0.0])
+    result = comparer.compare(self.comparisons("23", "4"))
+    self.assertEqual([v.win for v in result], [1.0, 0.0])
+    self.assertEqual([v.score for v in result], [2.0, 0.0])

@@ -66,13 +66,13 @@ class Gsm8kCalculatorTest(parameterized.TestCase):
       for word in filter(str.isalpha, text.split()):
         self.assertTrue(any(word in other for other in known), word)
 
-  def test_a_wrong_number_is_not_rewarded(self):
+  def test_wrong_number_is_not_rewarded(self):
     environment = load("MadeUp")()
     environment.reset(seed=0)
     self.assertEqual(environment.get_reward("#### 100"), 0.0)
     self.assertEqual(environment.get_reward("calculate: 1+1"), 0.0)
 
-  def test_published_problems_without_a_folder_are_an_error(self):
+  def test_published_problems_without_folder_are_error(self):
     with mock.patch.dict(os.environ):
       os.environ.pop("GSM8K", None)
       with self.assertRaisesRegex(ValueError, "set GSM8K to the folder"):

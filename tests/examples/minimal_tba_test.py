@@ -98,7 +98,7 @@ class MinimalTbaTest(absltest.TestCase):
     self.params = minimal_tba.init_params(rng)
     self.ref_params = jax.tree.map(lambda x: 1.1 * x, self.params)
 
-  def test_loss_and_gradient_are_those_of_the_package(self):
+  def test_loss_and_gradient_match_package(self):
     prompts_BxP, tokens_BxKxT, rewards_BxK = _batch()
     model = _package_model()
     mask_BxKxT = (tokens_BxKxT != minimal_tba.PAD).astype(np.float32)
@@ -130,13 +130,13 @@ class MinimalTbaTest(absltest.TestCase):
       config = settings.get_config()
       return tb.tb_loss(groups, config.loss, minimal_tba.BETA)[0]
 
-    found = jax.jit(jax.value_and_grad(minimal_tba.tb_loss_fn))(
+    result = jax.jit(jax.value_and_grad(minimal_tba.tb_loss_fn))(
         self.params, self.ref_params, prompts_BxP, tokens_BxKxT, rewards_BxK
     )
-    wanted = jax.jit(jax.value_and_grad(package_loss))(self.params)
-    chex.assert_trees_all_close(found, wanted, rtol=2e-4, atol=2e-5)
+    expected = jax.jit(jax.value_and_grad(package_loss))(self.params)
+    chex.assert_trees_all_close(result, expected, rtol=2e-4, atol=2e-5)
 
-  def test_completions_end_with_the_stop_token(self):
+  def test_completions_end_with_stop_token(self):
     prompts_BxP, _, _ = _batch()
     tokens = np.asarray(
         minimal_tba.sample(self.params, prompts_BxP, jax.random.PRNGKey(1))
@@ -150,28 +150,28 @@ class MinimalTbaTest(absltest.TestCase):
         self.assertEqual(set(row[stop + 1 :]) - {minimal_tba.PAD}, set())
 
   @pytest.mark.slow
-  def test_greedy_decoding_with_the_cache_is_that_of_full_forwards(self):
+  def test_cached_greedy_decoding_matches_full_forward(self):
     tokens_BxS = jnp.asarray(_batch()[0])
     S = tokens_BxS.shape[1]
-    wanted, _ = minimal_tba.forward(self.params, tokens_BxS)
+    expected, _ = minimal_tba.forward(self.params, tokens_BxS)
     _, cache = minimal_tba.forward(self.params, tokens_BxS[:, :-1])
     cache = jax.tree.map(
         lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, 1), (0, 0), (0, 0))), cache
     )
-    found, _ = minimal_tba.forward(
+    result, _ = minimal_tba.forward(
         self.params, tokens_BxS[:, -1:], cache, S - 1
     )
     chex.assert_trees_all_close(
-        found[:, 0], wanted[:, -1], rtol=1e-4, atol=1e-5
+        result[:, 0], expected[:, -1], rtol=1e-4, atol=1e-5
     )
 
   @pytest.mark.slow
-  def test_it_runs(self):
+  def test_runs(self):
     before, after = minimal_tba.main(0, sft_steps=2, num_steps=3)
     self.assertBetween(before, 0, 1)
     self.assertBetween(after, 0, 1)
 
-  def test_an_error_of_the_searcher_ends_the_trainer(self):
+  def test_error_of_searcher_ends_trainer(self):
     buffer = minimal_tba.ReplayBuffer(0)
     searcher = minimal_tba.Searcher({}, buffer, 0)  # Params that can't sample.
     searcher.start()

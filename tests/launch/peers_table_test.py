@@ -26,14 +26,14 @@ class TableTest(absltest.TestCase):
       report.write_text(text)
     return table.make_row("gem", "gem-llm 0.1.0", report, "7", reason)
 
-  def test_counts_and_tells_what_did_not_pass(self):
+  def test_counts_and_lists_failures(self):
     self.assertEqual(
         self.row(_REPORT, "exit 1"),
         ["gem", "gem-llm 0.1.0", "1", "1", "2", "7",
          "failed: test_b; skipped: no model"],
     )  # fmt: skip
 
-  def test_a_check_that_did_not_end_has_failed(self):
+  def test_unfinished_check_counts_as_failed(self):
     for report in ("", _REPORT.replace("failure", "x")):
       row = self.row(report, "ended at its limit of 9 s")
       self.assertEqual(row[3], "1")

@@ -55,14 +55,14 @@ class RoleTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(0, 2, 3)
-  def test_ends_where_another_start_would_not_help(self, status):
+  def test_does_not_retry_permanent_failure(self, status):
     process = self.start(f"exit {status}", "--program=store")
     self.assertEqual(process.wait(_WAIT_S), status)
     self.assertEqual(
         self.calls.read_text(), "-m tba_jax.main --program=store\n"
     )
 
-  def test_restarts_after_an_error(self):
+  def test_restarts_after_error(self):
     process = self.start(
         f"[ $(wc -l <{self.calls}) -ge 3 ] && exit 0; exit 1", "--program=store"
     )
@@ -70,12 +70,12 @@ class RoleTest(parameterized.TestCase):
     self.assertEqual(self.count(), 3)
     self.assertIn("ended with status 1; again", process.stderr.read())
 
-  def test_runs_once_where_asked(self):
+  def test_runs_once_if_requested(self):
     process = self.start("exit 1", "--once", "--program=store")
     self.assertEqual(process.wait(_WAIT_S), 1)
     self.assertEqual(self.count(), 1)
 
-  def test_passes_a_signal_on_and_waits(self):
+  def test_passes_signal_on_and_waits(self):
     ended = self.folder / "ended"
     body = (
         f"trap 'sleep .3; touch {ended}; exit 75' TERM\n"
@@ -89,7 +89,7 @@ class RoleTest(parameterized.TestCase):
     self.assertTrue(ended.exists())
     self.assertEqual(self.count(), 1)
 
-  def test_takes_an_index_of_the_environment(self):
+  def test_takes_index_of_environment(self):
     process = self.start(
         "exit 0", "--program=trainer", "--index_from=RANK", "h:1", RANK="3"
     )
@@ -99,20 +99,20 @@ class RoleTest(parameterized.TestCase):
     self.assertEqual(process.wait(_WAIT_S), 2)
     self.assertIn("there is no such variable", process.stderr.read())
 
-  def test_makes_a_secret_once(self):
+  def test_makes_secret_once(self):
     secret = self.folder / "run" / "secret"
-    found = set()
+    result = set()
     for _ in range(2):
       process = self.start("exit 0", f"--make_secret={secret}")
       self.assertEqual(process.wait(_WAIT_S), 0)
       self.assertEqual(secret.stat().st_mode & 0o777, 0o600)
       self.assertEqual(os.listdir(secret.parent), ["secret"])
-      found.add(secret.read_bytes())
-    self.assertLen(found, 1)
-    self.assertLen(found.pop(), 32)
+      result.add(secret.read_bytes())
+    self.assertLen(result, 1)
+    self.assertLen(result.pop(), 32)
     self.assertEqual(self.calls.read_text(), "-m tba_jax.main\n" * 2)
 
-  def test_waits_for_a_file(self):
+  def test_waits_for_file(self):
     file = self.folder / "config.json"
     process = self.start("exit 0", f"--wait_for={file}", "--program=trainer")
     time.sleep(0.5)
@@ -124,7 +124,7 @@ class RoleTest(parameterized.TestCase):
     self.assertEqual(process.wait(_WAIT_S), 1)
     self.assertIn("did not come in 1 s", process.stderr.read())
 
-  def test_appends_to_a_log(self):
+  def test_appends_to_log(self):
     log = self.folder / "searcher-0.log"
     log.write_text("earlier\n")
     process = self.start(

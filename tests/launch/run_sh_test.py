@@ -66,7 +66,7 @@ class RunShTest(parameterized.TestCase):
     (root / "tests/good_test.py").write_text(_TEST.partition("@")[0])
     # The options of an outer run may start more processes.
     environment = {k: v for k, v in os.environ.items() if k != "PYTEST_ADDOPTS"}
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", "tests/run.sh", *args],
         cwd=root,
         env=environment,
@@ -75,12 +75,12 @@ class RunShTest(parameterized.TestCase):
         timeout=90,  # All tests take minutes.
         check=False,
     )
-    self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
-    return done
+    self.assertEqual(process.returncode, 1, process.stdout + process.stderr)
+    return process
 
   @parameterized.parameters(*_WAYS)
   @pytest.mark.slow
-  def test_death_of_one_of_several_processes_ends_the_run(self, how):
+  def test_death_of_one_of_several_processes_ends_run(self, how):
     done = self.run_script(how)
     self.assertIn(
         "a test process died in tests/bad_test.py::test_dies", done.stdout
@@ -89,7 +89,7 @@ class RunShTest(parameterized.TestCase):
 
   @parameterized.parameters(*_WAYS)
   @pytest.mark.slow
-  def test_death_of_a_single_process_is_told(self, how):
+  def test_death_of_single_process_is_reported(self, how):
     done = self.run_script(how, "tests/bad_test.py")
     self.assertRegex(
         done.stderr, r"failed group: chosen \(.*, in tests/.*::test_dies\)"

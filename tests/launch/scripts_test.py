@@ -152,20 +152,20 @@ class ScriptsTest(parameterized.TestCase):
     self.assertEqual(done.returncode, 0, done.stderr)
     return done.stdout
 
-  def test_shellcheck_accepts_the_scripts(self):
+  def test_shellcheck_accepts_scripts(self):
     checker = pathlib.Path(sys.executable).with_name("shellcheck")
     if not checker.exists():
       self.skipTest("shellcheck is not installed")
     files = sorted(map(str, _LAUNCH.glob("*.sh")))
-    done = subprocess.run(
+    process = subprocess.run(
         [str(checker), "--external-sources", *files],
         cwd=_ROOT,
         capture_output=True,
         text=True,
     )
-    self.assertEqual(done.returncode, 0, done.stdout)
+    self.assertEqual(process.returncode, 0, process.stdout)
 
-  def test_down_ends_what_slurm_has_not_started(self):
+  def test_down_cancels_pending_slurm_jobs(self):
     shown = self.dry("slurm.sh", "down")
     for option in ("--name=tba-sft", "--state=PENDING --name=tba-trainer"):
       self.assertIn(f"scancel {option}", shown)
@@ -176,7 +176,7 @@ class ScriptsTest(parameterized.TestCase):
     self.assertNotIn("--workdir=runs/mine", shown)
 
   @parameterized.parameters(*_SCRIPTS)
-  def test_a_dry_run_tells_all_and_does_nothing(self, name):
+  def test_dry_run_prints_all_commands_and_runs_none(self, name):
     before = sorted(_ROOT.glob("runs/*"))
     shown = self.dry(name)
     self.assertIn("PLAN -m tba_jax.main --program=plan --config=", shown)
@@ -188,7 +188,7 @@ class ScriptsTest(parameterized.TestCase):
     self.dry(name, "down")
     self.assertFalse((self.folder / "called").exists())
 
-  def test_script_says_what_is_not_installed_and_how_to_install_it(self):
+  def test_script_reports_missing_tool_with_install_hint(self):
     self.plan.write_text(
         "#!/bin/sh\necho ModuleNotFoundError: rich >&2\nexit 1"
     )
@@ -208,7 +208,7 @@ class ScriptsTest(parameterized.TestCase):
       ["--workdir=there", "--dry_run"],
       ["--dry_run", "--workdir", "there"],
   )
-  def test_a_dry_run_on_this_machine_shows_the_plan(self, *arguments):
+  def test_dry_run_on_this_machine_shows_plan(self, *arguments):
     root = self.folder / "copy"
     (root / "launch").mkdir(parents=True)
     for name in ("local.sh", "setup_venv.sh", "commands.sh"):
@@ -233,7 +233,7 @@ class ScriptsTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(*_SCRIPTS)
-  def test_settings_and_programs_are_those_of_the_code(self, name):
+  def test_settings_and_programs_match_code(self, name):
     keys = load.flatten(settings_lib.get_config())
     text = (_LAUNCH / name).read_text() + self.dry(name)
     used = set(re.findall(r"--config\.([\w.]+)=", text))
@@ -243,7 +243,7 @@ class ScriptsTest(parameterized.TestCase):
     programs = set(re.findall(r"--program=(\w+)", text))
     self.assertEqual(programs - set(main.PROGRAMS), set())
 
-  def test_the_page_names_what_there_is(self):
+  def test_page_lists_existing_scripts(self):
     text = (_ROOT / "docs/guides/scaling.md").read_text("utf-8")
     for name, action in re.findall(
         r"bash launch/((?:slurm|tpu_vm|gke)\.sh) ([a-z]+)\b", text
@@ -253,7 +253,7 @@ class ScriptsTest(parameterized.TestCase):
       self.assertIn(f"`{name}", text)
 
   @parameterized.parameters(*_SCRIPTS)
-  def test_no_secret_is_in_a_command(self, name):
+  def test_no_secret_is_in_command(self, name):
     # The folder has the name of this test.
     shown = self.dry(name).replace(str(self.folder), "/here")
     shown = re.sub(r"^ *#.*$", "", shown, flags=re.M)
@@ -275,19 +275,19 @@ class ScriptsTest(parameterized.TestCase):
       self.assertRegex(done.stderr, "error: unknown (flag|action)")
     self.assertEqual(self.script(name, "--help").returncode, 0)
 
-  def test_a_missing_variable_is_named(self):
+  def test_missing_variable_is_named(self):
     done = self.script("tpu_vm.sh", "up")
     self.assertEqual(done.returncode, 1)
     self.assertRegex(done.stderr, "error: PROJECT is empty: set it at the top")
 
-  def test_a_plan_that_fails_stops_the_launch(self):
+  def test_failed_plan_stops_launch(self):
     self.plan.write_text('#!/bin/sh\n[ "$1" = -c ] || exit 2\n')
     done = self.script("slurm.sh")
     self.assertEqual(done.returncode, 1)
     self.assertIn("error: the plan above says why", done.stderr)
     self.assertFalse((self.folder / "called").exists())
 
-  def test_slurm_submits_jobs_that_wait_for_each_other(self):
+  def test_slurm_jobs_depend_on_each_other(self):
     (self.folder / "sbatch").write_text(
         "#!/bin/sh\n"
         f"echo $$ >>{self.folder}/ids\n"
@@ -311,12 +311,12 @@ class ScriptsTest(parameterized.TestCase):
     self.assertLen(jobs, 3)
     for job in jobs:
       text = re.sub("^    ", "", job, flags=re.M)
-      done = subprocess.run(
+      process = subprocess.run(
           ["bash", "-n"], input=text, capture_output=True, text=True
       )
-      self.assertEqual(done.returncode, 0, done.stderr)
+      self.assertEqual(process.returncode, 0, process.stderr)
 
-  def test_slices_of_a_trainer_are_numbered(self):
+  def test_slices_of_trainer_are_numbered(self):
     shown = self.dry("tpu_vm.sh", TRAINER_SLICES="2", TRAINER_FLAGS="--spot")
     self.assertIn("--node-prefix=tba-trainer --node-count=2 --spot", shown)
     self.assertIn("--config.trainer.num_processes=8", shown)
@@ -345,14 +345,14 @@ class ScriptsTest(parameterized.TestCase):
     shown = self.dry("tpu_vm.sh", SEARCHER_FLAGS="", SEARCHERS="1")
     self.assertNotIn("--spot", shown)
 
-  def test_the_defaults_are_for_their_slice(self):
+  def test_defaults_are_for_their_slice(self):
     """The plan of the scripts, with no share and no data on this machine."""
     command, of_gke = (
         re.search(r"^PLAN (.*)", self.dry(name), re.M)[1].split()
         for name in ("tpu_vm.sh", "gke.sh")
     )
     self.assertEqual(of_gke, command)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *command],
         cwd=_ROOT,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(self.folder)},
@@ -360,9 +360,9 @@ class ScriptsTest(parameterized.TestCase):
         text=True,
         timeout=60,
     )
-    self.assertEqual(done.returncode, 0, done.stderr)
-    self.assertIn("looked for on the hosts:\n  config.init = ", done.stdout)
-    self.assertIn("all other settings are valid", done.stdout)
+    self.assertEqual(process.returncode, 0, process.stderr)
+    self.assertIn("looked for on the hosts:\n  config.init = ", process.stdout)
+    self.assertIn("all other settings are valid", process.stdout)
 
   @parameterized.parameters(
       ("v5litepod-16", "v6e-8", 4, 8, "v5e v6e", "tpuv5-lite",
@@ -372,7 +372,7 @@ class ScriptsTest(parameterized.TestCase):
        "tpuv5-lite"),
       ("v5p-16", "v5p-8", 2, 4, "v5p", "tpuv5", "tpuv5"),
   )  # fmt: skip
-  def test_hosts_chips_and_images_are_those_of_the_type(
+  def test_hosts_chips_and_images_match_type(
       self, trainer, searcher, hosts, chips, kinds, *images
   ):
     shown = self.dry(
@@ -395,7 +395,7 @@ class ScriptsTest(parameterized.TestCase):
     self.assertRegex(done.stderr, f"error: .*{name}: must be")
 
   @parameterized.parameters("KIND", "TRAINER_HOSTS", "SEARCHER_CHIPS")
-  def test_variables_that_the_types_replace_are_refused(self, name):
+  def test_refuses_variables_replaced_by_types(self, name):
     done = self.script("tpu_vm.sh", "--dry_run", **{name: "4"})
     self.assertEqual(done.returncode, 1)
     self.assertRegex(done.stderr, f"error: {name} is not read .*TRAINER_TYPE")
@@ -405,22 +405,22 @@ class ScriptsTest(parameterized.TestCase):
       ("tpu_vm.sh", "SEARCHER_TYPE", "v6e-4", "v6e-1"),
       ("gke.sh", "SEARCHER_CHIPS", "4", "0"),
   )
-  def test_a_searcher_uses_all_devices_of_its_host(
+  def test_searcher_uses_all_devices_of_its_host(
       self, name, variable, four, one
   ):
-    wanted = "--config.search.mesh.data="
+    expected = "--config.search.mesh.data="
     of_all = {variable: four, "CONFIG": "configs/countdown.py"}
     for count, used in ((four, "4"), (one, "1")):
       shown = self.dry(name, **{**of_all, variable: count})
-      self.assertEqual(set(re.findall(rf"{wanted}(\S+)", shown)), {used})
+      self.assertEqual(set(re.findall(rf"{expected}(\S+)", shown)), {used})
     own = "--config.search.mesh.tensor=4"
     shown = self.dry(name, **{**of_all, "SETTINGS": own})
     self.assertIn(own, shown)
-    self.assertNotIn(wanted, shown)
+    self.assertNotIn(expected, shown)
     of_all["CONFIG"] = "configs/gsm8k/tba.py:hardware=v5e-16"
-    self.assertNotIn(wanted, self.dry(name, **of_all))
+    self.assertNotIn(expected, self.dry(name, **of_all))
 
-  def test_gke_has_the_fields_that_we_know(self):
+  def test_gke_fields_match_schema(self):
     done = self.script("gke.sh", "render", IMAGE="here/tba:1", SEARCHERS="7",
                        SETTINGS="--config.seed=3")  # fmt: skip
     self.assertEqual(done.returncode, 0, done.stderr)
@@ -442,7 +442,7 @@ class ScriptsTest(parameterized.TestCase):
     self.assertEqual(job["template"]["spec"]["completions"], 4)
     self.assertNotIn("${", done.stdout)
 
-  def test_gke_keeps_the_secret_off_the_claim(self):
+  def test_gke_keeps_secret_off_claim(self):
     kubectl = self.folder / "kubectl"
     kubectl.write_text(
         "#!/bin/bash\n"
@@ -481,14 +481,14 @@ class ScriptsTest(parameterized.TestCase):
         f"--config.store.secret_file={mount['mountPath']}", container["args"]
     )
 
-  def test_gke_changes_the_number_of_searchers(self):
+  def test_gke_changes_number_of_searchers(self):
     shown = self.dry("gke.sh", "searchers", "12")
     patch = re.search(r"'(\{.*\})'", shown)[1]
     self.assertEqual(
         yaml.safe_load(patch), {"spec": {"completions": 12, "parallelism": 12}}
     )
 
-  def test_the_image_has_what_a_role_needs(self):
+  def test_image_contains_role_dependencies(self):
     text = (_LAUNCH / "Dockerfile").read_text()
     copied = re.findall(r"^COPY (.+) \S+$", text, re.M)
     for name in " ".join(copied).split():

@@ -59,7 +59,7 @@ class SetupVenvTest(parameterized.TestCase):
       self.write(self.bin / "uv", _UV)
     self.calls.write_text("")
     clean = {k: v for k, v in os.environ.items() if "PIP" not in k}
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", "-c", 'set -euo pipefail; source "$0"; setup_venv "$@"',
          _SCRIPT, self.root, *extras],
         capture_output=True, text=True, timeout=60,
@@ -70,10 +70,10 @@ class SetupVenvTest(parameterized.TestCase):
         },
     )  # fmt: skip
     calls = self.calls.read_text().splitlines()
-    return done, [call.partition(" ")[0] for call in calls], calls
+    return process, [call.partition(" ")[0] for call in calls], calls
 
   @pytest.mark.slow
-  def test_uv_installs_where_it_is(self):
+  def test_uv_installs_if_available(self):
     done, tools, (call,) = self.run_it("test")
     self.assertEqual((done.returncode, tools), (0, ["uv"]), done.stderr)
     self.assertIn(f"--constraint {self.root}/constraints.txt", call)
@@ -88,14 +88,14 @@ class SetupVenvTest(parameterized.TestCase):
       (0, {"PIP_PROXY": "http://there"}, ["pip"]),
       (0, {"PIP_CERT": "here.pem", "SSL_CERT_FILE": ""}, ["pip"]),
   )
-  def test_pip_installs_where_uv_cannot(self, uv, environment, tools):
+  def test_pip_installs_without_uv(self, uv, environment, tools):
     done, called, calls = self.run_it("test", uv=uv, **environment)
     self.assertEqual((done.returncode, called), (0, tools), done.stderr)
     self.assertEndsWith(calls[-1], f"--editable {self.root}[test]")
     self.assertTrue(self.stamp.exists())
 
   @pytest.mark.slow
-  def test_an_install_that_fails_leaves_no_stamp_and_is_repeated_whole(self):
+  def test_failed_install_leaves_no_stamp_and_reinstalls(self):
     done, tools, _ = self.run_it("test", uv=1, pip=1)
     self.assertEqual((done.returncode, tools), (1, ["uv", "pip"]))
     self.assertFalse(self.stamp.exists())
@@ -107,7 +107,7 @@ class SetupVenvTest(parameterized.TestCase):
     _, _, (call,) = self.run_it("test", "wandb")
     self.assertNotIn("reinstall", call)
 
-  def test_settings_of_pip_are_those_of_uv(self):
+  def test_settings_of_pip_match_uv(self):
     path = self.folder / "pip.conf"
     path.write_text(
         "[global]\nextra-index-url = https://a/simple\n  https://b/simple\n"

@@ -82,7 +82,7 @@ class TpuVmTest(absltest.TestCase):
       (self.folder / name).chmod(0o755)
 
   def run_script(self, *arguments, **variables):
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", str(_SCRIPT), *arguments],
         env={
             "PATH": f"{self.folder}:{os.environ['PATH']}",
@@ -100,10 +100,10 @@ class TpuVmTest(absltest.TestCase):
         text=True,
         timeout=60,
     )
-    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertEqual(process.returncode, 0, process.stderr)
     called = (self.folder / "called").read_text()
     (self.folder / "called").unlink()
-    return done.stdout, called.splitlines()
+    return process.stdout, called.splitlines()
 
   def count(self, call):
     """Returns how often systemctl was called so."""
@@ -116,7 +116,7 @@ class TpuVmTest(absltest.TestCase):
     parts.read_string((self.folder / f"tba-{role}.service").read_text())
     return parts
 
-  def test_a_preempted_searcher_is_made_again(self):
+  def test_preempted_searcher_is_made_again(self):
     out, called = self.run_script("up")
     made = [c.split()[4] for c in called if "queued-resources create" in c]
     self.assertEqual(
@@ -133,7 +133,7 @@ class TpuVmTest(absltest.TestCase):
     self.assertEqual(self.count("restart tba-searcher-1.service"), 2)
     self.assertIn("# the trainer has ended", out)
 
-  def test_looks_go_on_after_errors_of_the_cloud(self):
+  def test_looks_continue_after_errors_of_cloud(self):
     for name in ("outage", "quota-tba-searcher-0"):
       (self.folder / name).touch()
     out, called = self.run_script("up")
@@ -174,15 +174,15 @@ class TpuVmTest(absltest.TestCase):
     self.run_script("up")
     units = sorted(map(str, self.folder.glob("tba-*.service")))
     self.assertLen(units, 5)
-    done = subprocess.run(
+    process = subprocess.run(
         [verify, "verify", "--man=no", *units],
         capture_output=True,
         text=True,
         timeout=60,
     )
-    self.assertEqual((done.returncode, done.stderr), (0, ""))
+    self.assertEqual((process.returncode, process.stderr), (0, ""))
 
-  def test_a_run_that_was_left_goes_on(self):
+  def test_resumes_interrupted_run(self):
     self.run_script("up")
     _, called = self.run_script("up")
     self.assertFalse([c for c in called if "queued-resources create" in c])

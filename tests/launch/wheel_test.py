@@ -59,7 +59,7 @@ class WheelTest(absltest.TestCase):
         timeout=250,
     )
 
-  def test_has_configs_templates_and_the_mark_of_types(self):
+  def test_has_configs_templates_and_mark_of_types(self):
     for name in (
         "tba_jax/py.typed",
         "tba_jax/configs/countdown.py",
@@ -70,7 +70,7 @@ class WheelTest(absltest.TestCase):
     outside = [n for n in self.names if n.startswith(("tests/", "configs/"))]
     self.assertEqual(outside, [])
 
-  def test_installs_the_command(self):
+  def test_installs_command(self):
     (name,) = (n for n in self.names if n.endswith("entry_points.txt"))
     parser = configparser.ConfigParser()
     parser.read(self.folder / "installed" / name)
@@ -82,7 +82,7 @@ class WheelTest(absltest.TestCase):
       self.assertEqual(done.returncode, 0, done.stderr)
       self.assertIn("parameters", done.stdout)
 
-  def test_names_the_configs_when_one_is_unknown(self):
+  def test_names_configs_when_one_is_unknown(self):
     done = self.run_command("plan", "--config=countdwn")
     self.assertEqual(done.returncode, 2)
     self.assertIn("countdown, countdown_sparse", done.stderr)

@@ -145,8 +145,8 @@ def check_agreement(
   searcher = memory_model.searcher(
       config, sharding.abstract_mesh(mesh_sizes, platform)
   )
-  test.assertEqual(compiled["held"]["trainer"], trainer.held)
-  test.assertEqual(compiled["held"]["searcher"], searcher.held)
+  test.assertEqual(compiled["held"]["trainer"], trainer.resident)
+  test.assertEqual(compiled["held"]["searcher"], searcher.resident)
   programs = compiled["programs"]
   # A TPU pads small arrays to tiles.
   arguments = {
@@ -160,13 +160,13 @@ def check_agreement(
     size = programs[name]["argument_bytes"] / memory_model.num_bytes(trees)
     test.assertBetween(size, 1.0, 1.01 if platform == "cpu" else 1.5, name)
   # Gradients and activations are among the temporaries.
-  least = sum(trainer.held.values()) + sum(trainer.step.values())
+  least = sum(trainer.resident.values()) + sum(trainer.step.values())
   test.assertBetween(programs["train_step"]["peak_bytes"] / least, 1.0, 4.0)
 
 
 class HardwareTest(absltest.TestCase):
 
-  def test_programs_of_a_name_are_lowered_on_its_meshes(self):
+  def test_programs_of_name_are_lowered_on_its_meshes(self):
     """Models have the published heads and vocabulary, and one thin layer."""
     published = json.loads(_PUBLISHED.read_text())
     rows, expected = [], []
@@ -222,7 +222,7 @@ class TopologyTest(parameterized.TestCase):
       (4, ("h100:8", "a100-40:1"), "h100:8"),
       (64, ("h200:8x8", "h200:8"), "h200:8x8"),
   )
-  def test_a_trainer_may_share_a_machine(self, needed, operands, name):
+  def test_trainer_may_share_machine(self, needed, operands, name):
     self.assertEqual(self.find(needed, operands), (name, needed))
 
   @parameterized.parameters(
@@ -261,14 +261,14 @@ class TopologyTest(parameterized.TestCase):
     ):
       targets.devices(name)
 
-  def test_a_cpu_serves_both_roles(self):
+  def test_cpu_serves_both_roles(self):
     with self.assertRaisesRegex(ValueError, "must be 'cpu' for both roles"):
       self.find(1, ("v5e:2x2", "cpu"))
 
 
 class CpuTest(absltest.TestCase):
 
-  def test_agrees_with_the_plan(self):
+  def test_agrees_with_plan(self):
     workdir = pathlib.Path(self.create_tempdir().full_path)
     settings_of = ("mesh.fsdp=2", "reference.role=searcher", *_TINY)
     overrides = [f"--config.{text}" for text in settings_of]
@@ -285,7 +285,7 @@ class CpuTest(absltest.TestCase):
 )
 class CompileTest(parameterized.TestCase):
 
-  def test_compiles_every_program_of_a_tiny_config(self):
+  def test_compiles_every_program_of_tiny_config(self):
     workdir = pathlib.Path(self.create_tempdir().full_path)
     folder = make_folder(self)
     overrides = (f"init={folder}", f"tokenizer.source={folder}",
@@ -298,26 +298,26 @@ class CompileTest(parameterized.TestCase):
         *("v5e:4x4", "v5e:2x2"),
     )
     self.assertEqual(done.returncode, 0, done.stderr)
-    found = json.loads((workdir / "compile.json").read_text())
+    result = json.loads((workdir / "compile.json").read_text())
     self.assertEqual(
-        found["topology"], {"trainer": "v5e:4x4", "searcher": "v5e:2x2"}
+        result["topology"], {"trainer": "v5e:4x4", "searcher": "v5e:2x2"}
     )
     of_trainer = ["train_step", "reference", "publish", "reward_model"]
     names = [*of_trainer, "prefill", "decode_chunk", "searcher_reward_model"]
-    self.assertEqual(list(found["programs"]), names)
-    parts = found["held"]["searcher"]
+    self.assertEqual(list(result["programs"]), names)
+    parts = result["held"]["searcher"]
     # Float32, less the policy's head, beside params published in bfloat16.
     self.assertBetween(parts["reward_model"] / parts["params"], 1.6, 2.0)
     config = load.load_config("configs/tldr/tba.py:hardware=v5e-16", overrides)
-    check_agreement(self, found, config, "tpu")
-    for name, program in found["programs"].items():
+    check_agreement(self, result, config, "tpu")
+    for name, program in result["programs"].items():
       self.assertIn(name, done.stdout)
       self.assertTrue(program["fits"])
       self.assertGreater(program["argument_bytes"], 0)
       # Holdings of the role count, whoever's argument they are.
       role = "trainer" if name in of_trainer else "searcher"
       self.assertGreaterEqual(
-          program["peak_bytes"], sum(found["held"][role].values())
+          program["peak_bytes"], sum(result["held"][role].values())
       )
       # Only the trainer's params are split.
       split = name in of_trainer
@@ -325,15 +325,15 @@ class CompileTest(parameterized.TestCase):
       self.assertEqual(program["flops"] > 0, name != "publish")
       self.assertIn("ENTRY", (workdir / "hlo" / f"{name}.txt").read_text())
     # The state is updated in place.
-    self.assertGreater(found["programs"]["train_step"]["alias_bytes"], 0)
+    self.assertGreater(result["programs"]["train_step"]["alias_bytes"], 0)
 
-  def test_mesh_that_does_not_divide_is_refused(self):
+  def test_refuses_indivisible_mesh(self):
     done = run(_CONFIG, "--config.init=scratch", "--config.mesh.tensor=4")
     self.assertEqual(done.returncode, 2)
     self.assertRegex(done.stderr, "multiple of config.mesh.tensor = 4")
 
   @parameterized.parameters(*_MESHES)
-  def test_train_step_receives_little_more_than_the_ideal(self, **mesh):
+  def test_train_step_receives_little_more_than_ideal(self, **mesh):
     """At most 1.3 of what docs/results/devices.md derives."""
     done = run("-c", _TRAIN_STEP, json.dumps(mesh), make_folder(self))
     self.assertEqual(done.returncode, 0, done.stderr)
@@ -343,9 +343,9 @@ class CompileTest(parameterized.TestCase):
       params = _WEIGHTS + _VOCABULARY * _WIDTH
       self.assertLess(received / params, 10.5)
       # Padding that is left out costs nothing, and moves nothing.
-      found = done.stdout.splitlines()[1].split()
-      self.assertAlmostEqual(float(found[0]) / received, 1, delta=0.02)
-      self.assertLess(float(found[1]) / flops, 0.5)
+      result = done.stdout.splitlines()[1].split()
+      self.assertAlmostEqual(float(result[0]) / received, 1, delta=0.02)
+      self.assertLess(float(result[1]) / flops, 0.5)
 
 
 def ideal_bytes(data=1, fsdp=1, sequence=1, tensor=1):

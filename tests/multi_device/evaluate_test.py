@@ -21,7 +21,7 @@ def setUpModule():
 
 class EvaluateTest(absltest.TestCase):
 
-  def test_a_run_of_more_devices_is_evaluated_on_the_available_ones(self):
+  def test_run_of_more_devices_is_evaluated_on_available_ones(self):
     config = arithmetic.get_config("smoke")
     config.sft.num_steps = 30
     workdir = self.create_tempdir().full_path
@@ -38,15 +38,15 @@ class EvaluateTest(absltest.TestCase):
       kernel = params["blocks"]["mlp"]["up"]["kernel"]
       self.assertEqual(4 * kernel.addressable_data(0).size, kernel.size)
       (reference,) = {
-          id(found): found
-          for found in evaluate.make_references(
+          id(actual): actual
+          for actual in evaluate.make_references(
               config, workdir, policy, mesh
           ).values()
       }.values()
       kernel = reference._params["blocks"]["mlp"]["up"]["kernel"]
       self.assertEqual(4 * kernel.addressable_data(0).size, kernel.size)
-    found = evaluate.run(config, workdir, ["3", folder])
+    actual = evaluate.run(config, workdir, ["3", folder])
     for name, one in expected.items():
-      self.assertEqual(found[name]["pass_at_1"], one["pass_at_1"])
-      self.assertEqual(found[name]["mean_length"], one["mean_length"])
-      self.assertAlmostEqual(found[name]["kl"], one["kl"], places=4)
+      self.assertEqual(actual[name]["pass_at_1"], one["pass_at_1"])
+      self.assertEqual(actual[name]["mean_length"], one["mean_length"])
+      self.assertAlmostEqual(actual[name]["kl"], one["kl"], places=4)

@@ -62,9 +62,9 @@ class FrozenTest(parameterized.TestCase):
     self.read, whole = [], hf_files.WeightFiles.read
 
     def count(files, name, index):
-      found = whole(files, name, index)
-      self.read.append(found.nbytes)
-      return found
+      result = whole(files, name, index)
+      self.read.append(result.nbytes)
+      return result
 
     self.enter_context(mock.patch.object(hf_files.WeightFiles, "read", count))
 
@@ -81,7 +81,7 @@ class FrozenTest(parameterized.TestCase):
       (dict(fsdp=4, tensor=2), 8),
       (dict(fsdp=2, sequence=2, tensor=2), 8),
   )
-  def test_a_reward_model_scores_as_on_one_device(self, sizes, parts):
+  def test_reward_model_scores_as_on_one_device(self, sizes, parts):
     texts = [
         reward_scorer.Text("abcdefgh"[: n % 8 + 1], "ijk"[: n % 3 + 1])
         for n in range(7)
@@ -100,7 +100,7 @@ class FrozenTest(parameterized.TestCase):
       self.assertBetween(each / sum(self.sizes), 1 / parts, 1.5 / parts)
     np.testing.assert_allclose(scorer.score(texts), expected, atol=1e-5)
 
-  def test_the_start_of_a_value_model(self):
+  def test_start_of_value_model(self):
     self.config.init = "scratch"
     self.config.tokenizer.source = str(self.folder)
     self.config.loss.name = "ppo"
@@ -139,11 +139,11 @@ class FrozenTest(parameterized.TestCase):
     )
     victim = lambda *mesh: red_team_models.load_victim(self.config, task, *mesh)
     expected = victim().answer(["ab", "cde"], visit=0)
-    found = victim(_mesh(fsdp=4, tensor=2))
-    self.assertLess(max(self.held(found._params)), sum(self.sizes) / 4)
-    self.assertEqual(found.answer(["ab", "cde"], visit=0), expected)
+    actual = victim(_mesh(fsdp=4, tensor=2))
+    self.assertLess(max(self.held(actual._params)), sum(self.sizes) / 4)
+    self.assertEqual(actual.answer(["ab", "cde"], visit=0), expected)
 
-  def test_an_encoder_has_the_axes_of_its_params(self):
+  def test_encoder_has_axes_of_its_params(self):
     config = encoder_lib.EncoderConfig(
         *("roberta", 11, 2, 8, 2, 16, 12, 1, 1e-5, "gelu", 1), num_labels=2
     )
@@ -165,7 +165,7 @@ class FrozenTest(parameterized.TestCase):
         atol=1e-5,
     )
 
-  def test_an_encoder_gathers_params_and_no_activations(self):
+  def test_encoder_gathers_params_and_no_activations(self):
     config = encoder_lib.EncoderConfig(
         *("bert", 32, 2, 64, 2, 256, 64, 1, 1e-5, "gelu", 1), num_labels=0
     )

@@ -72,7 +72,7 @@ for num_devices in (1, 8):
   step = programs["decode_chunk"]
   found, _ = compile.compile_program(step, 0, chips[0])
   out[f"{target} decode"] = dataclasses.asdict(found)
-  out[f"{target} needs"] = step.own_bytes
+  out[f"{target} needs"] = step.argument_bytes
   config, target, (_, (_, chips)) = make(num_devices, 128, sys.argv[1])
   step = compile.searcher(config, chips).programs["decode_chunk"]
   found, _ = compile.compile_program(step, 0, chips[0])
@@ -106,7 +106,7 @@ print(json.dumps(out))
 class GpuCompileTest(absltest.TestCase):
 
   def test_programs_of_one_gpu_and_of_eight(self):
-    done = subprocess.run(
+    process = subprocess.run(
         [
             *(sys.executable, "-c", _PROGRAM, compile_test.make_folder(self)),
             *map(str, _LENGTHS),
@@ -117,10 +117,10 @@ class GpuCompileTest(absltest.TestCase):
         timeout=300,
         check=False,
     )
-    self.assertEqual(done.returncode, 0, done.stderr)
-    found = json.loads(done.stdout)
+    self.assertEqual(process.returncode, 0, process.stderr)
+    result = json.loads(process.stdout)
     for length in _LENGTHS:
-      whole, part = (found[f"h100:{n} {length}"] for n in (1, 8))
+      whole, part = (result[f"h100:{n} {length}"] for n in (1, 8))
       for step in (whole, part):
         # Attention of packed rows, and its gradients.
         self.assertEqual(step["kernels"]["gpu$xla.gpu.triton"], _NUM_KERNELS)
@@ -129,22 +129,22 @@ class GpuCompileTest(absltest.TestCase):
       self.assertAlmostEqual(part["flops"] / whole["flops"], 1, delta=0.01)
       ideal = compile_test.ideal_bytes(fsdp=8)
       self.assertBetween(part["collective_bytes"] / ideal, 0.9, 1.15)
-    split = found["sequence"]
+    split = result["sequence"]
     self.assertEqual(split["kernels"]["gpu$xla.gpu.triton"], _NUM_KERNELS)
     ideal = compile_test.ideal_bytes(fsdp=4, sequence=2)
     self.assertBetween(split["collective_bytes"] / ideal, 0.9, 1.3)
     # Weights that are copied in each step make it 1.66 and 1.81.
     for target in ("h100:1", "h100:8"):
-      prefill = found[f"{target} prefill"]
+      prefill = result[f"{target} prefill"]
       self.assertIn("cudnn$fmhaSoftmax", prefill["kernels"])
-      moved = found[f"{target} decode"]["memory_bytes"]
-      self.assertBetween(moved / found[f"{target} needs"], 0.9, 1.4)
-      self.assertEqual(found[f"{target} decode"]["cache_bytes"], 0)
+      moved = result[f"{target} decode"]["memory_bytes"]
+      self.assertBetween(moved / result[f"{target} needs"], 0.9, 1.4)
+      self.assertEqual(result[f"{target} decode"]["cache_bytes"], 0)
       # Keys and values of 16 rows in two layers; 2 of 4 heads on two GPUs.
       heads = 4 if target == "h100:1" else 2
       cache = 2 * 2 * 16 * (32 + 128) * heads * 64 * 2
-      self.assertEqual(found[f"{target} ragged"]["cache_bytes"], cache)
+      self.assertEqual(result[f"{target} ragged"]["cache_bytes"], cache)
     # Each of three products reads two arrays and writes one, 2 bytes each.
-    self.assertEqual(found["experts"]["flops"], 3 * 2 * 4000 * 200 * 512)
+    self.assertEqual(result["experts"]["flops"], 3 * 2 * 4000 * 200 * 512)
     needed = 3 * 2 * (4000 * 512 + 8 * 200 * 512 + 4000 * 200)
-    self.assertBetween(found["experts"]["memory_bytes"] / needed, 1, 1.01)
+    self.assertBetween(result["experts"]["memory_bytes"] / needed, 1, 1.01)

@@ -38,7 +38,7 @@ class SplashTest(parameterized.TestCase):
       (2, 2, (1, 12, 1, 2, 8), dict(data=2, sequence=2)),
       (2, 2, (2, 12, 1, 1, 8), dict(sequence=2, tensor=2)),
   )
-  def test_equals_plain_over_a_mesh(self, G, M, own_shape, mesh_sizes):
+  def test_equals_plain_over_mesh(self, G, M, own_shape, mesh_sizes):
     config = settings.get_config()
     config.mesh.update(mesh_sizes)
     mesh = sharding.make_mesh(config.mesh)
@@ -67,11 +67,11 @@ class SplashTest(parameterized.TestCase):
         kernels_on_cpu.patch("splash"),
         mock.patch.object(kernels, "splash", splash),
     ):
-      found = gradients(
+      result = gradients(
           lambda *qkv: kernels.attend_last("splash", parts, *qkv, mask, 0)
       )
     self.assertEqual(set(shapes), {own_shape})
-    chex.assert_trees_all_close(found, gradients(plain), rtol=1e-5, atol=2e-5)
+    chex.assert_trees_all_close(result, gradients(plain), rtol=1e-5, atol=2e-5)
 
 
 class RaggedTest(parameterized.TestCase):
@@ -81,7 +81,7 @@ class RaggedTest(parameterized.TestCase):
       (2, (2, 16, 8)),
       (1, (2, 16, 16)),
   )
-  def test_equals_plain_over_a_mesh(self, num_parts, own_shape):
+  def test_equals_plain_over_mesh(self, num_parts, own_shape):
     R, G, M, Dh, C = 4, 2, 3, 8, 16
     devices = np.array(jax.devices()).reshape(2, 2)
     mesh = jax.sharding.Mesh(devices, ("data", "tensor"))
@@ -119,7 +119,7 @@ class RaggedTest(parameterized.TestCase):
         *(mesh, ("data",), (), ("tensor",)),
     )
     with mock.patch.object(ragged_attention, "pages", pages):
-      found = jax.jit(fn)(q, k, v)
+      actual = jax.jit(fn)(q, k, v)
     self.assertEqual(set(shapes), {own_shape})
     expected, _ = cache.attend(layer, updates, q, k, v)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)

@@ -82,13 +82,13 @@ class LoadingTest(parameterized.TestCase):
       self.assertLess(max(x.size for x in read), max(sizes) // 2)
 
   @parameterized.parameters(0.0, 1.0)
-  def test_generate_gives_the_tokens_of_one_device(self, temperature):
+  def test_generate_gives_tokens_of_one_device(self, temperature):
     source = self.directory / "in.jsonl"
     prompts = [f"{n}+{n + 1}=" for n in range(6)] + ["1", "12-3"]
     source.write_text(
         "".join(json.dumps({"prompt": p}) + "\n" for p in prompts)
     )
-    found = {}
+    actual = {}
     for name, mesh in (
         ("one", dict(data=1, tensor=1)),
         ("eight", dict(data=2, tensor=4)),
@@ -112,7 +112,7 @@ class LoadingTest(parameterized.TestCase):
             stderr.getvalue(),
         )
       text = pathlib.Path(config.generate.output).read_text()
-      found[name] = [
+      actual[name] = [
           (completion["token_ids"], completion["logprobs"])
           for line in text.splitlines()
           for completion in json.loads(line)["completions"]
@@ -120,15 +120,15 @@ class LoadingTest(parameterized.TestCase):
       loaded = model_source.of_config(config).params
       devices = jax.tree.leaves(loaded)[0].sharding.device_set
       self.assertLen(devices, math.prod(mesh.values()))
-    self.assertLen(found["one"], 3 * len(prompts))
+    self.assertLen(actual["one"], 3 * len(prompts))
     for name in ("eight", "data"):
       for (tokens, logprobs), (expected, expected_logprobs) in zip(
-          found[name], found["one"], strict=True
+          actual[name], actual["one"], strict=True
       ):
         self.assertEqual(tokens, expected)
         np.testing.assert_allclose(logprobs, expected_logprobs, atol=1e-4)
 
-  def test_score_gives_the_logprobs_of_one_device(self):
+  def test_score_gives_logprobs_of_one_device(self):
     source = self.directory / "in.jsonl"
     source.write_text(
         "".join(
@@ -136,7 +136,7 @@ class LoadingTest(parameterized.TestCase):
             for n in range(10)
         )
     )
-    found = {}
+    result = {}
     for name, mesh in (
         ("one", dict(data=1, fsdp=1, tensor=1)),
         ("rows", dict(data=2, fsdp=2, tensor=2)),
@@ -154,14 +154,14 @@ class LoadingTest(parameterized.TestCase):
             programs_generate.run_score(config, None, []), 0, stderr.getvalue()
         )
       text = pathlib.Path(config.generate.output).read_text()
-      found[name] = [json.loads(line) for line in text.splitlines()]
-    self.assertLen(found["one"], 10)
-    for one, rows in zip(found["one"], found["rows"], strict=True):
+      result[name] = [json.loads(line) for line in text.splitlines()]
+    self.assertLen(result["one"], 10)
+    for one, rows in zip(result["one"], result["rows"], strict=True):
       self.assertEqual(one["token_ids"], rows["token_ids"])
       np.testing.assert_allclose(one["logprobs"], rows["logprobs"], atol=1e-4)
 
   @parameterized.parameters((16, 2, 2, 4), (6, 4, 2, 6))
-  def test_rows_are_split_over_the_batch_axes(self, rows, data, fsdp, each):
+  def test_rows_are_split_over_batch_axes(self, rows, data, fsdp, each):
     mesh = sharding.make_mesh(
         dict(data=data, fsdp=fsdp, sequence=1, tensor=8 // data // fsdp)
     )
@@ -187,16 +187,16 @@ class LoadingTest(parameterized.TestCase):
     ]
     placed = jax.device_put(self.params, shardings)
     sampler = make()
-    found = sampler.sample(placed, asked, version=0)
+    actual = sampler.sample(placed, asked, version=0)
     expected = make().sample(self.params, asked, version=0)
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
       np.testing.assert_array_equal(one.tokens, other.tokens)
       np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
     programs = sampler.programs(sampler.put(placed))
     for leaf in jax.tree.leaves(programs.empty_state()):
       self.assertEqual(leaf.sharding.shard_shape(leaf.shape)[0], each)
 
-  def test_an_indivisible_axis_is_named(self):
+  def test_indivisible_axis_is_named(self):
     mesh = sharding.make_mesh(dict(data=1, fsdp=1, sequence=1, tensor=8))
     with self.assertRaisesRegex(ValueError, "kernel: .*mesh axis tensor of"):
       model_source.load(

@@ -95,7 +95,7 @@ class ModelShardingTest(parameterized.TestCase):
 
     chex.assert_trees_all_close(((loss, logits), grads), expected, **TOLERANCE)
 
-  def test_params_are_split_over_the_mesh(self):
+  def test_params_are_split_over_mesh(self):
     model = _model()
     mesh = sharding.make_mesh(MESH)
     shardings = sharding.param_shardings(mesh, model)
@@ -110,7 +110,7 @@ class ModelShardingTest(parameterized.TestCase):
         params, model.init(jax.random.key(0)), atol=1e-7
     )
 
-  def test_a_batch_keeps_the_completions_of_a_prompt_together(self):
+  def test_batch_keeps_completions_of_prompt_together(self):
     mesh = sharding.make_mesh(MESH)
     batch = sharding.shard_batch(_batch(), mesh)
     shapes = {s.data.shape for s in batch["completion"].addressable_shards}
@@ -120,16 +120,16 @@ class ModelShardingTest(parameterized.TestCase):
       dict(data=8, fsdp=1, sequence=1, tensor=1),
       dict(data=2, fsdp=1, sequence=2, tensor=2),
   )
-  def test_a_batch_of_one_device_is_spread_over_all(self, **sizes):
+  def test_batch_of_one_device_is_spread_over_all(self, **sizes):
     mesh = sharding.make_mesh(sizes)
     spread, batch = sharding.make_spread(mesh), _batch()
-    found, expected = spread(batch), sharding.shard_batch(batch, mesh)
-    for name, array in found.items():
+    actual, expected = spread(batch), sharding.shard_batch(batch, mesh)
+    for name, array in actual.items():
       self.assertTrue(
           array.sharding.is_equivalent_to(expected[name].sharding, array.ndim)
       )
       self.assertEqual(array.dtype, expected[name].dtype)
-    chex.assert_trees_all_equal(found, expected)
+    chex.assert_trees_all_equal(actual, expected)
     # Prompts that do not divide are on every device.
     five = spread({"x": np.ones((5, 2), np.float32)})["x"]
     self.assertTrue(five.is_fully_replicated)

@@ -89,13 +89,13 @@ def _check_same_shardings(test, params, cut):
 
 class MeshTest(parameterized.TestCase):
 
-  def test_too_few_devices_are_one_error(self):
+  def test_too_few_devices_give_one_error(self):
     with self.assertRaisesRegex(
         ValueError, "config.search.mesh=.* needs 8 devices, 4 of cpu are here;"
     ):
       make_place(make_policy(), data=4, tensor=2)
 
-  def test_an_indivisible_axis_is_named(self):
+  def test_indivisible_axis_is_named(self):
     with self.assertRaisesRegex(
         ValueError, "do not fit config.search.mesh: .*/k/kernel: axis 1 of"
     ):
@@ -156,14 +156,14 @@ class SamplingTest(parameterized.TestCase):
         program._cache_size()
         for program in (programs.decode_chunk, programs.refill)
     ]
-    found = sampler.sample(params[0], asked, version=0, newer=newer)
+    result = sampler.sample(params[0], asked, version=0, newer=newer)
     # Newer params do not compile again.
     assert sizes == [
         program._cache_size()
         for program in (programs.decode_chunk, programs.refill)
     ]
     check(programs)
-    return found
+    return result
 
   @parameterized.parameters(
       dict(data=2),
@@ -173,7 +173,7 @@ class SamplingTest(parameterized.TestCase):
       dict(data=2, tensor=2),
       dict(fsdp=2, tensor=2),
   )
-  def test_a_mesh_changes_only_rounding(self, **sizes):
+  def test_mesh_changes_only_rounding(self, **sizes):
     tensor = sizes.get("tensor", 1)
 
     def check(programs):
@@ -185,16 +185,16 @@ class SamplingTest(parameterized.TestCase):
         if leaf.ndim == 4:
           self.assertEqual(shard[1], leaf.shape[1] // tensor)
 
-    found = self.sample(make_place(self.policy, **sizes), check)
-    for one, other in zip(found, self.expected, strict=True):
+    result = self.sample(make_place(self.policy, **sizes), check)
+    for one, other in zip(result, self.expected, strict=True):
       np.testing.assert_array_equal(one.tokens, other.tokens)
       np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
       np.testing.assert_array_equal(one.token_versions, other.token_versions)
-    newest = max(one.token_versions.max() for one in found)
+    newest = max(one.token_versions.max() for one in result)
     self.assertEqual(newest, 2)
 
   @mock.patch.object(sharing, "OWN_PROMPTS", ())
-  def test_prompts_are_split_with_the_rows_that_share_them(self):
+  def test_prompts_are_sharded_with_their_rows(self):
 
     def check(programs):
       state = programs.abstract_state
@@ -203,9 +203,9 @@ class SamplingTest(parameterized.TestCase):
       self.assertEqual(shape, (32 // 4, 4))
 
     place = make_place(self.policy, data=2, tensor=2)
-    found = self.sample(place, check, most_rows_per_prompt=12)
+    actual = self.sample(place, check, most_rows_per_prompt=12)
     expected = self.sample(sharding.ONE_DEVICE, most_rows_per_prompt=12)
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
       np.testing.assert_array_equal(one.tokens, other.tokens)
       np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
 
@@ -216,7 +216,7 @@ class SamplingTest(parameterized.TestCase):
     asked = [
         decode.Request(np.array([2 + i], np.int32), i, 0, 12) for i in range(4)
     ]
-    found = []
+    result = []
     for sizes in ({}, dict(data=2, tensor=2)):
       place = sharding.ONE_DEVICE
       if sizes:
@@ -224,14 +224,14 @@ class SamplingTest(parameterized.TestCase):
       sampler = decode.JaxSampler(self.policy.model, settings)
       params = sampler.put(self.params_of[0], place.model)
       turns = scripted_turns.Scripted(20)
-      found.append(sampler.sample(params, asked, version=0, turns=turns))
+      result.append(sampler.sample(params, asked, version=0, turns=turns))
       self.assertGreater(turns.most_live, 8)
-    for one, other in zip(*found, strict=True):
+    for one, other in zip(*result, strict=True):
       np.testing.assert_array_equal(one.tokens, other.tokens)
       np.testing.assert_array_equal(one.sampled_mask, other.sampled_mask)
       np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
 
-  def test_a_prefill_is_shared_out(self):
+  def test_prefill_is_shared_out(self):
     flops = []
     for sizes in ({}, dict(data=4)):
       sampler = decode.JaxSampler(self.policy.model, SETTINGS)
@@ -258,7 +258,7 @@ class SplitVocabularyTest(parameterized.TestCase):
       dict(top_p=0.8, min_p=0.01),
       dict(top_k=50, top_p=0.9, explore=requests.Explore(0.5, 0.5, 2.0, 4)),
   )
-  def test_the_tokens_are_those_of_one_device(self, **changes):
+  def test_tokens_match_one_device(self, **changes):
     settings = dataclasses.replace(SETTINGS, **changes)
     rng = np.random.default_rng(0)
     logits_RxV = rng.normal(size=(64, 1000)).astype(np.float32) * 3
@@ -266,18 +266,20 @@ class SplitVocabularyTest(parameterized.TestCase):
     logits_RxV[:, [10, 700]] = 9.0
     keys_Rx2 = rng.integers(0, 2**32, (64, 2), np.uint32)
     position_R = np.arange(64, dtype=np.int32) // 8
-    found = []
+    result = []
     for sizes in (dict(data=1), dict(data=2, tensor=2), dict(tensor=4)):
       mesh = make_mesh(**sizes)
       draw = functools.partial(
           slots_lib.draw, settings, sharding.replicated(mesh)
       )
-      found.append(jax.jit(draw)(logits_RxV, keys_Rx2, position_R))
-    for other in found[1:]:
-      np.testing.assert_array_equal(other[0], found[0][0])
-      chex.assert_trees_all_close(other[1:], found[0][1:], rtol=1e-5, atol=1e-5)
+      result.append(jax.jit(draw)(logits_RxV, keys_Rx2, position_R))
+    for other in result[1:]:
+      np.testing.assert_array_equal(other[0], result[0][0])
+      chex.assert_trees_all_close(
+          other[1:], result[0][1:], rtol=1e-5, atol=1e-5
+      )
 
-  def test_no_device_has_all_logits_or_the_cache_of_others(self):
+  def test_logits_and_cache_are_sharded(self):
     model = tiny_model.make_model(num_kv_heads=2, vocab_size=4096)
     mesh = make_mesh(data=2, tensor=2)
     shardings = sharding.param_shardings(mesh, model)
@@ -349,7 +351,7 @@ class CarriersTest(parameterized.TestCase):
       name=("store", "files", "orbax"),
       sizes=(dict(data=2, tensor=2), dict(fsdp=4)),
   )
-  def test_params_are_put_on_the_mesh(self, name, sizes):
+  def test_params_are_put_on_mesh(self, name, sizes):
     place = make_place(self.policy, **sizes)
     leaves = published.by_path(self.params)
     writer, reader = self.make(name), self.make(name)
@@ -357,18 +359,18 @@ class CarriersTest(parameterized.TestCase):
     writer.send(self.transport, packed)
     self.serve(writer, packed)
     specs = version.specs_of(leaves)
-    found = reader.read(self.transport, VERSION.tag, packed.carried, specs)
+    result = reader.read(self.transport, VERSION.tag, packed.carried, specs)
     params_fn = roles.make_params_fn(
         self.policy, lora.ParamsMerger("", lambda params: params), place
     )
     sampler = decode.JaxSampler(self.policy.model, SETTINGS)
-    params = sampler.put(params_fn(found), place.model)
+    params = sampler.put(params_fn(result), place.model)
     chex.assert_trees_all_equal(params, sampler.put(self.params))
     # A program cuts them where they are.
     cut = sampler.put(jax.device_put(self.params, place.model))
     _check_same_shardings(self, params, cut)
 
-  def test_matrices_of_int8_are_put_on_the_mesh(self):
+  def test_matrices_of_int8_are_put_on_mesh(self):
     place = make_place(self.policy, data=2, tensor=2)
     settings = dataclasses.replace(SETTINGS, weights="int8")
     sampler = decode.JaxSampler(self.policy.model, settings)
@@ -382,7 +384,7 @@ class CarriersTest(parameterized.TestCase):
     for x in (q.values, q.scale):
       self.assertEqual(x.sharding.shard_shape(x.shape)[0], len(x) // 2)
 
-  def test_adapters_are_merged_on_the_mesh(self):
+  def test_adapters_are_merged_on_mesh(self):
     policy = make_policy(rank=2)
     config = settings_lib.get_config()
     place = make_place(policy, data=2, tensor=2)
@@ -396,14 +398,14 @@ class CarriersTest(parameterized.TestCase):
         lambda x: x + 0.1, policy.adapters.init(jax.random.PRNGKey(3))
     )
     params_fn = roles.make_params_fn(policy, whole, place)
-    found = params_fn(published.flatten(factors))
+    actual = params_fn(published.flatten(factors))
     start = policy.model.init(jax.random.PRNGKey(config.seed))
     expected = policy.adapters.merge(start, factors)
-    chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, found)
+    chex.assert_trees_all_close(actual, expected, rtol=1e-5, atol=1e-6)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, actual)
     chex.assert_trees_all_equal(shardings, place.model)
 
-  def test_the_reference_of_a_searcher_equals_that_of_one_device(self):
+  def test_sharded_reference_matches_one_device(self):
     policy, config = make_policy(), settings_lib.get_config()
     policy.tokenizer = types.SimpleNamespace(stop_ids=(1,))
     config.reference.role = "searcher"
@@ -420,7 +422,7 @@ class CarriersTest(parameterized.TestCase):
         [lengths := np.array([6, 2, 1], "i4")] * 5,
         [np.arange(6) < lengths[:, None]] * 5,
     )
-    found = []
+    result = []
     for sizes in (dict(), dict(data=2, tensor=2)):
       config.search.mesh.update(sizes)
       mesh = sharding.make_mesh({"sequence": 1, **config.search.mesh})
@@ -428,5 +430,5 @@ class CarriersTest(parameterized.TestCase):
       ours = group_reference.make_group_reference(
           config, policy, roles.make_load_start(config, policy, place), mesh
       )
-      found.append(ours.start(*groups)())
-    np.testing.assert_allclose(*map(np.stack, found), rtol=1e-5, atol=1e-5)
+      result.append(ours.start(*groups)())
+    np.testing.assert_allclose(*map(np.stack, result), rtol=1e-5, atol=1e-5)

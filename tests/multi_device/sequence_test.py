@@ -78,8 +78,8 @@ def run_steps(mesh_name, num_steps=2, **changes):
   for step in range(num_steps):
     batch = tiny_model.make_batch(num_prompts=NUM_PROMPTS, seed=step)
     batch = sharding.shard_batch(batch, mesh)
-    state, found = step_fn(state, batch)
-    metrics.append(jax.device_get(found))
+    state, result = step_fn(state, batch)
+    metrics.append(jax.device_get(result))
   return jax.device_get(state.params), metrics
 
 
@@ -105,7 +105,7 @@ class TrainStepTest(parameterized.TestCase):
     chex.assert_trees_all_close(metrics, expected, rtol=1e-3, atol=1e-5)
     chex.assert_trees_all_close(params, expected_params, **TOLERANCE)
 
-  def test_reference_equals_that_of_one_device(self):
+  def test_reference_matches_one_device(self):
     config = make_config("sequence")
     model, mesh = tiny_model.make_model(), sharding.make_mesh(config.mesh)
     params = tiny_model.init_params(model)
@@ -154,7 +154,7 @@ class FunctionsTest(parameterized.TestCase):
       (_LOCAL, 2**25, "splash"),
       (_LOCAL, 2**25, "cudnn", "fsdp"),
   )
-  def test_logprobs_have_the_gradients_of_one_device(
+  def test_logprobs_have_gradients_of_one_device(
       self, changes, max_logits, kernel="plain", mesh_name="mixed"
   ):
     model = tiny_model.make_model(**changes)
@@ -181,15 +181,15 @@ class FunctionsTest(parameterized.TestCase):
         mock.patch.object(kernels, "choose", lambda *_: kernel),
         kernels_on_cpu.patch(kernel),
     ):
-      found = _gradients(mean, params, batch, make_config(mesh_name))
-    chex.assert_trees_all_close(found, expected, **TOLERANCE)
+      actual = _gradients(mean, params, batch, make_config(mesh_name))
+    chex.assert_trees_all_close(actual, expected, **TOLERANCE)
 
   @parameterized.parameters(
       ("sequence", {}),
       ("mixed", _LOCAL),
       ("fsdp", dict(family="qwen3_moe", num_experts=4, experts_per_token=2)),
   )
-  def test_packed_rows_have_the_gradients_of_sequences_alone(
+  def test_packed_rows_have_gradients_of_sequences_alone(
       self, mesh_name, changes
   ):
     config = make_config(mesh_name)
@@ -203,15 +203,15 @@ class FunctionsTest(parameterized.TestCase):
         shards=sharding.num_batch_shards(mesh),
         sequence=config.mesh.sequence,
     )
-    found = packed_gradients.of_rows(
+    actual = packed_gradients.of_rows(
         *(config, model, params, packed),
         wrap=lambda fn: sequence.split_tokens(fn, mesh, *sharding.TOKEN_AXES),
     )
     expected = packed_gradients.of_sequences(config, model, params, batch)
-    gap = packed_gradients.relative_gap(found, expected)
+    gap = packed_gradients.relative_gap(actual, expected)
     self.assertLess(gap, packed_gradients.TOLERANCE)
 
-  def test_adapters_of_experts_have_the_gradients_of_one_device(self):
+  def test_adapters_of_experts_have_gradients_of_one_device(self):
     model = tiny_model.make_model(
         family="qwen3_moe", num_experts=4, experts_per_token=2
     )
@@ -237,7 +237,7 @@ class FunctionsTest(parameterized.TestCase):
         _gradients(mean, factors, batch, make_config("mixed")), one, **TOLERANCE
     )
 
-  def test_rewards_have_the_gradients_of_one_device(self):
+  def test_rewards_have_gradients_of_one_device(self):
     shape = heads.config_of(tiny_model.make_model().config)
     model = heads.ScalarModel(shape)
 
@@ -300,10 +300,10 @@ class MemoryTest(parameterized.TestCase):
     text = compiled.as_text()
     # Chunks are bounded by a device's own share, here one prompt.
     self.assertRegex(text, rf"f32\[(1,)*{L // num_chunks},512\]")
-    found = hlo.costs(text)
+    result = hlo.costs(text)
     # All in float32: a param is gathered for the forward and the backward pass,
     # unless moving its product is cheaper, and its gradient is reduced.
-    self.assertLess(found.collective_bytes / num_params, 10.5)
+    self.assertLess(result.collective_bytes / num_params, 10.5)
 
   def test_activations_are_split(self):
     B, K, P, T = 2, 2, 64, 128

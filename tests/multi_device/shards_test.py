@@ -61,13 +61,13 @@ class ShardsTest(absltest.TestCase):
     return carrier
 
   def test_replicas_are_stored_once(self):
-    counts = {name: len(found) for name, found in self.found.items()}
+    counts = {name: len(result) for name, result in self.found.items()}
     self.assertEqual(counts, {"w": 4, "v": 2, "b": 1, "log_z": 1})
 
-  def test_a_leaf_is_put_together_on_the_host(self):
-    found = self.make().read(
+  def test_leaf_is_put_together_on_host(self):
+    result = self.make().read(
         self.transport, VERSION.tag, self.packed.carried, self.specs
     )
-    for name, leaf in found.items():
+    for name, leaf in result.items():
       self.assertIsInstance(leaf, np.ndarray)
       np.testing.assert_array_equal(leaf, self.host[name])

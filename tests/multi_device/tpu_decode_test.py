@@ -77,8 +77,8 @@ print(prefill.as_text().count("tpu_custom_call"))
 )
 class TpuDecodeTest(absltest.TestCase):
 
-  def test_a_step_reads_weights_and_cache_once_and_copies_neither(self):
-    done = subprocess.run(
+  def test_step_reads_weights_and_cache_once_and_copies_neither(self):
+    process = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
         cwd=_ROOT,
         env={**os.environ, "PYTHONPATH": _path()},
@@ -87,8 +87,8 @@ class TpuDecodeTest(absltest.TestCase):
         timeout=300,
         check=False,
     )
-    self.assertEqual(done.returncode, 0, done.stderr)
-    *numbers, num_kernels = map(float, done.stdout.split())
+    self.assertEqual(process.returncode, 0, process.stderr)
+    *numbers, num_kernels = map(float, process.stdout.split())
     self.assertGreater(num_kernels, 0)  # Splash attention of the prefill.
     self.assertEqual(numbers[::4], [32, 8, 8, 32])
     for arguments in numbers[1::4]:

@@ -92,7 +92,7 @@ class MultiDeviceTest(parameterized.TestCase):
   @parameterized.parameters("fsdp", "mixed", "sequence")
   def test_bfloat16_equals_one_device(self, mesh_name):
     model = tiny_model.make_model(compute_dtype="bfloat16")
-    found = []
+    result = []
     for axes in (MESHES["one"], MESHES[mesh_name]):
       config = tiny_model.make_config()
       config.mesh.update(axes)
@@ -104,12 +104,12 @@ class MultiDeviceTest(parameterized.TestCase):
       batch = sharding.shard_batch(batch, devices)
       step_fn = train_step.make_train_step(config, model, devices)
       _, metrics = step_fn(state, batch)
-      found.append([float(metrics[n]) for n in ("loss", "grad_norm")])
+      result.append([float(metrics[n]) for n in ("loss", "grad_norm")])
     # Sums of numbers of 8 bits, in another order.
-    np.testing.assert_allclose(*found, rtol=0.02)
+    np.testing.assert_allclose(*result, rtol=0.02)
 
   def test_adapters_are_sharded_like_their_kernels(self):
-    found = {}
+    result = {}
     for name in ("one", "mixed"):
       config, model, mesh, _ = make_run(name)
       adapters = lora.make(dict(rank=2, alpha=4.0, targets="all"), model)
@@ -129,12 +129,12 @@ class MultiDeviceTest(parameterized.TestCase):
         batch = sharding.shard_batch(batch, mesh)
         state, metrics = step_fn(state, batch)
       whole = jax.jit(adapters.merge)(base, state.params)
-      found[name] = jax.device_get((metrics, state.params, whole))
-    chex.assert_trees_all_close(*found.values(), rtol=1e-3, atol=5e-5)
+      result[name] = jax.device_get((metrics, state.params, whole))
+    chex.assert_trees_all_close(*result.values(), rtol=1e-3, atol=5e-5)
 
-  def test_distributions_of_a_teacher_over_devices(self):
+  def test_distributions_of_teacher_over_devices(self):
     teacher = tiny_model.make_model(width=32, num_heads=8, num_kv_heads=4)
-    found = {}
+    result = {}
     # Chunks of one token.
     with mock.patch.dict(logprobs.MAX_LOGITS, cpu=1):
       for name in ("one", "sequence"):
@@ -153,9 +153,9 @@ class MultiDeviceTest(parameterized.TestCase):
         batch = tiny_model.make_batch(num_prompts=NUM_PROMPTS)
         batch = sharding.shard_batch(batch, mesh)
         state, metrics = step_fn(state, batch)
-        found[name] = jax.device_get((metrics, state.params))
-    self.assertGreater(found["one"][0]["grad_norm"], 1e-2)
-    chex.assert_trees_all_close(*found.values(), rtol=1e-3, atol=5e-5)
+        result[name] = jax.device_get((metrics, state.params))
+    self.assertGreater(result["one"][0]["grad_norm"], 1e-2)
+    chex.assert_trees_all_close(*result.values(), rtol=1e-3, atol=5e-5)
 
   def test_params_and_moments_are_sharded_alike(self):
     _, _, mesh, state = make_run("mixed")
@@ -199,7 +199,7 @@ class MultiDeviceTest(parameterized.TestCase):
     for found in results[1:]:
       chex.assert_trees_all_close(found, results[0], rtol=1e-3, atol=5e-5)
 
-  def test_a_checkpoint_restores_onto_another_mesh(self):
+  def test_checkpoint_restores_onto_another_mesh(self):
     directory = self.create_tempdir().full_path
     state, _ = run_steps("mixed", num_steps=1, micro_batch_prompts=4)
     saver = checkpoint.Checkpointer(directory, keep=1)

@@ -73,7 +73,7 @@ class AttacksTest(confinement_test.Confined):
     outside.chmod(0o777)
     (outside / "kept").write_text("kept")
     (outside / "kept").chmod(0o666)
-    found = attacks.texts(
+    result = attacks.texts(
         {
             "outside": str(outside),
             "project": str(ordinary_user.CHECKOUT),
@@ -82,15 +82,15 @@ class AttacksTest(confinement_test.Confined):
     )
     if _ALL not in os.environ:
       chosen = random.Random(f"{_SEED} {user} {bubblewrap}").sample(
-          sorted(found), _CHOSEN
+          sorted(result), _CHOSEN
       )
-      found = {n: t for n, t in found.items() if n in (*_ALWAYS, *chosen)}
+      result = {n: t for n, t in result.items() if n in (*_ALWAYS, *chosen)}
     self.deadline_s = 15.0
     # A completion after each attack has its own reward, in time.
-    texts = [t for a in found.values() for t in (a, *_HONEST.values())]
+    texts = [t for a in result.values() for t in (a, *_HONEST.values())]
     answers, message = self.judge(user, *texts)
     per = 1 + len(_HONEST)
-    for i, name in enumerate(found):
+    for i, name in enumerate(result):
       (reward, key, failure), *honest = answers[per * i :][:per]
       with self.subTest(name):
         self.assertNotEqual(reward, 1.0)
@@ -109,7 +109,7 @@ class AttacksTest(confinement_test.Confined):
   @parameterized.product(
       user=("ordinary", "root"), bubblewrap=("system", ""), hides=(True, False)
   )
-  def test_a_verifiers_output_and_memory(self, user, bubblewrap, hides):
+  def test_verifiers_output_and_memory(self, user, bubblewrap, hides):
     self.install(bubblewrap)
     verifier = _VERIFIER.format(hides=hides)
     (self.project / "check.py").write_text(verifier)

@@ -48,7 +48,7 @@ class BenchmarksTest(absltest.TestCase):
     self.assertBetween(repeat["ideal"], 1, 2)
     self.assertAlmostEqual(out["share"], repeat["achieved"] / repeat["ideal"])
 
-  def test_measures_what_watching_costs(self):
+  def test_measures_watching_overhead(self):
     out = self.run_benchmark("watch", "16")
     self.assertEqual((out["steps"], out["pairs"]), (16, 1))
     self.assertAlmostEqual(
@@ -56,7 +56,7 @@ class BenchmarksTest(absltest.TestCase):
     )
     self.assertGreater(out["record_ms"], 0)
 
-  def test_times_steps_beside_a_synchronous_loop(self):
+  def test_compares_steps_with_synchronous_loop(self):
     model = tiny_model.make_model(num_layers=1, max_positions=128).config
     out = throughput.run(countdown.get_config(), ["1"], model)
     ours, other = (out["runs"][n] for n in ("asynchronous", "synchronous"))
@@ -69,7 +69,7 @@ class BenchmarksTest(absltest.TestCase):
         ours["tokens_per_s"] / other["tokens_per_s"],
     )
 
-  def test_keeps_results_of_runs_and_leaves_missing_peers_out(self):
+  def test_keeps_results_and_skips_missing_peers(self):
     for seeds in ("0", "0,1"):
       out = self.run_benchmark(
           *("time_to_reward", seeds, "ours", "grpo"),

@@ -72,7 +72,7 @@ class BucketCheckpointTest(absltest.TestCase):
   def names(self, part):
     return [name for name in self.fake.store.by_name if part in name]
 
-  def test_keeps_the_last_whole_checkpoint_after_a_kill(self):
+  def test_keeps_last_whole_checkpoint_after_kill(self):
     for seed in range(2):
       done = self.save_until_killed(seed)
       lines = self.restore()

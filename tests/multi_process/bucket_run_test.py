@@ -82,8 +82,8 @@ class BucketRunTest(absltest.TestCase):
   def steps(self):
     """Returns the steps whose checkpoints the bucket has, whole."""
     whole = re.compile(r"runs/one/checkpoints/(\d+)/commit_success.txt")
-    found = map(whole.fullmatch, list(self.fake.store.by_name))
-    return sorted(int(match[1]) for match in found if match)
+    result = map(whole.fullmatch, list(self.fake.store.by_name))
+    return sorted(int(match[1]) for match in result if match)
 
   def wait_for_step(self, process, host, step):
     self.wait_until(lambda: max(self.steps(), default=0) >= step, process, host)
@@ -108,7 +108,7 @@ class BucketRunTest(absltest.TestCase):
     self.assertIn("gs://other/run cannot be", self.text("a"))
 
   @pytest.mark.timeout(1200)
-  def test_continues_after_a_kill_and_on_another_host(self):
+  def test_continues_after_kill_and_on_another_host(self):
     process = self.train("a")
     self.wait_until(
         lambda: "runs/one/.lease.json" in self.fake.store.by_name, process, "a"

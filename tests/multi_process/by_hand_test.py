@@ -107,13 +107,13 @@ class ByHandTest(absltest.TestCase):
     words = f"process {os.getpid()} already runs there as the trainer"
     self.assert_refused(run, (2, 2), words)
 
-  def test_refuses_a_workdir_that_cannot_be_written(self):
+  def test_refuses_unwritable_workdir(self):
     run = self.make_run("run")
     # Root may write into any folder, but not open one as a file.
     (run.workdir / ".trainer.lock").mkdir()
     self.assert_refused(run, (2, 2), f"Is a directory: {run.workdir}")
 
-  def test_refuses_a_process_with_other_settings(self):
+  def test_refuses_process_with_other_settings(self):
     store = self.make_run("store")
     spool = {"spool_dir": str(store.spool)}
     run = self.make_run("run", **spool)

@@ -57,13 +57,13 @@ class AuditorTest(absltest.TestCase):
     (path,) = (self.run_ / "replay").glob("segment-*.journal")
     return path
 
-  def test_finds_a_finished_run_sound(self):
+  def test_finds_finished_run_sound(self):
     figures, faults = auditor.audit(self.run_, self.sound)
     self.assertEmpty(faults)
     self.assertEqual(figures["steps"], 12)
     self.assertGreater(figures["completions_trained"], 0)
 
-  def test_finds_a_block_that_the_journal_has_lost(self):
+  def test_finds_block_missing_from_journal(self):
     path = self.segment()
     data = path.read_bytes()
     place = data.find(b"tbarec\0\n", len(data) // 2)
@@ -71,7 +71,7 @@ class AuditorTest(absltest.TestCase):
     self.check_finds(r"acknowledged blocks \[\d+\] of .* are nowhere")
     self.check_finds("completions of the buffer are not in the journal")
 
-  def test_finds_a_block_that_is_journaled_twice(self):
+  def test_finds_duplicate_block_in_journal(self):
     path = self.segment()
     payload = next(
         span.payload
@@ -83,7 +83,7 @@ class AuditorTest(absltest.TestCase):
       file.write(record)
     self.check_finds("journaled twice")
 
-  def test_finds_a_ledger_that_tells_other_counts(self):
+  def test_finds_wrong_ledger_counts(self):
     path = self.run_ / "ledger.json"
     ledger = json.loads(path.read_text())
     ledger["trained_first_time"]["tokens"] += 1
@@ -91,14 +91,14 @@ class AuditorTest(absltest.TestCase):
     path.write_text(json.dumps(ledger))
     self.check_finds("trained first time: .* must be")
 
-  def test_finds_a_step_that_was_never_trained(self):
+  def test_finds_untrained_step(self):
     path = self.run_ / "metrics.jsonl"
     lines = path.read_text().splitlines()
     kept = [one for one in lines if json.loads(one).get("step") != 5]
     path.write_text("\n".join(kept) + "\n")
     self.check_finds(r"no metrics of steps \[5\]")
 
-  def test_finds_a_completion_that_was_trained_as_new_twice(self):
+  def test_finds_completion_counted_as_fresh_twice(self):
     path = self.run_ / "metrics.jsonl"
     lines = [json.loads(one) for one in path.read_text().splitlines()]
     for record in lines:
@@ -107,7 +107,7 @@ class AuditorTest(absltest.TestCase):
     path.write_text("".join(json.dumps(one) + "\n" for one in lines))
     self.check_finds("first uses of all steps")
 
-  def test_finds_a_completion_that_was_changed(self):
+  def test_finds_altered_completion(self):
     path = self.run_ / "checkpoints" / "12" / "host" / "process-00000.npz"
     with np.load(path, allow_pickle=False) as members:
       arrays = {name: members[name].copy() for name in members.files}
@@ -119,7 +119,7 @@ class AuditorTest(absltest.TestCase):
     path.write_bytes(out.getvalue())
     self.check_finds("1 completions of the buffer are not in the journal")
 
-  def test_finds_a_socket_that_is_left(self):
+  def test_finds_leaked_socket(self):
     left = socket.socket(socket.AF_UNIX)
     self.addCleanup(left.close)
     left.bind(str(self.run_ / "left.sock"))
@@ -128,7 +128,7 @@ class AuditorTest(absltest.TestCase):
 
 class ChaosTest(absltest.TestCase):
 
-  def test_audits_a_run_of_four_kills_and_other_faults(self):
+  def test_audits_run_of_four_kills_and_other_faults(self):
     out = harness.run_benchmark(
         pathlib.Path(self.create_tempdir().full_path),
         *("chaos", "3", "4", "many"),
@@ -142,7 +142,7 @@ class ChaosTest(absltest.TestCase):
     self.assertEqual(run["audit"]["steps"], out["steps"])
     self.assertLen(out["pass_at_1_undisturbed"], 1)
 
-  def test_floods_the_store_of_a_run(self):
+  def test_floods_store_of_run(self):
     out = harness.run_benchmark(
         pathlib.Path(self.create_tempdir().full_path),
         *("strangers", "12", "200"),

@@ -50,7 +50,7 @@ class KillTest(absltest.TestCase):
     self.assertEmpty(events)
     return step
 
-  def test_keeps_the_last_whole_checkpoint_after_a_kill(self):
+  def test_keeps_last_whole_checkpoint_after_kill(self):
     directory = self.create_tempdir().full_path
     rng = random.Random(0)
     done = 0

@@ -136,10 +136,10 @@ class Confined(parameterized.TestCase):
     process = self.start(user, *texts)
     out, err = process.communicate(timeout=600)
     self.assertEqual(process.returncode, 0, err)
-    found = json.loads(out)
-    messages = [m for kind, m in found["events"] if kind == "sandbox_limited"]
+    result = json.loads(out)
+    messages = [m for kind, m in result["events"] if kind == "sandbox_limited"]
     self.assertLessEqual(len(messages), 1)
-    return found["answers"], "".join(messages)
+    return result["answers"], "".join(messages)
 
   def keys(self, user: str, *texts: str) -> tuple[list[str | None], str]:
     answers, message = self.judge(user, *texts)
@@ -175,7 +175,7 @@ class ConfinementTest(Confined):
       bubblewrap=("system", ""),
       folder=("home", "home/project"),
   )
-  def test_reads_the_files_of_a_task(self, user, bubblewrap, folder):
+  def test_reads_files_of_task(self, user, bubblewrap, folder):
     self.install(bubblewrap)
     self.folder = self.root / folder
     rewards = _REWARDS.format(key=str(self.home / "key"))
@@ -207,7 +207,7 @@ class ConfinementTest(Confined):
     self.assertEqual(answer, [0.5 + 2 + 10 * is_open, "x", ""])
 
   @parameterized.product(user=("ordinary", "root"), bubblewrap=("system", ""))
-  def test_reads_prepared_data_of_the_hub(self, user, bubblewrap):
+  def test_reads_prepared_data_of_hub(self, user, bubblewrap):
     self.install(bubblewrap)
     rows = self.root / "rows"
     rows.mkdir()
@@ -286,7 +286,7 @@ class ConfinementTest(Confined):
       self.assertEqual(seen, ["no network"] * 2)
 
   @parameterized.product(user=("ordinary", "root"), bubblewrap=("system", ""))
-  def test_ends_all_with_the_process_that_asks(self, user, bubblewrap):
+  def test_all_processes_end_with_caller(self, user, bubblewrap):
     self.install(bubblewrap)
     os.mkfifo(self.project / "data" / "child")
     (self.project / "data" / "child").chmod(0o666)

@@ -181,7 +181,7 @@ class CutLinksTest(absltest.TestCase):
     self.addCleanup(self.roles.close)
 
   @pytest.mark.timeout(600)
-  def test_continues_after_a_cut_link_of_a_searcher_then_of_the_store(self):
+  def test_continues_after_cut_link_of_searcher_then_of_store(self):
     roles, links = self.roles, self.links
     roles.wait_for(lambda: roles.step() >= 3, "step 3")
     links.cut("searcher-0", reset=False)

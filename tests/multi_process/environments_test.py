@@ -27,7 +27,7 @@ _OVERRIDES = {
 
 class EnvironmentsTest(absltest.TestCase):
 
-  def test_killed_and_resumed_it_has_the_bits_of_the_loop(self):
+  def test_killed_and_resumed_run_matches_loop_bitwise(self):
     # Programs as users compile them, whatever flags tests run with.
     self.enter_context(mock.patch.dict(os.environ, XLA_FLAGS=""))
     folder = pathlib.Path(self.create_tempdir().full_path)

@@ -27,7 +27,7 @@ _OVERRIDES = {
 
 class FreeSearchTest(absltest.TestCase):
 
-  def test_counts_all_data_though_a_trainer_is_killed(self):
+  def test_counts_all_data_despite_trainer_kill(self):
     folder = tempfile.TemporaryDirectory(prefix="tba_free_")
     self.addCleanup(folder.cleanup)
     run = harness.Run(pathlib.Path(folder.name) / "run", _OVERRIDES)

@@ -45,11 +45,11 @@ class SaveTest(parameterized.TestCase):
     """Has processes save; returns what each printed, and the directory."""
     directory = self.create_tempdir().full_path
     address = f"127.0.0.1:{processes.free_port()}"
-    found = harness.run_together(
+    result = harness.run_together(
         [save_child.__file__, i, address, directory, what]
         for i, what in enumerate(whats)
     )
-    return [out for out, _, _ in found], directory
+    return [out for out, _, _ in result], directory
 
   def check_restores(self, directory, step):
     saver = checkpoint.Checkpointer(directory, keep=2)
@@ -60,7 +60,7 @@ class SaveTest(parameterized.TestCase):
     np.testing.assert_array_equal(state["noise"], expected["noise"])
     self.assertEqual(host["step"], step)
 
-  def test_both_processes_report_a_directory_that_cannot_be_made(self):
+  def test_both_processes_report_uncreatable_directory(self):
     outs, directory = self.save("nowhere", "nothing")
     for out in outs:
       self.assertRegex(
@@ -75,7 +75,7 @@ class SaveTest(parameterized.TestCase):
       # Process 0 alone makes folders; the other one does not wait for it.
       ("no_folder", "nothing", 0, "No room for a folder"),
   )
-  def test_both_processes_report_a_process_that_cannot_write(
+  def test_both_processes_report_failed_write(
       self, first, second, culprit, cause
   ):
     outs, directory = self.save(first, second)
@@ -89,7 +89,7 @@ class SaveTest(parameterized.TestCase):
     self.check_restores(directory, 1)
 
   @parameterized.parameters(("damaged", "restores"), ("restores", "damaged"))
-  def test_both_processes_skip_a_checkpoint_that_one_of_them_cannot_read(
+  def test_both_processes_skip_checkpoint_unreadable_to_one(
       self, first, second
   ):
     outs, directory = self.save(first, second)
@@ -101,7 +101,7 @@ class SaveTest(parameterized.TestCase):
         ["1", "damaged-2"],
     )
 
-  def test_reports_a_hanging_process_at_the_deadline(self):
+  def test_reports_hanging_process_at_deadline(self):
     outs, directory = self.save("slow", "nothing")
     self.assertRegex(outs[0], "error checkpoint 2 .*process 0 .*timed out")
     self.assertRegex(
@@ -112,7 +112,7 @@ class SaveTest(parameterized.TestCase):
 
 class FullDiskTest(absltest.TestCase):
 
-  def test_restarts_all_processes_where_one_cannot_write(self):
+  def test_restarts_all_processes_after_failed_write(self):
     folder = self.create_tempdir().full_path
     run = harness.Run(
         folder, _OVERRIDES, "configs/arithmetic.py:smoke,lockstep"

@@ -43,9 +43,9 @@ def main(process: str, port: str) -> None:
         host,
         shardings,
     )
-    found = sharding.make_gather(mesh)(params)
+    actual = sharding.make_gather(mesh)(params)
     for leaf, expected in zip(
-        jax.tree.leaves(found), jax.tree.leaves(host), strict=True
+        jax.tree.leaves(actual), jax.tree.leaves(host), strict=True
     ):
       if not np.array_equal(np.asarray(leaf), expected):
         wrong.append(f"{sizes}: other values")
@@ -55,7 +55,7 @@ def main(process: str, port: str) -> None:
     shape = tuple(leaf.sharding.mesh.shape[axis] for axis in axes)
     if shape != own:
       wrong.append(f"{sizes}: on a mesh of {shape}")
-    kernel = found["blocks"]["mlp"]["up"]["kernel"]
+    kernel = actual["blocks"]["mlp"]["up"]["kernel"]
     share = kernel.addressable_data(0).size * own[1] * own[2] / kernel.size
     if share != 1:
       wrong.append(f"{sizes}: a device has {share} of its part")

@@ -15,8 +15,8 @@ class GatherTest(absltest.TestCase):
 
   def test_gives_each_process_all_and_each_device_its_part(self):
     port = processes.free_port()
-    found = harness.run_together(
+    result = harness.run_together(
         [gather_child.__file__, process, port] for process in range(2)
     )
-    for out, err, _ in found:
+    for out, err, _ in result:
       self.assertEqual(json.loads(out.splitlines()[-1]), [], err)

@@ -49,7 +49,7 @@ class HarmInTheStoreTest(absltest.TestCase):
     self.addCleanup(process.kill)
     return lambda: int((path.read_text().split() or ["0"])[-1])
 
-  def test_completes_the_run_and_loses_nothing(self):
+  def test_completes_run_and_loses_nothing(self):
     if certificates.is_supported():
       self.skipTest("strangers have no certificate: see strangers_test")
     self.folder = self.enterContext(tempfile.TemporaryDirectory())

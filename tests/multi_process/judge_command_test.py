@@ -71,8 +71,8 @@ class CommandComparerTest(parameterized.TestCase):
     comparer = self.make()
     comparisons = [_comparison("x" * n, "yyy") for n in range(1, 6)]
     comparisons += [_comparison("yyy" * n, "xxxx") for n in range(1, 4)]
-    found = comparer.compare(comparisons)
-    self.assertEqual([v.win for v in found], [0, 0, 0.5, 1, 1, 0, 1, 1])
+    result = comparer.compare(comparisons)
+    self.assertEqual([v.win for v in result], [0, 0, 0.5, 1, 1, 0, 1, 1])
     # The verdicts of a judge that always takes the first are balanced.
     blind = [_comparison(f"a{i}", f"b{i}", prompt="first") for i in range(64)]
     wins = [v.win for v in comparer.compare(blind)]
@@ -85,54 +85,54 @@ class CommandComparerTest(parameterized.TestCase):
       ("deep", "verdict"),
       ("name", "verdict"),
   )
-  def test_fails_only_the_comparison_without_a_verdict(self, prompt, cause):
-    found = self.make().compare(
+  def test_fails_only_comparison_without_verdict(self, prompt, cause):
+    result = self.make().compare(
         [
             _comparison("xx", "y"),
             _comparison("xx", "y", prompt=prompt),
             _comparison("xx", "y"),
         ]
     )
-    self.assertEqual([v.win for v in found], [1.0, None, 1.0])
-    self.assertEqual([v.failure for v in found], ["", cause, ""])
+    self.assertEqual([v.win for v in result], [1.0, None, 1.0])
+    self.assertEqual([v.failure for v in result], ["", cause, ""])
     ((kind, message),) = self.events
     self.assertEqual(kind, "judge_failed")
     self.assertIn(f"{cause}, 1 so far", message)
 
-  def test_takes_no_second_line_for_the_next_verdict(self):
+  def test_takes_no_second_line_for_next_verdict(self):
     comparer = self.make()
     self.assertEqual(
         comparer.compare([_comparison("xx", "y", prompt="twice")])[0].win, 1.0
     )
     self.assertTrue(comparer._child.pipes.has_input(30.0))
-    found = comparer.compare([_comparison("x", "yy"), _comparison("x", "yy")])
-    self.assertEqual([v.failure for v in found], ["verdict", ""])
-    self.assertEqual(found[1].win, 0.0)
+    result = comparer.compare([_comparison("x", "yy"), _comparison("x", "yy")])
+    self.assertEqual([v.failure for v in result], ["verdict", ""])
+    self.assertEqual(result[1].win, 0.0)
 
-  def test_kills_a_hanging_judge(self):
+  def test_kills_hanging_judge(self):
     comparer = self.make(deadline_s=3.0)
-    found = comparer.compare([_comparison("xx", "y", prompt="hang")])
-    self.assertEqual(found[0].failure, "deadline")
+    result = comparer.compare([_comparison("xx", "y", prompt="hang")])
+    self.assertEqual(result[0].failure, "deadline")
     pid = int(self.pid_file.read_text())
     waiting.wait_until(lambda: not waiting.is_running(pid), "its end")
 
-  def test_passes_the_users_environment_without_the_secret(self):
+  def test_passes_users_environment_without_secret(self):
     self.enter_context(
         mock.patch.dict(os.environ, TBA_JAX_SECRET="5e", API_KEY="mine")
     )
-    (found,) = self.make().compare(
+    (result,) = self.make().compare(
         [_comparison("x", "yy", prompt="environment")]
     )
     # It names the longer text only if it has the key alone.
-    self.assertEqual(found.win, 0.0)
+    self.assertEqual(result.win, 0.0)
 
-  def test_names_a_missing_command(self):
+  def test_names_missing_command(self):
     comparer = comparers.CommandComparer("/nowhere/judge", deadline_s=30.0)
-    found = comparer.compare([_comparison("xx", "y")])
-    self.assertIsNone(found[0].win)
-    self.assertEqual(found[0].failure, "exit")
+    result = comparer.compare([_comparison("xx", "y")])
+    self.assertIsNone(result[0].win)
+    self.assertEqual(result[0].failure, "exit")
 
   @parameterized.parameters("", "judge 'open")
-  def test_refuses_what_is_no_command(self, command):
+  def test_refuses_non_command(self, command):
     with self.assertRaisesRegex(ValueError, "evaluate.judge_command="):
       comparers.CommandComparer(command, deadline_s=1.0)

@@ -156,8 +156,8 @@ class LayoutsTest(parameterized.TestCase):
     self.addCleanup(joined.close)
 
     def has_sampled():
-      found = (run.read("status.json") or {}).get("searchers", {})
-      return any(s["index"] == 7 and s.get("busy_s") for s in found.values())
+      result = (run.read("status.json") or {}).get("searchers", {})
+      return any(s["index"] == 7 and s.get("busy_s") for s in result.values())
 
     run.wait_for(has_sampled, "work of the one that joined")
     joined.process.kill()

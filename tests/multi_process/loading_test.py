@@ -79,11 +79,11 @@ class MemoryTest(parameterized.TestCase):
   def load(self, dtype, num_processes):
     """Returns what each of the processes tells."""
     port = processes.free_port()
-    found = harness.run_together(
+    result = harness.run_together(
         [loading_child.__file__, self.folder, dtype, num_processes, i, port]
         for i in range(num_processes)
     )
-    return [json.loads(out) for out, _, _ in found]
+    return [json.loads(out) for out, _, _ in result]
 
   @parameterized.parameters(("float32", 1), ("float32", 2), ("bfloat16", 1))
   def test_holds_no_more_than_owned_parts(self, dtype, num_processes):

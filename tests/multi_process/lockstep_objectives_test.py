@@ -196,18 +196,18 @@ class LockstepObjectivesTest(parameterized.TestCase):
     out = f"{workdir}/single.npz"
     self.trainer.start("single", workdir, out)
     self.assertEqual(self.trainer.status(), 0, self.trainer.text())
-    found = harness.params_of(workdir, num_steps)
+    actual = harness.params_of(workdir, num_steps)
     expected = dict(np.load(out, allow_pickle=False))
-    self.assertCountEqual(found, expected)
+    self.assertCountEqual(actual, expected)
     for name, leaf in expected.items():
       self.assertTrue(np.isfinite(leaf).all(), name)
-      np.testing.assert_array_equal(found[name], leaf, err_msg=name)
-    self.found = found
+      np.testing.assert_array_equal(actual[name], leaf, err_msg=name)
+    self.found = actual
 
   params: dict[str, dict[str, np.ndarray]] = {}
 
   @parameterized.parameters(*_NAMES)
-  def test_equals_a_single_process_bit_for_bit(self, name):
+  def test_equals_single_process_bit_for_bit(self, name):
     workdir = self.make_run(name)
     self.start_store(workdir)
     self.train(workdir, interrupted=name in _OWN)
@@ -225,7 +225,7 @@ class LockstepObjectivesTest(parameterized.TestCase):
       same = [np.array_equal(one[leaf], other[leaf]) for leaf in one]
       self.assertFalse(all(same))
 
-  def test_equals_a_single_process_bit_for_bit_with_adapters(self):
+  def test_equals_single_process_bit_for_bit_with_adapters(self):
     workdir = self.make_run("tb", **{"lora.rank": 2}, **_INTERRUPTED)
     self.start_store(workdir)
     self.train(workdir, interrupted=True)

@@ -61,7 +61,7 @@ class LockstepTest(parameterized.TestCase):
     for name, leaf in self.params.items():
       np.testing.assert_array_equal(leaves[name], leaf, err_msg=name)
 
-  def test_staleness_is_zero_and_the_ledger_closes(self):
+  def test_staleness_is_zero_and_ledger_closes(self):
     for record in self.whole.steps():
       recent = record["replay/staleness_histogram"].get("0", 0)
       self.assertGreater(recent, 0)
@@ -89,10 +89,10 @@ class LockstepTest(parameterized.TestCase):
     return dict(np.load(out, allow_pickle=False))
 
   @parameterized.parameters((), ("--loop",))
-  def test_a_single_process_gives_the_same_bits(self, *options):
+  def test_single_process_gives_same_bits(self, *options):
     self.assert_same_params(self.run_alone(self.whole, *options))
 
-  def test_a_lag_of_three_steps_is_exact_and_gives_the_same_bits(self):
+  def test_lag_of_three_steps_is_exact_and_gives_same_bits(self):
     run = self.start(self.folder / "lag", **{"search.lead_steps": 3})
     self.assertEqual(run.wait(), 0, run.text())
     for record in run.steps():
@@ -112,7 +112,7 @@ class LockstepTest(parameterized.TestCase):
     self.assertFalse(all(same))
     self.assertTrue(run.read("summary.json")["ledger_closed"])
 
-  def test_interrupted_and_killed_it_gives_the_same_bits(self):
+  def test_interrupted_and_killed_run_gives_same_bits(self):
     workdir = self.folder / "resumed"
     for step, number in ((3, signal.SIGTERM), (7, signal.SIGINT)):
       run = self.start(workdir)
@@ -136,7 +136,7 @@ class LockstepTest(parameterized.TestCase):
     self.assert_same_params(harness.params_of(workdir, _STEPS))
     self.assertTrue(run.read("summary.json")["ledger_closed"])
 
-  def test_threads_of_one_process_give_the_same_bits(self):
+  def test_threads_of_one_process_give_same_bits(self):
     workdir = self.folder / "one_process"
     # On one core, as each of the other runs' processes is.
     cores = processes.available_cores()

@@ -21,7 +21,7 @@ _ENDLESS = r"\boxed{9^{9^{9^{9}}}}"
 
 class MathPoolTest(absltest.TestCase):
 
-  def test_ends_an_answer_without_end(self):
+  def test_ends_answer_without_end(self):
     config = math.get_config()
     config.task.train = f"{_DATA}/train.jsonl"
     config.task.test = f"{_DATA}/test.jsonl"
@@ -30,12 +30,12 @@ class MathPoolTest(absltest.TestCase):
     judge = pool.make_judge(config, self.create_tempdir().full_path, task)
     self.addCleanup(judge.close)
     texts = (r"\boxed{0.5}", _ENDLESS, r"\boxed{\frac{2}{4}}", r"\boxed{x}", "")
-    found = judge.judge(
+    result = judge.judge(
         [judges.JudgeRequest("train", 1, text) for text in texts]
     )
-    rewards = [one.reward for one in found]
+    rewards = [one.reward for one in result]
     np.testing.assert_array_equal(rewards, [1.0, np.nan, 1.0, 0.0, 0.0])
     self.assertEqual(
-        [one.failure for one in found], ["", "deadline", "", "", ""]
+        [one.failure for one in result], ["", "deadline", "", "", ""]
     )
     self.assertEqual(judge.totals()["failures"], {"deadline": 1})

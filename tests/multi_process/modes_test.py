@@ -57,7 +57,7 @@ class ModesTest(parameterized.TestCase):
       config: str = "",
       overrides: Mapping[str, object] | None = None,
   ) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         harness.command(
             program,
             self.workdir,
@@ -70,7 +70,7 @@ class ModesTest(parameterized.TestCase):
         text=True,
         timeout=300,
     )
-    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+    self.assertEqual(process.returncode, 0, process.stdout + process.stderr)
 
   def assert_private(self, *folders: pathlib.Path) -> Sequence[pathlib.Path]:
     paths = [path for folder in folders for path in folder.rglob("*")]

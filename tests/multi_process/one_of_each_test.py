@@ -138,7 +138,7 @@ class OneOfEachTest(absltest.TestCase):
       (self.package / table).write_text("\n".join(lines) + "\n")
 
   def main(self, program, *arguments):
-    done = subprocess.run(
+    process = subprocess.run(
         [
             *(sys.executable, "-m", "tba_jax.main", f"--program={program}"),
             f"--workdir={self.folder}/run",
@@ -151,10 +151,10 @@ class OneOfEachTest(absltest.TestCase):
         timeout=240,
         check=False,
     )
-    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+    self.assertEqual(process.returncode, 0, process.stdout + process.stderr)
 
   @pytest.mark.timeout(500)
-  def test_each_is_one_file_and_an_entry_and_runs(self):
+  def test_each_is_one_file_and_entry_and_runs(self):
     changed = {}
     for path in self.package.rglob("*.py"):
       name = str(path.relative_to(self.package))
@@ -186,7 +186,7 @@ class OneOfEachTest(absltest.TestCase):
         "from tba_jax.models.hf import hf; config, _ = hf.load('model');"
         "print(config.family)"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
         cwd=self.folder,
         env={**os.environ, "PYTHONPATH": str(self.folder)},
@@ -195,4 +195,4 @@ class OneOfEachTest(absltest.TestCase):
         timeout=120,
         check=False,
     )
-    self.assertEqual(done.stdout, "both\n", done.stderr)
+    self.assertEqual(process.stdout, "both\n", process.stderr)

@@ -33,7 +33,7 @@ class OtherSettingsTest(absltest.TestCase):
     error = self.text_of(name).rpartition("error: ")[2]
     return error.splitlines()
 
-  def test_refuses_a_searcher_with_other_settings_and_continues(self):
+  def test_refuses_searcher_with_other_settings_and_continues(self):
     roles = self.roles
     roles.start("store", self.locator, address="127.0.0.1:0")
     roles.start("trainer", self.locator)

@@ -106,16 +106,16 @@ class PythonRunsTest(absltest.TestCase):
     return [int(p.name) for p in folder.glob("[0-9]*") if p.name.isdigit()]
 
   def check_shell_is_refused(self):
-    done = subprocess.run(
+    process = subprocess.run(
         harness.command("evaluate", self.workdir),
         capture_output=True, text=True, check=False, env=harness.environment(),
     )  # fmt: skip
-    self.assertEqual(done.returncode, 2)
-    self.assertIn("near is a function of a Python program", done.stderr)
+    self.assertEqual(process.returncode, 2)
+    self.assertIn("near is a function of a Python program", process.stderr)
     # Nothing of an export is judged.
     out = self.workdir.parent / "exported"
-    done = subprocess.run(
+    process = subprocess.run(
         harness.command("export", self.workdir, str(out)),
         capture_output=True, text=True, check=False, env=harness.environment(),
     )  # fmt: skip
-    self.assertTrue((out / "config.json").exists(), done.stderr)
+    self.assertTrue((out / "config.json").exists(), process.stderr)

@@ -72,7 +72,7 @@ class RealRunTest(absltest.TestCase):
     self.workdir = pathlib.Path(folder.name)
 
   @pytest.mark.timeout(900)
-  def test_goes_on_after_a_kill_and_exports_a_model_that_transformers_loads(
+  def test_resumes_after_kill_and_exports_to_transformers(
       self,
   ):
     run = harness.Run(self.workdir, _OVERRIDES, "configs/instructions.py")

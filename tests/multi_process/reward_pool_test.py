@@ -68,12 +68,12 @@ class PoolTest(parameterized.TestCase):
   def judge(self, *texts: str, pool=None) -> list:
     return (pool or self.pool).judge([_request(text) for text in texts])
 
-  def test_answers_in_the_order_of_the_requests(self):
+  def test_answers_in_order_of_requests(self):
     pool = self.make(num_workers=3)
-    found = self.judge(*(f"ok {i}" for i in range(40)), pool=pool)
-    self.assertEqual([j.reward for j in found], list(range(40)))
-    self.assertEqual(found[7].key, "ok 7")
-    self.assertEqual(found[7].parts, {"part": 7.0, "other": 2.0})
+    result = self.judge(*(f"ok {i}" for i in range(40)), pool=pool)
+    self.assertEqual([j.reward for j in result], list(range(40)))
+    self.assertEqual(result[7].key, "ok 7")
+    self.assertEqual(result[7].parts, {"part": 7.0, "other": 2.0})
     self.assertEqual(
         pool.totals(),
         {
@@ -84,7 +84,7 @@ class PoolTest(parameterized.TestCase):
         },
     )
 
-  def test_a_completion_that_was_cut_off_is_judged_as_such(self):
+  def test_judges_truncated_completion_as_truncated(self):
     asked = [
         judges.JudgeRequest("train", 5, "ok 1", stopped) for stopped in (1, 0)
     ]
@@ -92,17 +92,19 @@ class PoolTest(parameterized.TestCase):
 
   def test_takes_reasons_from_workers(self):
     asked = [_request(text) for text in ("a", "raise", "b")]
-    found = self.pool.explain(asked)
-    self.assertEqual([found[0], found[2]], ["5: a is wrong", "5: b is wrong"])
-    self.assertRegex(found[1], r"no reason: error, .*py:\d+: ZeroDivisionError")
+    result = self.pool.explain(asked)
+    self.assertEqual([result[0], result[2]], ["5: a is wrong", "5: b is wrong"])
+    self.assertRegex(
+        result[1], r"no reason: error, .*py:\d+: ZeroDivisionError"
+    )
     self.assertEqual(self.pool.totals()["failures"], {})
 
-  def test_a_reason_that_hangs_costs_the_deadline_once(self):
+  def test_hanging_explanation_costs_one_deadline(self):
     pool = self.make(deadline_s=3.0)
-    found = pool.explain([_request(t) for t in ("a", "hang", "b", "c")])
-    self.assertEqual(found[0], "5: a is wrong")
-    self.assertIn("no reason: deadline, no answer in 3 s", found[1])
-    self.assertEqual(set(found[2:]), {"(no reason: another one was late)"})
+    result = pool.explain([_request(t) for t in ("a", "hang", "b", "c")])
+    self.assertEqual(result[0], "5: a is wrong")
+    self.assertIn("no reason: deadline, no answer in 3 s", result[1])
+    self.assertEqual(set(result[2:]), {"(no reason: another one was late)"})
     self.assertEqual(self.judge("ok 3", pool=pool)[0].reward, 3.0)
 
   def test_loses_one_completion_to_trouble(self):
@@ -115,10 +117,10 @@ class PoolTest(parameterized.TestCase):
         ("nothing", "nan", "returned None"),
     ]
     texts = [text for case in cases for text in ("ok 1", case[0])]
-    found = self.judge(*texts)
-    rewards = [j.reward for j in found]
+    result = self.judge(*texts)
+    rewards = [j.reward for j in result]
     np.testing.assert_array_equal(rewards, [1.0, math.nan] * len(cases))
-    self.assertIsNone(found[1].key)
+    self.assertIsNone(result[1].key)
     self.assertEqual(
         self.pool.totals(),
         {
@@ -129,13 +131,13 @@ class PoolTest(parameterized.TestCase):
         },
     )
     said = "\n".join(message for _, message in self.events)
-    for judged, (_, cause, message) in zip(found[1::2], cases):
+    for judged, (_, cause, message) in zip(result[1::2], cases):
       self.assertEqual(judged.failure, cause)
       self.assertIn(message, said)
     self.assertEqual({kind for kind, _ in self.events}, {"reward_failed"})
     self.assertIn("prompt 5 of 'train'", said)
 
-  def test_ends_a_completion_that_hangs_with_its_children(self):
+  def test_ends_hanging_reward_with_its_children(self):
     os.mkfifo(self.folder / "child")
     (self.folder / "child").chmod(0o666)
     pipe = os.open(self.folder / "child", os.O_RDWR)
@@ -150,15 +152,15 @@ class PoolTest(parameterized.TestCase):
 
     watcher = threading.Thread(target=look)
     watcher.start()
-    found = self.judge("hang_child", "hang", "ok 2", pool=pool)
+    result = self.judge("hang_child", "hang", "ok 2", pool=pool)
     watcher.join(30)
-    self.assertEqual([j.failure for j in found], ["deadline", "deadline", ""])
-    self.assertEqual(found[2].reward, 2.0)
+    self.assertEqual([j.failure for j in result], ["deadline", "deadline", ""])
+    self.assertEqual(result[2].reward, 2.0)
     self.assertEqual(pool.totals()["failures"], {"deadline": 2})
     self.assertIn("sleep", names)
     self.assert_ended([p for p, n in zip(started, names) if n == "sleep"])
 
-  def test_a_healthy_worker_is_kept(self):
+  def test_healthy_worker_is_kept(self):
     texts = ("start", "raise", "ok nan", "start", "die", "start")
     first, _, _, second, _, third = self.judge(*texts)
     self.assertEqual(first.reward, second.reward)
@@ -172,38 +174,38 @@ class PoolTest(parameterized.TestCase):
         [j.key for j in self.judge(remembers, remembers)], ["1\n"] * 2
     )
 
-  def test_names_threads_that_a_fork_has_not(self):
+  def test_reports_threads_before_fork(self):
     pool = self.make(deadline_s=3.0, folder="threads")
-    (found,) = self.judge("hang", pool=pool)
-    self.assertEqual(found.failure, "deadline")
+    (result,) = self.judge("hang", pool=pool)
+    self.assertEqual(result.failure, "deadline")
     self.assertIn("it had 2 threads before it forked", self.events[0][1])
 
-  def test_takes_no_printed_text_for_an_answer(self):
-    found = self.judge("print 4", "ok 5")
-    self.assertEqual([j.reward for j in found], [4.0, 5.0])
+  def test_takes_no_printed_text_for_answer(self):
+    result = self.judge("print 4", "ok 5")
+    self.assertEqual([j.reward for j in result], [4.0, 5.0])
 
   def test_long_and_odd_texts_arrive(self):
     text = "é\x00\ud800\n" * 100_000
-    (found,) = self.judge("long " + text)
-    self.assertEqual(found.reward, len(text))
+    (result,) = self.judge("long " + text)
+    self.assertEqual(result.reward, len(text))
 
   def test_bounds_memory(self):
     pool = self.make(memory_mb=1500)
-    found = self.judge("memory", "ok 1", pool=pool)
-    self.assertEqual([j.failure for j in found], ["error", ""])
+    result = self.judge("memory", "ok 1", pool=pool)
+    self.assertEqual([j.failure for j in result], ["error", ""])
     self.assertIn("MemoryError", self.events[0][1])
 
-  def test_loads_the_task_before_judging(self):
-    (found,) = self.judge("prepared")
-    self.assertEqual(found.reward, 1.0)
+  def test_loads_task_before_judging(self):
+    (result,) = self.judge("prepared")
+    self.assertEqual(result.reward, 1.0)
 
-  def test_reports_a_worker_that_cannot_start(self):
+  def test_reports_failed_worker_start(self):
     pool = self.make(folder="none")
-    found = self.judge("ok 1", "ok 2", pool=pool)
-    self.assertEqual([j.failure for j in found], ["start", "start"])
+    result = self.judge("ok 1", "ok 2", pool=pool)
+    self.assertEqual([j.failure for j in result], ["start", "start"])
     self.assertIn("the task cannot be made", self.events[0][1])
 
-  def test_the_secret_is_out_of_reach(self):
+  def test_secret_is_out_of_reach(self):
     secret = "5e" * 32
     self.enter_context(
         mock.patch.dict(os.environ, TBA_JAX_SECRET=secret, MINE="1", OTHER="2")
@@ -211,7 +213,7 @@ class PoolTest(parameterized.TestCase):
     # Also in the memory of a process that has it, of the same user at first.
     keeper = subprocess.Popen(["sleep", "60"])
     self.addCleanup(keeper.kill)
-    found, environment = self.judge(
+    result, environment = self.judge(
         f"secret {keeper.pid} {secret}",
         "environment",
         pool=self.make(env_vars="MINE,TBA_JAX_SECRET"),
@@ -220,30 +222,30 @@ class PoolTest(parameterized.TestCase):
     self.assertContainsSubset(["HOME", "PATH", "MINE"], names)
     self.assertNoCommonElements(["TBA_JAX_SECRET", "OTHER"], names)
     if os.geteuid() == 0:  # Another user may not read it.
-      self.assertEqual(found.key, "out of reach")
-    self.assertNotEqual(found.key, "in its own environment")
+      self.assertEqual(result.key, "out of reach")
+    self.assertNotEqual(result.key, "in its own environment")
 
   def test_no_descriptor_is_inherited(self):
     with open(self.folder / "open", "w") as f:
       os.set_inheritable(f.fileno(), True)
-      (found,) = self.judge(f"descriptor {f.fileno()}")
-    self.assertEqual(found.key, "closed")
+      (result,) = self.judge(f"descriptor {f.fileno()}")
+    self.assertEqual(result.key, "closed")
 
   def test_ends_processes_without_end(self):
     if os.geteuid() and not self.judge("ok 1"):
       self.skipTest("needs a limit that holds")
-    (found,) = self.judge("fork")
-    self.assertLess(found.reward, 1000)
+    (result,) = self.judge("fork")
+    self.assertLess(result.reward, 1000)
     self.assertEqual(self.judge("ok 1")[0].reward, 1.0)
 
-  def test_ends_a_process_that_leaves_its_group(self):
+  def test_ends_process_outside_its_group(self):
     self.assertEqual([j.failure for j in self.judge("leave")], [""])
     left = psutil.Process().children(recursive=True)
     self.assertNotIn("sleep", [p.name() for p in left])
 
-  def test_ends_a_file_without_end(self):
-    (found,) = self.judge("fill")
-    self.assertEqual(found.reward, sandbox.MAX_FILE_BYTES)
+  def test_ends_file_without_end(self):
+    (result,) = self.judge("fill")
+    self.assertEqual(result.reward, sandbox.MAX_FILE_BYTES)
 
   def test_disks_cannot_be_filled(self):
     if "disk" in "".join(self.unconfined):
@@ -254,9 +256,9 @@ class PoolTest(parameterized.TestCase):
     self.assertEqual(outside.failure, "error")
     self.assertFalse(path.exists())
 
-  def test_gives_a_worker_a_directory_and_removes_it(self):
-    (found,) = self.judge("directory")
-    home = pathlib.Path(found.key)
+  def test_gives_worker_directory_and_removes_it(self):
+    (result,) = self.judge("directory")
+    home = pathlib.Path(result.key)
     self.assertTrue(home.is_dir())
     self.assertEqual(home.stat().st_mode & 0o077, 0)
     self.pool.close()
@@ -267,10 +269,10 @@ class PoolTest(parameterized.TestCase):
     with socket.create_server(("127.0.0.1", 0)) as server:
       port = server.getsockname()[1]
       pool = self.make(network=network)
-      (found,) = self.judge(f"network {port}", pool=pool)
-    if not network and found.key == "network":
+      (result,) = self.judge(f"network {port}", pool=pool)
+    if not network and result.key == "network":
       self.skipTest("this system does not permit network namespaces")
-    self.assertEqual(found.key, key)
+    self.assertEqual(result.key, key)
 
   def test_writes_few_events_for_many_failures(self):
     self.judge(*(["raise"] * 9))
@@ -299,10 +301,10 @@ class PoolTest(parameterized.TestCase):
     self.assertEqual(answer["failure"], "start")
     self.assertEmpty(psutil.Process().children())
 
-  def test_the_default_worker_judges_a_task_of_ours(self):
+  def test_default_worker_judges_task_of_ours(self):
     pool = pool_lib.Pool({"name": "arithmetic", "max_number": 3}, _settings())
     self.addCleanup(pool.close)
-    found = self.judge("no number", pool=pool)
-    self.assertEqual([j.reward for j in found], [0.0])
-    self.assertFalse(math.isnan(found[0].reward))
+    result = self.judge("no number", pool=pool)
+    self.assertEqual([j.reward for j in result], [0.0])
+    self.assertFalse(math.isnan(result[0].reward))
     self.assertEqual(pool.totals()["failures"], {})

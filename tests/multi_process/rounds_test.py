@@ -41,7 +41,7 @@ class RoundsTest(absltest.TestCase):
           list(record["replay/staleness_histogram"]), [str(step - version)]
       )
 
-  def test_keeps_order_and_bits_over_an_interruption(self):
+  def test_keeps_order_and_bits_over_interruption(self):
     with tempfile.TemporaryDirectory() as folder:
       whole = harness.Run(f"{folder}/whole", _OVERRIDES)
       self.addCleanup(whole.close)
@@ -61,6 +61,6 @@ class RoundsTest(absltest.TestCase):
       self.assertEqual(again.wait(), 0, again.text())
       self.assert_cleanba(again)
       expected = harness.params_of(whole.workdir, _STEPS)
-      found = harness.params_of(again.workdir, _STEPS)
+      actual = harness.params_of(again.workdir, _STEPS)
       for name, leaf in expected.items():
-        np.testing.assert_array_equal(found[name], leaf, err_msg=name)
+        np.testing.assert_array_equal(actual[name], leaf, err_msg=name)

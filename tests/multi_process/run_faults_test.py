@@ -74,7 +74,7 @@ class RunFaultsTest(absltest.TestCase):
     self.workdir = pathlib.Path(folder.name) / "run"
 
   @pytest.mark.timeout(600)
-  def test_ends_in_a_line_where_its_directory_is_deleted(self):
+  def test_deleted_workdir_ends_run_with_one_line_error(self):
     log = self.workdir.with_name("out.txt")
     command = harness.command(
         "train", self.workdir, config=harness.CONFIG, overrides=_OVERRIDES
@@ -148,7 +148,7 @@ class RunFaultsTest(absltest.TestCase):
     self.assertIn("config.model.width", other.text())
 
   @pytest.mark.timeout(300)
-  def test_counts_announced_completions_though_all_roles_died(
+  def test_counts_announced_completions_after_all_roles_died(
       self,
   ):
     # A searcher that is far ahead of a slow trainer would have nothing to do.
@@ -200,7 +200,7 @@ class RunFaultsTest(absltest.TestCase):
     self.assertEqual(ledger["generated"]["completions"], sum(totals.values()))
 
   @pytest.mark.timeout(300)
-  def test_replaces_roles_that_are_stopped_for_ever(self):
+  def test_replaces_permanently_suspended_roles(self):
     run = self.start(**{"search.starvation_s": 24.0, "store.deadline_s": 24.0})
     run.wait_for_step(3)
     # No lease and no status tells of a stopped process for long, and the

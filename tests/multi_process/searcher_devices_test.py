@@ -34,18 +34,18 @@ class SearcherDevicesTest(parameterized.TestCase):
     self.assertEmpty(run.events("idle_devices"))
     return run, harness.params_of(workdir, _STEPS)
 
-  def test_trains_the_params_of_one_device_but_for_rounding(self):
+  def test_trains_params_of_one_device_but_for_rounding(self):
     # On some CPUs the bits of a product depend on how many rows it has.
     _, expected = self.run_to_the_end("one")
     two = {"search.mesh.data": 2, "search.cpu_devices": 2}
-    _, found = self.run_to_the_end("two", **two)
-    self.assertCountEqual(found, expected)
+    _, actual = self.run_to_the_end("two", **two)
+    self.assertCountEqual(actual, expected)
     for name, leaf in expected.items():
       np.testing.assert_allclose(
-          found[name], leaf, rtol=1e-3, atol=1e-4, err_msg=name
+          actual[name], leaf, rtol=1e-3, atol=1e-4, err_msg=name
       )
 
-  def test_params_come_split_by_the_shards_of_the_trainer(self):
+  def test_params_arrive_in_trainer_shards(self):
     run, _ = self.run_to_the_end(
         "split",
         **{

@@ -13,7 +13,7 @@ from tests.chaos import serving_attack
 class ServeAttackTest(absltest.TestCase):
 
   @pytest.mark.timeout(900)
-  def test_results_are_those_of_a_server_in_peace(self):
+  def test_results_match_server_in_peace(self):
     """A slice of `python -m tests.chaos.serving_attack 10000 SEED FOLDER`."""
     said = serving_attack.attack(
         pathlib.Path(self.create_tempdir().full_path),

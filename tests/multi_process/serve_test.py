@@ -73,7 +73,7 @@ class ServeTest(absltest.TestCase):
     near.endheaders(body)
     return near
 
-  def test_says_what_is_wrong_with_a_request(self):
+  def test_reports_invalid_request(self):
     server = self._start()
     key = self.workdir / "serve" / "key"
     self.assertEqual(stat.S_IMODE(os.stat(key).st_mode), 0o600)
@@ -121,16 +121,16 @@ class ServeTest(absltest.TestCase):
         ("retrieve_futures", b'{"timeout": NaN}', 422, "not JSON"),
     ):
       with self.subTest(path=path, message=message):
-        found, said = server.post(path, body)
-        self.assertEqual(found, status, said)
+        result, said = server.post(path, body)
+        self.assertEqual(result, status, said)
         self.assertIn(message, said["error"])
-    found, said = server.post("create_session", {}, **{"X-API-Key": "tml-x"})
-    self.assertEqual((found, "key" in said["error"]), (401, True))
-    found, said = server.post("retrieve_future", {"request_id": f"{one}:1"})
+    result, said = server.post("create_session", {}, **{"X-API-Key": "tml-x"})
+    self.assertEqual((result, "key" in said["error"]), (401, True))
+    result, said = server.post("retrieve_future", {"request_id": f"{one}:1"})
     self.assertIn("without a gradient", said["error"])
     self.assertEqual(said["category"], "user")
 
-  def test_ends_in_order_at_a_signal(self):
+  def test_ends_in_order_at_signal(self):
     server = self._start()
     _, session = server.post("create_session", {})
     model = {**session, "model_seq_id": 0, "base_model": "scratch"}
@@ -196,10 +196,10 @@ class ServeTest(absltest.TestCase):
           [list(s.tokens) for s in sample.sequences],
       ), path
 
-    wanted, path = train(lambda: None)
-    found, _ = train(server.kill)
-    self.assertEqual(found, wanted)
-    self.assertEqual(wanted[0]["step:max"], 2)
+    expected, path = train(lambda: None)
+    actual, _ = train(server.kill)
+    self.assertEqual(actual, expected)
+    self.assertEqual(expected[0]["step:max"], 2)
 
     if importlib.util.find_spec("torch") is not None:
       with self.subTest("a client-side loss is the same step"):

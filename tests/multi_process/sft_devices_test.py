@@ -11,7 +11,7 @@ from tests.support import harness
 
 class SftDevicesTest(absltest.TestCase):
 
-  def test_gives_one_process_the_devices_of_all(self):
+  def test_gives_one_process_devices_of_all(self):
     folder = pathlib.Path(self.create_tempdir().full_path)
     sft = harness.Process(
         harness.command(

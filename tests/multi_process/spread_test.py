@@ -12,8 +12,10 @@ class SpreadTest(parameterized.TestCase):
 
   @parameterized.parameters(1, 2)
   def test_gives_each_process_its_rows(self, num_processes):
-    found = spread.run(base_config.make(), [str(num_processes), "64", "10"])
+    result = spread.run(base_config.make(), [str(num_processes), "64", "10"])
     # Four arrays of 64 times 10 numbers, two of 64; of 4 bytes each.
-    self.assertEqual(found["mb"], 4 * (4 * 640 + 2 * 64) / 1e6)
-    self.assertEqual(found["processes"], num_processes)
-    self.assertAlmostEqual(found["mb_per_s"], found["mb"] / found["spread_s"])
+    self.assertEqual(result["mb"], 4 * (4 * 640 + 2 * 64) / 1e6)
+    self.assertEqual(result["processes"], num_processes)
+    self.assertAlmostEqual(
+        result["mb_per_s"], result["mb"] / result["spread_s"]
+    )

@@ -32,7 +32,7 @@ class StrangersTest(absltest.TestCase):
     run.wait_for_step(3)
     return run
 
-  def test_opens_ports_of_one_machine_to_it_alone(self):
+  def test_local_run_opens_only_loopback_ports(self):
     for changes, ports in (({}, 0), ({"store.address": "127.0.0.1:0"}, 1)):
       run = self.start(**changes)
       hosts = [
@@ -51,14 +51,14 @@ class StrangersTest(absltest.TestCase):
     spool = self.workdir / "spool"
     keys = [spool / name for name in ("cert.pem", "key.pem", "ca.pem")]
     self.assertEqual([key.stat().st_mode & 0o777 for key in keys], [0o600] * 3)
-    found = locator.read_locator(spool / "locator.json")
+    result = locator.read_locator(spool / "locator.json")
     other = strangers.of_another_run(self.workdir.parent / "other")
     first = run.steps()[-1]["step"]
     for _ in range(3):
-      strangers.send_garbage(found.address)
-      self.assertEmpty(strangers.speak_tls(found.address))
-      self.assertIsNone(strangers.attach(found, None))
-      self.assertIsNone(strangers.attach(found, other))
+      strangers.send_garbage(result.address)
+      self.assertEmpty(strangers.speak_tls(result.address))
+      self.assertIsNone(strangers.attach(result, None))
+      self.assertIsNone(strangers.attach(result, other))
     run.wait_for_step(first + 10)
     self.assertEqual(run.events("store_lost"), [])
     self.assertEqual(run.events("restart"), [])

@@ -44,7 +44,7 @@ class SweepTest(absltest.TestCase):
         for path in (self.workdir / "runs").glob("*.json")
     }
 
-  def test_goes_on_after_a_kill_and_ends_where_a_worker_fails(self):
+  def test_resumes_after_kill_and_ends_on_worker_failure(self):
     config = "--config=configs/staleness.py:smoke"
     sweep = self.start(config, "--config.sweep.workers=2")
     waiting.wait_until(

@@ -137,7 +137,7 @@ class ServiceLossTest(parameterized.TestCase):
       out, _ = sender.communicate(timeout=60)
       self.assertEqual((sender.returncode, out), (0, "True [1, 2, 3, 4]\n"))
 
-  def test_client_leaves_a_hung_service(self):
+  def test_client_leaves_hung_service(self):
     running = self.start()
     path = running.host.locator_path
     clients = [running.client(deadline_s=1.0) for _ in range(2)]
@@ -171,7 +171,7 @@ class ServiceLossTest(parameterized.TestCase):
     self.assertEqual(clients[0].reconnect(60.0), 2)
 
   @parameterized.parameters("", "127.0.0.1:0")
-  def test_client_connects_past_a_hung_service(self, address):
+  def test_client_connects_past_hung_service(self, address):
     running = self.start(probe_timeout_s=2.0, address=address)
     waiting.stop(running.host.child_pid)
     # Connects once generation 1 is given up, long before 60 s.
@@ -192,7 +192,7 @@ class ServiceLossTest(parameterized.TestCase):
     self.assertEqual(client.reconnect(), 5)
     self.assertIsNone(client.get("a"))
 
-  def test_waiting_threads_return_when_the_service_dies(self):
+  def test_waiting_threads_return_when_service_dies(self):
     running = self.start()
     clients = [running.client() for _ in range(4)]
     waiting.stop(running.host.child_pid)
@@ -215,7 +215,7 @@ class ServiceLossTest(parameterized.TestCase):
     self.assertLen(errors, len(clients))
     self.assertEqual([client.reconnect() for client in clients], [2] * 4)
 
-  def test_process_of_a_jax_cluster_survives(self):
+  def test_process_of_jax_cluster_survives(self):
     running = self.start()
     with socket.socket() as probe:
       probe.bind(("127.0.0.1", 0))
@@ -244,8 +244,8 @@ class HostLossTest(parameterized.TestCase):
 
   def wait_for_generation(self, generation):
     def is_announced():
-      found = locator.read_locator(self.path)
-      return found is not None and found.generation == generation
+      result = locator.read_locator(self.path)
+      return result is not None and result.generation == generation
 
     waiting.wait_until(is_announced)
     return locator.read_locator(self.path)
@@ -271,7 +271,7 @@ class HostLossTest(parameterized.TestCase):
     self.assertEqual(client.reconnect(60.0), 2)
     self.assertTrue(client.put("a", b"x"))
 
-  def test_takes_no_suspended_machine_for_a_silent_service(self):
+  def test_takes_no_suspended_machine_for_silent_service(self):
     host = self.start_host(probe_timeout_s=1.0)
     service = self.wait_for_generation(1)
     pids = host.pid, service.pid

@@ -92,15 +92,15 @@ class VerifyTest(parameterized.TestCase):
     data[offset] ^= 1
     path.write_bytes(data)
 
-  def test_passes_an_untouched_run(self):
+  def test_passes_untouched_run(self):
     problems, parts = self.audit()
     self.assertEmpty(problems)
     self.assertEqual([note for p in parts.values() for note in p.notes], [])
-    self.assertEqual(parts["checkpoints"].found, "steps 8, 12")
-    self.assertIn(f"{_STEPS} steps", parts["metrics"].found)
+    self.assertEqual(parts["checkpoints"].summary, "steps 8, 12")
+    self.assertIn(f"{_STEPS} steps", parts["metrics"].summary)
     self.assertGreater(len(self.segments()), 2)
 
-  def test_finds_a_damaged_tensor_of_the_best_model(self):
+  def test_finds_damaged_tensor_of_best_model(self):
     model = self.folder / "best" / "model"
     config = hf_case.make_config()
     hf.save(model, config, hf_case.make_params(config))
@@ -108,13 +108,13 @@ class VerifyTest(parameterized.TestCase):
     self.flip(model / "model.safetensors", -1)
     self.assert_wrong(("best/model/model.safetensors", "tensor .* is damaged"))
 
-  def test_finds_a_wrong_journal_record(self):
+  def test_finds_wrong_journal_record(self):
     second = self.segments()[1]
     middle = second.stat().st_size // 2
     self.flip(second, middle)
     self.assert_wrong((f"replay/{second.name}, byte ", "are no record"))
 
-  def test_finds_a_wrong_record_that_the_journal_would_read(self):
+  def test_finds_invalid_record_with_valid_digest(self):
     """The digest is not the journal's own."""
     second = self.segments()[1]
     self.flip(second, second.stat().st_size // 2)
@@ -126,12 +126,12 @@ class VerifyTest(parameterized.TestCase):
   @parameterized.parameters(
       ("magic", 3, "is damaged"), ("digest", 30, "is damaged")
   )
-  def test_finds_a_wrong_header_of_a_segment(self, _, offset, what):
+  def test_finds_wrong_header_of_segment(self, _, offset, what):
     second = self.segments()[1]
     self.flip(second, offset)
     self.assert_wrong((f"replay/{second.name}, header", what))
 
-  def test_finds_a_header_of_another_position(self):
+  def test_finds_header_of_another_position(self):
     first, second, *_ = self.segments()
     size = journal.HEADER_BYTES
     data = first.read_bytes()[:size] + second.read_bytes()[size:]
@@ -141,7 +141,7 @@ class VerifyTest(parameterized.TestCase):
         (f"replay/{second.name}, header", f"has position {start}$")
     )
 
-  def test_names_a_segment_of_a_newer_format(self):
+  def test_names_segment_of_newer_format(self):
     second = self.segments()[1]
     with mock.patch.object(journal, "FORMAT", journal.FORMAT + 1):
       header = journal._encode_header(int(second.stem.split("-")[1]))
@@ -150,7 +150,7 @@ class VerifyTest(parameterized.TestCase):
     self.assertEqual(problems[0][0], f"replay/{second.name}, header")
     self.assertIn(f"format {journal.FORMAT + 1}", problems[0][1])
 
-  def test_finds_a_segment_cut_in_half(self):
+  def test_finds_segment_cut_in_half(self):
     second = self.segments()[1]
     os.truncate(second, second.stat().st_size // 2)
     self.assert_wrong(
@@ -163,11 +163,11 @@ class VerifyTest(parameterized.TestCase):
       (1, r"positions \d+ to \d+ are missing"),
       (-1, "checkpoints/12 has applied the journal to here"),
   )
-  def test_finds_a_deleted_segment(self, index, what):
+  def test_finds_deleted_segment(self, index, what):
     self.segments()[index].unlink()
     self.assert_wrong(("replay", what))
 
-  def test_finds_a_repeated_block(self):
+  def test_finds_repeated_block(self):
     # The last segment may hold no block, only that the searcher has left.
     first, *_, last = self.segments()
     (span, *_), _ = journal.read_segment(first, int(first.stem.split("-")[1]))
@@ -176,7 +176,7 @@ class VerifyTest(parameterized.TestCase):
     last.write_bytes(data + again)
     self.assert_wrong((f"replay/{last.name}, byte {len(data)}", "there again"))
 
-  def test_passes_the_remains_of_a_crash(self):
+  def test_passes_remains_of_crash(self):
     """A torn record and lines; a restart cuts the record and goes on."""
     for name in ("result.json", "summary.json"):
       (self.folder / name).unlink()
@@ -201,7 +201,7 @@ class VerifyTest(parameterized.TestCase):
     self.assertEmpty(problems)
     self.assertIn("cut 6 bytes", parts["journal"].notes[0])
 
-  def test_finds_a_forged_acknowledgement(self):
+  def test_finds_forged_acknowledgement(self):
     path = self.folder / "replay/acknowledged.jsonl"
     sid, *mark, _ = json.loads(path.read_bytes().splitlines()[-1])
     line = journal._ack_line(sid, [mark[0] + 7, *mark[1:]])
@@ -216,7 +216,7 @@ class VerifyTest(parameterized.TestCase):
     self.assert_wrong(("replay/acknowledged.jsonl", "is missing"))
 
   @parameterized.parameters("state/d", "state/ocdbt.process_0/d")
-  def test_finds_a_wrong_bit_of_an_array(self, folder):
+  def test_finds_wrong_bit_of_array(self, folder):
     files = (self.folder / "checkpoints/12" / folder).iterdir()
     path = max(files, key=lambda path: path.stat().st_size)
     self.flip(path, path.stat().st_size // 2)
@@ -224,12 +224,12 @@ class VerifyTest(parameterized.TestCase):
         ("checkpoints/12/state", "another checksum|cannot be read")
     )
 
-  def test_finds_a_wrong_host_state(self):
+  def test_finds_wrong_host_state(self):
     path = self.folder / "checkpoints/8/host/process-00000.npz"
     self.flip(path, path.stat().st_size // 2)
     self.assert_wrong(("checkpoints/8/host/process-00000.npz", "cannot be"))
 
-  def test_finds_a_ledger_of_a_checkpoint_that_does_not_balance(self):
+  def test_finds_unbalanced_checkpoint_ledger(self):
     path = self.folder / "checkpoints/8/host/process-00000.npz"
     members = dict(np.load(path, allow_pickle=False))
     structure = json.loads(members["structure"].tobytes())
@@ -239,7 +239,7 @@ class VerifyTest(parameterized.TestCase):
     np.savez(path, **members)
     self.assert_wrong(("checkpoints/8/host", "accounted for"))
 
-  def test_finds_a_missing_commit_marker(self):
+  def test_finds_missing_commit_marker(self):
     (self.folder / "checkpoints/8/commit_success.txt").unlink()
     self.assert_wrong(("checkpoints/8/commit_success.txt", "is missing"))
 
@@ -255,18 +255,18 @@ class VerifyTest(parameterized.TestCase):
     shutil.rmtree(self.folder / "checkpoints/12")
     self.assertIn("checkpoints", dict(self.audit()[0]))
 
-  def test_finds_the_newest_checkpoint_deleted(self):
+  def test_finds_newest_checkpoint_deleted(self):
     shutil.rmtree(self.folder / "checkpoints/12")
     problems, _ = self.audit()
     self.assertIn("result.json", dict(problems))
 
   @parameterized.parameters("config", "epoch", "eval", "ledger", "summary")
-  def test_finds_a_file_that_is_not_json(self, name):
+  def test_finds_non_json_file(self, name):
     (self.folder / f"{name}.json").write_bytes(b"\x00garbage")
     problems, _ = self.audit()
     self.assertIn(f"{name}.json", dict(problems))
 
-  def test_finds_a_ledger_that_does_not_close(self):
+  def test_finds_open_ledger(self):
     path = self.folder / "ledger.json"
     ledger = jsonl.read_json(path)
     ledger["evicted_untrained"]["tokens"] += 5
@@ -283,11 +283,11 @@ class VerifyTest(parameterized.TestCase):
     path.write_text("".join(lines))
 
   @parameterized.parameters((0, 0), (5, 5), (-1, _STEPS - 1))
-  def test_finds_a_step_without_its_line(self, index, step):
+  def test_finds_step_without_its_line(self, index, step):
     self.edit_metrics(lambda lines, steps: lines.pop(steps[index]))
     self.assert_wrong(("metrics.jsonl", f"steps {step} to {step} have no line"))
 
-  def test_finds_a_step_out_of_order(self):
+  def test_finds_step_out_of_order(self):
     self.edit_metrics(lambda lines, steps: lines.insert(-1, lines[steps[3]]))
     problems, _ = self.audit()
     self.assertRegex(problems[0][1], "step 3 comes after step")
@@ -301,7 +301,7 @@ class VerifyTest(parameterized.TestCase):
       "samples.jsonl",
       "replay/decisions.jsonl",
   )
-  def test_finds_a_bit(self, name):
+  def test_finds_bit(self, name):
     path = self.folder / name
     data = path.read_bytes()
     chosen = random.Random(name)
@@ -314,7 +314,7 @@ class VerifyTest(parameterized.TestCase):
         places = [place for place, _ in self.audit()[0]]
         self.assertIn(name, "".join(places))
 
-  def test_finds_a_line_that_is_not_json(self):
+  def test_finds_non_json_line(self):
     def edit(lines, steps):
       lines[steps[5]] = lines[steps[5]].replace(":", ";", 1)
 
@@ -322,7 +322,7 @@ class VerifyTest(parameterized.TestCase):
     problems, _ = self.audit()
     self.assertIn("1 lines are damaged", dict(problems).values())
 
-  def test_ends_with_a_status_and_changes_nothing(self):
+  def test_ends_with_status_and_changes_nothing(self):
     before = {path: path.stat().st_mtime_ns for path in self.folder.rglob("*")}
     self.assertEqual(self.run_program(), (0, f"{self.folder}: sound"))
     lock = run_directory.lock(str(self.folder))
@@ -338,7 +338,7 @@ class VerifyTest(parameterized.TestCase):
     with contextlib.redirect_stderr(io.StringIO()):
       self.assertEqual(verify.run(None, empty), 2)
 
-  def test_refuses_a_run_of_another_version_in_one_line(self):
+  def test_refuses_run_of_another_version_in_one_line(self):
     path = self.folder / "config.json"
     saved = json.loads(path.read_bytes())
     path.write_text(json.dumps({**saved, "format": saved["format"] - 1}))
@@ -356,7 +356,7 @@ class VerifyTest(parameterized.TestCase):
       status = verify.run(None, str(self.folder), operands)
     return status, out.getvalue().splitlines()[-1]
 
-  def test_runs_where_no_other_program_opens_the_run(self):
+  def test_verifies_run_unreadable_to_other_programs(self):
     (self.folder / "eval.json").write_text("[")
     process = harness.Process(
         harness.command("verify", self.folder), self.folder / "out.txt"

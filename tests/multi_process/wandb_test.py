@@ -20,7 +20,7 @@ from tests.support import waiting
 )
 class WandbTest(absltest.TestCase):
 
-  def test_writes_an_offline_run(self):
+  def test_writes_offline_run(self):
     workdir = pathlib.Path(self.create_tempdir().full_path) / "run"
     workdir.mkdir()
     events = []

@@ -72,7 +72,7 @@ class CookbookTest(absltest.TestCase):
     self.assertLen(rewards, 8)
     self.assertGreater(rewards[-1], rewards[0] + 0.01)
 
-  def test_supervised_from_a_file_and_on_from_its_checkpoint(self):
+  def test_supervised_from_file_and_on_from_its_checkpoint(self):
     rng = np.random.default_rng(0)
     file = self.workdir / "conversations.jsonl"
     with file.open("w") as out:

@@ -67,7 +67,7 @@ class GemTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(*_GAMES.items())
-  def test_texts_and_rewards_are_those_of_the_package(self, game, turn):
+  def test_texts_and_rewards_match_package(self, game, turn):
     made = self.make(f"game:{game}")
     (prompt,) = made.prompts(base.TRAIN, [3])
     turns, texts, reward = alone(f"game:{game}", 6, 4, turn)
@@ -82,7 +82,7 @@ class GemTest(parameterized.TestCase):
       self.assertTrue(text.endswith(answer), (text, answer))
       self.assertNotEmpty(answer)
 
-  def test_python_calculates_before_the_answer(self):
+  def test_python_calculates_before_answer(self):
     made = self.make("rg:chain_sum,python_tool")
     (prompt,) = made.prompts(base.TRAIN, [0])
     self.assertIn("wrapped within <python>", prompt.said)
@@ -101,6 +101,6 @@ class GemTest(parameterized.TestCase):
       ("game:GuessTheNumber-v1", "must be one of game:GuessTheNumber-v0-"),
       ("game:GuessTheNumber-v0-easy,python", "must be one of python_tool"),
   )
-  def test_unknown_names_are_told(self, name, message):
+  def test_unknown_names_are_reported(self, name, message):
     (prompt,) = self.make(name).prompts(base.TRAIN, [0])
     self.assertIn(message, prompt.failure[1])

@@ -22,10 +22,10 @@ class GymnasiumTest(absltest.TestCase):
     prompts = made.prompts(base.TRAIN, [0, 1, 2])
     self.assertEqual([prompt.said for prompt in prompts], said)
     right = said[1].removeprefix("Say ")
-    answers, (late, found) = episodes.play(
+    answers, (late, result) = episodes.play(
         made, ["x"] * 9, ["x", right], indices=[0, 1]
     )
     # Three steps are the registered limit: the end is a truncation.
     self.assertEqual(answers, [["No", "No"], ["No"]])
     self.assertEqual((late.reward, late.num_turns), (-1.5, 3))
-    self.assertEqual((found.reward, found.num_turns), (0.5, 2))
+    self.assertEqual((result.reward, result.num_turns), (0.5, 2))

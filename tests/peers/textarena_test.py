@@ -64,7 +64,7 @@ class TextArenaTest(parameterized.TestCase):
       ("TowerOfHanoi-v0", [f"[{move}]" for move in _HANOI]),
       ("Blackjack-v0", ["[Hit]", "[Stand]", "[Stand]"] + ["[Hit]"] * 20),
   )
-  def test_texts_and_rewards_are_those_of_the_package(self, name, turns):
+  def test_texts_and_rewards_match_package(self, name, turns):
     made = self.make(name)
     indices = [0, 1, 2, 1]
     prompts = made.prompts(base.TRAIN, indices)
@@ -80,7 +80,7 @@ class TextArenaTest(parameterized.TestCase):
       self.assertEqual((outcome.failure, outcome.reward), ("", reward))
       self.assertEqual(outcome.is_right, reward >= 1)
 
-  def test_a_number_is_found(self):
+  def test_number_is_found(self):
     answers, outcomes = episodes.play(
         self.make("GuessTheNumber-v0"),
         *(binary_search() for _ in range(4)),
@@ -92,7 +92,7 @@ class TextArenaTest(parameterized.TestCase):
         self.assertRegex(answer, r"^\[GAME\] The target number is \w+\.\n$")
 
   @parameterized.parameters("first_free", "FirstFree")
-  def test_a_game_for_two_against_a_fixed_opponent(self, name):
+  def test_game_for_two_against_fixed_opponent(self, name):
     made = self.make("TicTacToe-v0", opponent=f"{_OPPONENTS}:{name}")
     answers, (won, lost) = episodes.play(
         made, ["[4]", "[2]", "[6]"], ["[8]", "[7]", "[5]", "[3]"]
@@ -103,13 +103,13 @@ class TextArenaTest(parameterized.TestCase):
     self.assertIn("[Player 1] [0]\n", answers[0][0])
     self.assertNotIn("[Player 0]", "".join(answers[0]))
 
-  def test_games_that_cannot_be_played_are_told(self):
+  def test_reports_unplayable_games(self):
     (prompt,) = self.make("TicTacToe-v0").prompts(base.TRAIN, [0])
     self.assertRegex(prompt.failure[1], "to be 2.*task.opponent for two")
     (prompt,) = self.make("GuessTheNumbers-v0").prompts(base.TRAIN, [0])
     self.assertRegex(prompt.failure[1], "must be .*GuessTheNumber-v0,")
 
-  def test_a_run_trains_on_a_game(self):
+  def test_run_trains_on_game(self):
     config = environments_test.make_config(
         init="scratch", train__num_steps=2, evaluate__final_prompts=4
     )

@@ -69,7 +69,7 @@ class TokenizersTest(parameterized.TestCase):
       ("qwen3", "qwen2"),
       ("deepseek_v3", "deepseek-v3"),
   )
-  def test_gguf_files_give_the_ids_of_tokenizer_json(self, name, pre):
+  def test_gguf_files_give_ids_of_tokenizer_json(self, name, pre):
     keys = gguf_vocabulary.read(_folder(name), pre)
     ours, _ = gguf_tokenizer.make(keys)
     theirs = tokenizers.Tokenizer.from_file(
@@ -96,7 +96,7 @@ class TokenizersTest(parameterized.TestCase):
       ("gemma3", [2]),
       ("deepseek_v3", [0]),
   )
-  def test_folders_give_the_ids_of_texts_and_chats(self, name, bos):
+  def test_folders_give_ids_of_texts_and_chats(self, name, bos):
     ours = tokenizer_lib.load(_folder(name))
     theirs = transformers.AutoTokenizer.from_pretrained(_folder(name))
     plain = theirs.encode(_TEXT, add_special_tokens=False)
@@ -107,7 +107,7 @@ class TokenizersTest(parameterized.TestCase):
       )
       self.assertEqual(ours.encode_prompt(chat), ids)
 
-  def test_ids_of_parts_are_those_of_the_whole(self):
+  def test_ids_of_parts_match_whole(self):
     tokenizer = tokenizer_lib.load(_folder("llama2"))
     texts = hard_texts.make(_NUM_TEXTS)
     num_same = 0
@@ -125,7 +125,7 @@ class TokenizersTest(parameterized.TestCase):
   @parameterized.parameters(
       "tokenizer.model.v1", "mistral_instruct_tokenizer_240323.model.v3"
   )
-  def test_gguf_files_give_the_ids_of_sentencepiece(self, name):
+  def test_gguf_files_give_ids_of_sentencepiece(self, name):
     theirs = sentencepiece.SentencePieceProcessor(
         model_file=str(_mistral(name))
     )
@@ -148,7 +148,7 @@ class TokenizersTest(parameterized.TestCase):
           ours.encode(text).ids, [1, *theirs.encode(text)], repr(text)
       )
 
-  def test_gguf_files_give_the_ids_of_tekken(self):
+  def test_gguf_files_give_ids_of_tekken(self):
     file = json.loads(_mistral("tekken_240911.json").read_text("utf-8"))
     first = file["config"]["default_num_special_tokens"]
     num = file["config"]["default_vocab_size"] - first

@@ -46,9 +46,9 @@ def setUpModule():
 
 
 def _free_port() -> int:
-  with socket.socket() as found:
-    found.bind(("127.0.0.1", 0))
-    return found.getsockname()[1]
+  with socket.socket() as result:
+    result.bind(("127.0.0.1", 0))
+    return result.getsockname()[1]
 
 
 class VllmTest(absltest.TestCase):
@@ -135,10 +135,10 @@ class VllmTest(absltest.TestCase):
   def logprobs(self, params, tokens_L):
     whole = np.asarray(tokens_L)[None]
     logits = self.model.logits(params, whole, np.ones_like(whole))
-    found = logprobs_lib.token_logprobs(
+    result = logprobs_lib.token_logprobs(
         logits[:, :-1], whole[:, 1:], temperature=1.0
     )
-    return np.asarray(found[0])
+    return np.asarray(result[0])
 
   def gap(self, found, params):
     """Returns the mean gap between log-probs told and the params', nats."""
@@ -148,17 +148,17 @@ class VllmTest(absltest.TestCase):
           completions.tokens, completions.lengths, completions.logprobs
       ):
         whole = np.concatenate([prompt, tokens[:length]])
-        wanted = self.logprobs(params, whole)[len(prompt) - 1 :]
-        gaps.append(np.abs(told[:length] - wanted))
+        expected = self.logprobs(params, whole)[len(prompt) - 1 :]
+        gaps.append(np.abs(told[:length] - expected))
     return float(np.concatenate(gaps).mean())
 
   def test_same_greedy_tokens_as_ours(self):
     url = self.serve("float32")
     theirs = self.make(url, temperature=0.0)
     ours = decode.JaxSampler(self.model, self.settings(0.0))
-    found = theirs.sample(self.params, self.requests(1), version=3)
-    wanted = ours.sample(self.params, self.requests(1), version=3)
-    for a, b in zip(found, wanted):
+    result = theirs.sample(self.params, self.requests(1), version=3)
+    expected = ours.sample(self.params, self.requests(1), version=3)
+    for a, b in zip(result, expected):
       np.testing.assert_array_equal(a.tokens, b.tokens)
       np.testing.assert_array_equal(a.lengths, b.lengths)
       np.testing.assert_array_equal(a.stopped, b.stopped)
@@ -176,14 +176,14 @@ class VllmTest(absltest.TestCase):
         self.params,
     )
     first = sampler.put(self.params)
-    found = sampler.sample(first, self.requests(4), version=1)
-    gap = self.gap(found, self.params)
+    result = sampler.sample(first, self.requests(4), version=1)
+    gap = self.gap(result, self.params)
     print(f"{dtype}: {gap:.2g} nats")
     self.assertLess(gap, _GAPS[dtype])
     second = sampler.put(noise)
-    found = sampler.sample(second, self.requests(4), version=2)
-    self.assertLess(self.gap(found, noise), _GAPS[dtype])
-    self.assertGreater(self.gap(found, self.params), 0.5)
+    result = sampler.sample(second, self.requests(4), version=2)
+    self.assertLess(self.gap(result, noise), _GAPS[dtype])
+    self.assertGreater(self.gap(result, self.params), 0.5)
     tokens = np.stack([p[:12] for p in self.prompts])
     leaves = {
         probe.TOKENS: tokens,
@@ -202,7 +202,9 @@ class VllmTest(absltest.TestCase):
       swapped.append(1)
       return None if len(swapped) > 1 else (9, first)
 
-    found = sampler.sample(second, self.requests(4), version=2, newer=newer)
-    versions = np.concatenate([c.token_versions[c.sampled_mask] for c in found])
+    result = sampler.sample(second, self.requests(4), version=2, newer=newer)
+    versions = np.concatenate(
+        [c.token_versions[c.sampled_mask] for c in result]
+    )
     self.assertEqual(set(versions.tolist()), {2, 9})
     self.assertEqual(self.events, [])

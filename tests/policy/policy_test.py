@@ -259,7 +259,7 @@ class PolicyTest(absltest.TestCase):
     )
     shared = "most_rows_per_prompt"
     self.assertEqual(
-        [s[shared] for s in (searchers, evaluators, others)], [6, 4, 1]
+        [s[shared] for s in (searchers, evaluators, others)], [1, 4, 1]
     )
     self.assertEqual(
         {k: searchers[k] for k in ("temperature", "top_k", "top_p")},

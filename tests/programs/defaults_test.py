@@ -62,7 +62,7 @@ class OpenTest(absltest.TestCase):
   def is_open(self, key):
     return key in settings.open_keys(self.config)
 
-  def test_value_is_a_number_until_it_is_set(self):
+  def test_auto_value_is_number(self):
     key = "optimizer.learning_rate"
     self.assertEqual(self.config.optimizer.learning_rate, 1e-4)
     self.assertTrue(self.is_open(key))
@@ -72,14 +72,14 @@ class OpenTest(absltest.TestCase):
     self.assertTrue(self.is_open(key))
     self.assertEqual(self.config.optimizer.learning_rate, 1e-4)
 
-  def test_all_that_are_marked_are_open_but_not_in_a_copy(self):
+  def test_auto_settings_are_open_but_not_in_copy(self):
     marked = [key for key, s in settings.SETTINGS.items() if s.auto]
     self.assertEqual(settings.open_keys(self.config), marked)
     self.assertIn("mesh.fsdp", marked)
     copy = self.config.copy_and_resolve_references()
     self.assertEqual(settings.open_keys(copy), [])
 
-  def test_deep_copy_knows_what_is_set(self):
+  def test_deep_copy_keeps_set_keys(self):
     self.config.optimizer.learning_rate = 3e-4
     other = copy.deepcopy(self.config)
     self.assertEqual(load.flatten(other), load.flatten(self.config))
@@ -111,7 +111,7 @@ class RulesTest(parameterized.TestCase):
       ([100] * 10, 112),
       ([5000] * 10, 3072),
   )
-  def test_prompts_have_the_length_of_most(self, lengths, expected):
+  def test_prompt_length_covers_most_prompts(self, lengths, expected):
     model = _model(max_positions=4096)
     data = defaults.DataFacts(len(lengths), lengths)
     value, why = defaults.max_prompt_tokens(model, data)
@@ -151,30 +151,32 @@ class RulesTest(parameterized.TestCase):
       ("Qwen/Qwen2.5-1.5B", "1xh100", 4096, ("full", 1, 1)),
       ("Qwen/Qwen3-8B", "v5e-16", 352, ("full", 1, 1)),
   )
-  def test_micro_batch_fits_beside_the_model(self, name, where, length, sizes):
+  def test_micro_batch_fits_in_remaining_memory(
+      self, name, where, length, sizes
+  ):
     config = settings.get_config()
     config.sampling.update(max_prompt_tokens=96, max_completion_tokens=length)
     here = dataclasses.replace(hardware.HARDWARE[where], devices=1)
     machine = defaults.Machine(here, where)
-    *found, _ = defaults.micro_batch(config, _model(name), machine)
-    self.assertEqual(tuple(found), sizes)
+    *result, _ = defaults.micro_batch(config, _model(name), machine)
+    self.assertEqual(tuple(result), sizes)
 
-  def test_micro_batch_has_a_prompt_for_each_shard(self):
+  def test_micro_batch_has_prompt_for_each_shard(self):
     config = settings.get_config()
     config.sampling.update(max_prompt_tokens=96, max_completion_tokens=256)
     config.mesh.update(data=2, fsdp=4)
-    machine = defaults.of_hardware("8xh100")
+    machine = defaults.hardware_machine("8xh100")
     _, prompts, _, _ = defaults.micro_batch(
         config, _model("Qwen/Qwen3-8B"), machine
     )
     self.assertEqual(prompts % 8, 0)
     self.assertEqual(config.train.prompts_per_batch % prompts, 0)
 
-  def test_slots_hold_a_round_or_what_fits(self):
+  def test_slots_cover_round_or_memory(self):
     config = settings.get_config()
     config.sampling.update(max_prompt_tokens=96, max_completion_tokens=256)
     slots = lambda: defaults.num_slots(
-        config, _model(), defaults.of_hardware("1xh100")
+        config, _model(), defaults.hardware_machine("1xh100")
     )[0]
     self.assertEqual(slots(), 256)
     config.sampling.max_completion_tokens = 4000
@@ -182,9 +184,9 @@ class RulesTest(parameterized.TestCase):
     self.assertBetween(few, 8, 100)
     self.assertEqual(few % config.search.samples_per_prompt, 0)
 
-  def test_steps_on_a_cpu_are_small(self):
+  def test_steps_on_cpu_are_small(self):
     self.assertEqual(defaults.prompts_per_batch(_CPU, 32)[0], 4)
-    gpu = defaults.of_hardware("1xh100")
+    gpu = defaults.hardware_machine("1xh100")
     self.assertEqual(defaults.prompts_per_batch(gpu, 32)[0], 32)
 
 
@@ -237,29 +239,29 @@ class ProposeTest(parameterized.TestCase):
   def use(self, name):
     (self.folder / "config.json").write_text(json.dumps(_SHAPES[name]))
 
-  def test_known_models_have_the_size_of_their_shape(self):
+  def test_known_models_have_size_of_their_shape(self):
     for name, (billions, most) in hardware.MODELS.items():
       if name in _SHAPES:
         self.use(name)
-        found = hardware.size_of(self.config)
-        self.assertAlmostEqual(found[0], billions, delta=0.006, msg=name)
-        self.assertEqual(found[1], most, name)
+        result = hardware.size_of(self.config)
+        self.assertAlmostEqual(result[0], billions, delta=0.006, msg=name)
+        self.assertEqual(result[1], most, name)
 
   @parameterized.parameters(
       ("Qwen/Qwen3-0.6B", "8xh100", dict(fsdp=2, searchers=6, tensor=1)),
       ("Qwen/Qwen3-8B", "8xh100", dict(fsdp=4, searchers=2, tensor=2)),
       ("Qwen/Qwen3-0.6B", "v5e-16", dict(fsdp=16, searchers=1, tensor=1)),
   )
-  def test_any_model_gets_a_mesh(self, name, where, sizes):
+  def test_any_model_gets_mesh(self, name, where, sizes):
     self.use(name)
-    found = hardware.propose(self.config, hardware.HARDWARE[where])
-    self.assertEqual(set(found), set(hardware.MESH_KEYS))
-    self.assertEqual(found["mesh.fsdp"], sizes["fsdp"])
-    self.assertEqual(found["search.num_searchers"], sizes["searchers"])
-    self.assertEqual(found["search.mesh.tensor"], sizes["tensor"])
+    result = hardware.propose(self.config, hardware.HARDWARE[where])
+    self.assertEqual(set(result), set(hardware.MESH_KEYS))
+    self.assertEqual(result["mesh.fsdp"], sizes["fsdp"])
+    self.assertEqual(result["search.num_searchers"], sizes["searchers"])
+    self.assertEqual(result["search.mesh.tensor"], sizes["tensor"])
     self.assertEqual(self.config.mesh.fsdp, 1)  # Proposed alone.
 
-  def test_what_does_not_fit_names_what_does(self):
+  def test_error_suggests_fitting_hardware(self):
     self.use("Qwen/Qwen3-8B")
     with self.assertRaisesRegex(ValueError, "v6e-8: .*fits 8xh100, v5e-16"):
       hardware.propose_or_name(self.config, "v6e-8")
@@ -292,7 +294,7 @@ class ChooseTest(parameterized.TestCase):
         dict(name="custom", train=f"{self.folder}/rows.jsonl")
     )
 
-  def test_chooses_what_is_open_and_leaves_what_is_set(self):
+  def test_chooses_open_settings_and_keeps_set_ones(self):
     config = self.config
     config.optimizer.learning_rate = 3e-4
     config.evaluate.num_prompts = 256
@@ -316,7 +318,7 @@ class ChooseTest(parameterized.TestCase):
       self.assertNotEmpty(choice.why)
     self.assertEqual(defaults.choose(config, _CPU), [])
 
-  def test_fine_tuning_of_a_pretrained_model_follows_too(self):
+  def test_fine_tuning_of_pretrained_model_gets_defaults(self):
     config = self.config
     config.init, config.sft.init = "sft", config.init
     config.sft.batch_size = 8
@@ -328,27 +330,27 @@ class ChooseTest(parameterized.TestCase):
     self.assertEqual(8 % config.sft.micro_batch_size, 0)
 
   @parameterized.parameters("scratch", "sft", "no/such-folder")
-  def test_nothing_changes_without_a_pretrained_model(self, init):
+  def test_nothing_changes_without_pretrained_model(self, init):
     self.config.init = init
     before = load.flatten(self.config.copy_and_resolve_references())
     self.assertEqual(defaults.choose(self.config, _CPU), [])
     self.assertEqual(load.flatten(self.config), before)
 
-  def test_run_that_has_begun_keeps_its_values(self):
+  def test_resumed_run_keeps_chosen_values(self):
     first = self.config.copy_and_resolve_references()
     defaults.choose(self.config, _CPU)
     saved = load.flatten(self.config.copy_and_resolve_references())
     again = settings.get_config()
     again.init, again.task = first.init, first.task
     again.optimizer.learning_rate = 1e-5
-    gpu = defaults.of_hardware("8xh100")
+    gpu = defaults.hardware_machine("8xh100")
     choices = defaults.choose(again, gpu, saved)
     expected = {**saved, "optimizer.learning_rate": 1e-5}
     self.assertEqual(load.flatten(again), expected)
     (line,) = defaults.lines(again, choices, gpu)
     self.assertIn("as when the run began", line)
 
-  def test_another_mesh_keeps_nothing_of_the_one_before(self):
+  def test_another_mesh_keeps_nothing_of_one_before(self):
     saved = {"mesh.data": 2, "mesh.tensor": 2, "trainer.num_processes": 2}
     self.config.mesh.data = 4
     defaults.choose(self.config, _CPU, saved)
@@ -360,18 +362,18 @@ class ChooseTest(parameterized.TestCase):
     defaults.choose(self.config, _CPU)
     self.assertEqual(self.config.sampling.max_prompt_tokens, 1024)
 
-  def test_hosts_choose_the_same_whatever_they_have(self):
-    found = []
+  def test_hosts_choose_same_defaults(self):
+    result = []
     for devices in (("gpu", 80, 8, "eight"), ("cpu", 4, 1, "a CPU")):
       config = settings.get_config()
       config.init, config.task = self.config.init, self.config.task
       with mock.patch.object(accelerators, "memory", return_value=devices):
         config = settle.settle(config, None, "searcher")
-      found.append(load.flatten(config))
-    self.assertEqual(*found)
-    self.assertEqual(found[0]["mesh.fsdp"], 1)
+      result.append(load.flatten(config))
+    self.assertEqual(*result)
+    self.assertEqual(result[0]["mesh.fsdp"], 1)
 
-  def test_machine_with_several_devices_gets_a_mesh(self):
+  def test_machine_with_several_devices_gets_mesh(self):
     devices = "gpu", 80, 8, "eight GPUs"
     with (
         mock.patch.object(accelerators, "memory", return_value=devices),
@@ -388,7 +390,7 @@ class ChooseTest(parameterized.TestCase):
     # What no rule knows is said, too.
     self.assertIn("train.num_steps = 320", out.getvalue())
 
-  def test_mesh_in_part_set_is_the_users(self):
+  def test_mesh_in_part_set_is_users(self):
     self.config.mesh.data = 1
     with mock.patch.object(
         accelerators, "memory", return_value=("gpu", 80, 8, "")

@@ -69,7 +69,7 @@ class EnvironmentsTest(parameterized.TestCase):
     return result
 
   @pytest.mark.slow
-  def test_the_loop_trains_on_exact_records(self):
+  def test_loop_trains_on_exact_records(self):
     maker = inline.LoopMaker(make_config(init="scratch"))
     self.addCleanup(maker.close)
     loop = maker.make(make_config(init="scratch"))
@@ -115,7 +115,7 @@ class EnvironmentsTest(parameterized.TestCase):
     self.assertEqual(seen, {0, 1, 2})
 
   @pytest.mark.slow
-  def test_ppo_gets_the_reward_of_each_turn(self):
+  def test_ppo_gets_reward_of_each_turn(self):
     config = make_config(
         init="scratch", loss__name="ppo", loss__ratio_clip=0.2,
         train__num_steps=2, loss__reward_weight=2.0,
@@ -151,7 +151,7 @@ class EnvironmentsTest(parameterized.TestCase):
     self.assertGreater(num_answered, 0)
 
   @pytest.mark.slow
-  def test_a_run_fine_tunes_trains_and_closes_its_ledger(self):
+  def test_run_fine_tunes_trains_and_closes_its_ledger(self):
     result = self.train(make_config())
     # Steps have what searchers have reported since the last one, if anything.
     for name in ("reward/turns", "reward/environment_s"):
@@ -163,15 +163,19 @@ class EnvironmentsTest(parameterized.TestCase):
 
   @parameterized.parameters("off", "keep_cache")
   @pytest.mark.slow
-  def test_rounds_overlap_while_environments_work(self, in_flight):
+  def test_blocks_join_while_environments_work(self, in_flight):
     self.enter_context(mock.patch.object(searcher, "ASK_EVERY_S", 0.0))
     stream, counts = collect.Collector.stream, []
 
-    def counted(*args):
+    def counted(self, more, *args):
       counts.append(0)
-      for sampled in stream(*args):
-        counts[-1] += 1
-        yield sampled
+
+      def counted_more():
+        prompts = more()
+        counts[-1] += prompts is not None
+        return prompts
+
+      yield from stream(self, counted_more, *args)
 
     self.enter_context(mock.patch.object(collect.Collector, "stream", counted))
     self.train(
@@ -189,7 +193,7 @@ class EnvironmentsTest(parameterized.TestCase):
     self.assertGreaterEqual(sum(counts), 8)
 
   @pytest.mark.slow
-  def test_an_environment_that_fails_ends_no_run(self):
+  def test_failing_environment_does_not_end_run(self):
     config = make_config(init="scratch", train__num_steps=2)
     config.task.source = f"{_FILE}:Fails"
     config.reward.fallback = -1.0
@@ -201,7 +205,7 @@ class EnvironmentsTest(parameterized.TestCase):
     self.assertEqual(result.summary["completions"], 64)
 
   @pytest.mark.slow
-  def test_a_prompt_that_is_not_said_is_rejected_and_counted(self):
+  def test_failed_prompt_is_rejected_and_counted(self):
     config = make_config(
         name="FailsToBegin", init="scratch", reference__role="searcher"
     )
@@ -218,7 +222,7 @@ class EnvironmentsTest(parameterized.TestCase):
         r"\s*<td>0</td>",
     )
 
-  def test_wrong_settings_are_told_before_a_device_is_used(self):
+  def test_wrong_settings_are_reported_before_device_is_used(self):
     log = self.create_tempfile(
         content='{"prompt": "a", "completion": "b", "reward": 1.0}'
     ).full_path
@@ -235,7 +239,7 @@ class EnvironmentsTest(parameterized.TestCase):
       with self.subTest(message), self.assertRaisesRegex(ValueError, message):
         validate.validate(make_config(**changes))
 
-  def test_an_environment_that_is_slow_at_first_is_no_wrong_setting(self):
+  def test_slow_first_reset_passes_validation(self):
     config = make_config(name="Slow", init="scratch", reward__deadline_s=0.2)
     self.assertEqual(validate.validate(config), [])
 

@@ -81,21 +81,21 @@ class EvaluateTest(absltest.TestCase):
     self.assertEqual(newest["step"], 5)
     self.assertNotEqual(newest["mean_length"], first["mean_length"])
 
-  def test_tells_how_far_it_is(self):
+  def test_reports_progress(self):
     told = io.StringIO()
     with mock.patch.object(evaluate, "SHOW_EVERY_S", 0.0):
       with contextlib.redirect_stderr(told):
         evaluate.run(self.config, self.workdir, ["3"])
     self.assertIn("evaluated 16/16 prompts\n", told.getvalue())
 
-  def test_a_run_of_more_devices_than_are_here(self):
+  def test_run_of_more_devices_than_are_here(self):
     config = self.config.copy_and_resolve_references()
     config.mesh.data = 2 * jax.device_count()
-    found = evaluate.run(config, self.workdir, ["3"])["checkpoint 3"]
+    actual = evaluate.run(config, self.workdir, ["3"])["checkpoint 3"]
     expected = without_time(self.found["checkpoint 3"])
-    self.assertEqual(without_time(found), expected)
+    self.assertEqual(without_time(actual), expected)
 
-  def test_adds_to_what_the_file_holds(self):
+  def test_adds_to_existing_results(self):
     others = {
         "before": {"pass_at_1": 0.25},
         "after": {"pass_at_1": 0.5},
@@ -115,7 +115,7 @@ class EvaluateTest(absltest.TestCase):
     del others["evaluate"]
     self.assertEqual(saved, others)
 
-  def test_a_file_of_another_shape_is_refused_before_the_work(self):
+  def test_file_of_another_shape_is_refused_before_work(self):
     path = pathlib.Path(self.workdir, "eval.json")
     for value in ("[1]", '{"evaluate": 5}'):
       path.write_text(value)
@@ -126,13 +126,13 @@ class EvaluateTest(absltest.TestCase):
       self.assertEqual(path.read_text(), value)
     path.unlink()
 
-  def test_at_most_the_prompts_that_there_are(self):
+  def test_limits_prompts_to_split_size(self):
     config = self.config.copy_and_resolve_references()
     config.evaluate.final_prompts = 10_000
     result = evaluate.run(config, self.workdir, ["3"])["checkpoint 3"]
     self.assertEqual(result["num_prompts"], 39)
 
-  def test_wrong_sources_are_named_and_the_lock_is_freed(self):
+  def test_wrong_sources_are_named_and_lock_is_freed(self):
     for operand, message in (
         ("no/such/folder", "'no/such/folder': must be"),
         ("4", "no checkpoint 4"),
@@ -142,7 +142,7 @@ class EvaluateTest(absltest.TestCase):
         evaluate.run(self.config, self.workdir, [operand])
     os.close(run_directory.lock(self.workdir))
 
-  def test_sources_are_checked_before_the_work(self):
+  def test_sources_are_checked_before_work(self):
     for operand, message in (
         ("no/such/folder", "'no/such/folder': must be"),
         ("4", "no checkpoint 4"),
@@ -152,7 +152,7 @@ class EvaluateTest(absltest.TestCase):
           evaluate.run(self.config, self.workdir, ["3", operand])
       load.assert_not_called()
 
-  def test_a_source_that_fails_costs_none_before_it(self):
+  def test_failing_source_keeps_earlier_results(self):
     evaluate_one = evaluate.evaluate_source
     results = [mock.DEFAULT, ValueError("is broken")]
     with mock.patch.object(
@@ -163,13 +163,13 @@ class EvaluateTest(absltest.TestCase):
     saved = self.read()["evaluate"]["checkpoint 5"]
     self.assertGreater(saved["time"], self.found["checkpoint 3"]["time"])
 
-  def test_refuses_a_workdir_without_checkpoints(self):
+  def test_refuses_workdir_without_checkpoints(self):
     empty = self.create_tempdir().full_path
     with self.assertRaisesRegex(ValueError, "there is no checkpoint"):
       evaluate.run(self.config, empty, [])
     self.assertFalse(pathlib.Path(empty, "checkpoints").exists())
 
-  def test_a_workdir_in_use_is_refused(self):
+  def test_workdir_in_use_is_refused(self):
     lock = run_directory.lock(self.workdir)
     try:
       with self.assertRaisesRegex(ValueError, "already runs there"):

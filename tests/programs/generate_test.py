@@ -97,10 +97,10 @@ class ProgramCase(absltest.TestCase):
     # Padded, so that one compilation is enough.
     padded = np.array([tokens + [0] * (16 - len(tokens))])
     logits = self.forward(self.params, padded, np.ones(padded.shape))
-    found = logprobs.token_logprobs(
+    result = logprobs.token_logprobs(
         logits[:, :-1], jnp.asarray(padded[:, 1:]), temperature=temperature
     )
-    return np.asarray(found)[0, len(prompt) - 1 : len(tokens) - 1]
+    return np.asarray(result)[0, len(prompt) - 1 : len(tokens) - 1]
 
 
 class GenerateTest(ProgramCase):
@@ -126,18 +126,18 @@ class GenerateTest(ProgramCase):
         np.testing.assert_allclose(completion["logprobs"], expected, atol=1e-4)
     self.assertEqual(reasons, {"stop", "length"})
 
-  def test_python_gives_what_the_program_writes(self):
+  def test_python_result_matches_program_output(self):
     self.run_program(generate__batch_lines=5)
     config = self.config(generate__input="", generate__output="")
     inputs = [f"{n}+{n}=" for n in range(4)] + [{"prompt": "4+4="}]
-    found = programs_generate.complete(config, inputs)
-    lines = [{"line": n, **r} for n, r in enumerate(found, start=1)]
+    result = programs_generate.complete(config, inputs)
+    lines = [{"line": n, **r} for n, r in enumerate(result, start=1)]
     self.assertEqual(lines, self.records())
     self.assertEqual(programs_generate.complete(config, []), [])
     with self.assertRaisesRegex(ValueError, "input 2: the prompt is empty"):
       programs_generate.complete(config, ["1", ""])
 
-  def test_resumed_bytes_are_those_of_one_go(self):
+  def test_resumed_bytes_match_one_go(self):
     self.run_program()
     whole = self.output.read_bytes()
     self.output.write_bytes(whole[: len(whole) // 2])
@@ -147,7 +147,7 @@ class GenerateTest(ProgramCase):
     self.assertEqual(self.run_program(sampling__top_k=2), 2)
     self.assertIn("begun with config.sampling.top_k", self.stderr.getvalue())
 
-  def test_other_weights_of_the_same_path_do_not_resume(self):
+  def test_other_weights_of_same_path_do_not_resume(self):
     folder = self.directory / "model"
     shutil.copytree(self.folder, folder)
     self.assertEqual(self.run_program(generate__model=str(folder)), 0)
@@ -158,7 +158,7 @@ class GenerateTest(ProgramCase):
     self.assertIn("begun with weights = 'model ", self.stderr.getvalue())
     self.assertEqual(self.output.read_bytes(), before)
 
-  def test_bad_lines_are_reported_and_the_rest_is_done(self):
+  def test_bad_lines_are_reported_and_rest_is_done(self):
     self.write(
         {"prompt": "1"},
         {"prompt": ""},
@@ -204,7 +204,7 @@ class GenerateTest(ProgramCase):
     self.assertLen(first["completions"], 3)
     self.assertEqual(set(second), {"line", "prompt", "completions", "id"})
 
-  def test_a_seed_of_a_line_holds_wherever_it_stands(self):
+  def test_line_seed_is_independent_of_position(self):
     seeded = {"prompt": "1", "seed": 5}
     others = {"prompt": "1"}, {"prompt": "2"}
     self.write(seeded, *others, seeded, {"prompt": "1", "seed": -1})
@@ -274,7 +274,7 @@ class GenerateTest(ProgramCase):
         self.assertGreater(more.min(), 0.0)
     self.assertGreater(cut, 3)
 
-  def test_greedy_gives_the_same_completion_each_time(self):
+  def test_greedy_gives_same_completion_each_time(self):
     self.run_program(sampling__temperature=0.0)
     for record in self.records():
       self.assertLen({c["text"] for c in record["completions"]}, 1)
@@ -305,7 +305,7 @@ class GenerateTest(ProgramCase):
       with self.assertRaisesRegex(validate.ConfigError, message):
         validate.validate(self.config(**changes), program="generate")
 
-  def test_a_prompt_that_fits_in_no_tokens_is_refused_before_it_is_cut(self):
+  def test_refuses_overlong_prompt_before_encoding_whole(self):
     long = "1+" * 500_000
     self.write(
         {"prompt": long},
@@ -326,7 +326,7 @@ class GenerateTest(ProgramCase):
     )
     self.assertEqual([r["line"] for r in self.records()], [3])
 
-  def test_too_long_a_cache_is_one_clear_error(self):
+  def test_too_long_cache_is_one_clear_error(self):
     self.assertEqual(self.run_program(sampling__max_prompt_tokens=60), 2)
     self.assertRegex(
         self.stderr.getvalue(), "^error: sampling.max_prompt_tokens=60"
@@ -361,7 +361,7 @@ class PlayTest(ProgramCase):
 
   environment = "TwoTurns"
 
-  def test_an_episode_shows_who_said_what(self):
+  def test_episode_records_speaker_of_each_turn(self):
     self.write(*({"seed": seed, "id": f"n{seed}"} for seed in range(6)))
     self.assertEqual(self.run_program(), 0)
     records, counts = self.records(), set()
@@ -389,7 +389,7 @@ class PlayTest(ProgramCase):
     self.assertIn((2, True), counts)
 
   @pytest.mark.slow
-  def test_an_environments_text_is_in_the_folders_chat_template(self):
+  def test_environments_text_is_in_folders_chat_template(self):
     chat = self.directory / "chat"
     shutil.copytree(self.folder, chat)
     (chat / "chat_template.jinja").write_text(
@@ -402,7 +402,7 @@ class PlayTest(ProgramCase):
     self.assertEqual(self.records()[0]["prompt"], "c:?")
 
   @pytest.mark.slow
-  def test_resumed_bytes_are_those_of_one_go(self):
+  def test_resumed_bytes_match_one_go(self):
     self.write(*({"seed": seed} for seed in range(5)))
     self.assertEqual(self.run_program(), 0)
     whole = self.output.read_bytes()
@@ -410,7 +410,7 @@ class PlayTest(ProgramCase):
     self.assertEqual(self.run_program(), 0)
     self.assertEqual(self.output.read_bytes(), whole)
 
-  def test_failures_and_bad_lines_are_told(self):
+  def test_failures_and_bad_lines_are_reported(self):
     self.environment = "FailsToBegin"
     self.write({"seed": 0}, {"seed": 2}, {"prompt": "a"}, {"seed": -1})
     with mock.patch.object(validate, "validate"):
@@ -458,15 +458,15 @@ class ScoreTest(ProgramCase):
 
   program = "score"
 
-  def test_is_that_of_a_full_forward(self):
+  def test_logprobs_match_full_forward(self):
     pairs = [("1+2=", "3"), ("1", "23+4"), ("9+9=9", "0")]
     self.write(
         *({"prompt": p, "completion": c, "id": f"x{p}"} for p, c in pairs)
     )
     self.assertEqual(self.run_program(sampling__temperature=0.5), 0)
-    found = self.records()
-    self.assertEqual([r["line"] for r in found], [1, 2, 3])
-    for (prompt, completion), record in zip(pairs, found):
+    actual = self.records()
+    self.assertEqual([r["line"] for r in actual], [1, 2, 3])
+    for (prompt, completion), record in zip(pairs, actual):
       ids = self.tokenizer.encode(completion)
       self.assertEqual(record["token_ids"], ids)
       self.assertEqual(record["id"], f"x{prompt}")
@@ -478,7 +478,7 @@ class ScoreTest(ProgramCase):
       np.testing.assert_allclose(record["logprobs"], expected, atol=1e-4)
       self.assertAlmostEqual(record["logprob"], sum(record["logprobs"]), 4)
 
-  def test_samples_of_a_run_are_scored_as_they_were_sampled(self):
+  def test_samples_of_run_are_scored_as_they_were_sampled(self):
     encode = self.tokenizer.encode
     ids = [*encode("1"), *encode("2"), self.tokenizer.eos_id]
     one = {"prompt": "3+", "completion": "12"}
@@ -494,7 +494,7 @@ class ScoreTest(ProgramCase):
     self.assertLess(max(first["logprobs"]), 0)
     self.assertEqual(self.stderr.getvalue().count("tokens: must be"), 3)
 
-  def test_a_stop_token_is_appended_once(self):
+  def test_stop_token_is_appended_once(self):
     ids = [*self.tokenizer.encode("12"), self.tokenizer.eos_id]
     self.write(
         {"prompt": "3+", "completion": "12"},
@@ -503,7 +503,7 @@ class ScoreTest(ProgramCase):
     self.assertEqual(self.run_program(generate__append_stop_token=True), 0)
     self.assertEqual([r["token_ids"] for r in self.records()], [ids, ids])
 
-  def test_text_has_the_tokens_that_it_has_behind_its_prompt(self):
+  def test_encodes_completion_as_continuation_of_prompt(self):
     words = sentencepiece_case.make()
     model = tiny_model.make_model(vocab_size=words.vocab_size)
     folder = str(self.directory / "words")
@@ -513,7 +513,7 @@ class ScoreTest(ProgramCase):
     (record,) = self.records()
     self.assertEqual(words.tokens(record["token_ids"]), ["42"])
 
-  def test_bad_lines_are_reported_and_the_rest_is_done(self):
+  def test_bad_lines_are_reported_and_rest_is_done(self):
     self.write(
         {"prompt": "1", "completion": ""},
         {"prompt": "1"},
@@ -598,7 +598,7 @@ class LinesTest(absltest.TestCase):
     self.assertIn(f"{self.source}:3: below 0\n", printed)
     self.assertIn(f"{self.source}:4: not JSON", printed)
 
-  def test_goes_on_after_any_byte(self):
+  def test_continues_after_any_byte(self):
     self.run_all()
     whole = self.found()
     for size in (1, 18, len(whole) // 2, len(whole) - 1, len(whole)):
@@ -610,13 +610,13 @@ class LinesTest(absltest.TestCase):
       self.assertEqual((counts.before, counts.done), (done, 7 - done))
       self.assertEqual(sum(self.batches, []), list(range(done, 7)))
 
-  def test_each_batch_is_on_disk_before_the_next(self):
+  def test_each_batch_is_on_disk_before_next(self):
     self.end_after = 2
     with self.assertRaises(KeyboardInterrupt):
       self.run_all()
     self.assertEqual(self.found().count(b"\n"), 4)
 
-  def test_other_settings_do_not_go_on(self):
+  def test_other_settings_do_not_continue(self):
     self.run_all(model="m", temperature=1.0)
     before = self.found()
     with self.assertRaisesRegex(ValueError, "temperature = 1.0, now it is 0.5"):
@@ -626,14 +626,14 @@ class LinesTest(absltest.TestCase):
       self.run_all(model="m", temperature=1.0)
     self.assertEqual(self.found(), before)
 
-  def test_the_file_of_another_program_is_kept(self):
+  def test_file_of_another_program_is_kept(self):
     self.target.parent.mkdir()
     self.target.write_text("precious\n")
-    with self.assertRaisesRegex(ValueError, "out.jsonl: it is there already"):
+    with self.assertRaisesRegex(ValueError, "out.jsonl: exists already"):
       self.run_all()
     self.assertEqual(self.found(), b"precious\n")
 
-  def test_a_line_that_was_not_written_here_is_named(self):
+  def test_refuses_foreign_output_line(self):
     self.run_all()
     with self.target.open("ab") as file:
       file.write(b"{}\n")
@@ -647,7 +647,7 @@ class LinesTest(absltest.TestCase):
       with self.assertRaisesRegex(ValueError, "another process is writing"):
         self.run_all()
 
-  def test_a_bad_line_does_not_hide_the_others(self):
+  def test_bad_line_does_not_affect_other_lines(self):
     bad = {
         3: (b'{"n": 1', "not JSON: .*column 8"),
         4: (b'{"n": "\xff"}', "not UTF-8 from byte 8 on"),
@@ -681,5 +681,5 @@ class LinesTest(absltest.TestCase):
           mock.patch.object(processes, "prepare_compiling"),
           contextlib.redirect_stderr(io.StringIO()),
       ):
-        found = programs_generate.run_score(self.config, None, [])
-      self.assertEqual(found, status)
+        actual = programs_generate.run_score(self.config, None, [])
+      self.assertEqual(actual, status)

@@ -58,7 +58,7 @@ class InMemoryTest(absltest.TestCase):
     self.assertRegex(repr(result), r"status 0, .*pass@1 0\.\d+ → 0\.\d+")
 
   @pytest.mark.slow
-  def test_a_step_runs_few_files_and_none_of_the_store(self):
+  def test_step_runs_few_files_and_none_of_store(self):
     root = f"{pathlib.Path(tba_jax.__file__).parent}{os.sep}"
     steps, step = [set()], learner.Learner.step
 
@@ -122,7 +122,7 @@ class InMemoryTest(absltest.TestCase):
     with mock.patch.object(roles, "train", watched):
       yield written
 
-  def test_raises_the_error_of_the_run_and_leaves_no_file(self):
+  def test_raises_error_of_run_and_leaves_no_file(self):
     before = self.files()
     with self.assertRaisesRegex(ValueError, "loss.beta = -1"):
       tba_jax.train(self.make_config("loss.beta=-1"))

@@ -54,19 +54,19 @@ class OneProcessTest(parameterized.TestCase):
     self.left.append(index)
     return False
 
-  def test_searchers_leave_when_the_trainer_has_ended(self):
+  def test_searchers_leave_when_trainer_has_ended(self):
     with mock.patch.object(roles, "train", lambda *_: processes.EXIT_OK):
       self.assertEqual(self.run_it(), processes.EXIT_OK)
     self.assertCountEqual(self.left, [0, 1])
 
-  def test_all_threads_share_a_channel_in_memory(self):
+  def test_all_threads_share_channel_in_memory(self):
     self.stop.set()
     self.assertEqual(self.run_it(), processes.EXIT_INTERRUPTED)
     self.assertLen(self.channels, 3)
     self.assertLen(set(map(id, self.channels)), 1)
     self.assertIsInstance(self.channels[0], memory.MemoryChannel)
 
-  def test_an_error_of_the_trainer_ends_all(self):
+  def test_error_of_trainer_ends_all(self):
     def train(*args):
       raise RuntimeError("no memory")
 
@@ -75,7 +75,7 @@ class OneProcessTest(parameterized.TestCase):
         self.run_it()
     self.assertCountEqual(self.left, [0, 1])
 
-  def test_an_error_of_a_searcher_interrupts_the_trainer_and_is_raised(self):
+  def test_error_of_searcher_interrupts_trainer_and_is_raised(self):
     def search(config, workdir, index, should_stop, channel):
       if index == 1:
         raise run_directory.NoRunError("no such model")
@@ -88,9 +88,7 @@ class OneProcessTest(parameterized.TestCase):
     self.assertEqual(self.left, [0])
 
   @parameterized.parameters(False, True)
-  def test_a_searcher_that_does_not_end_does_not_hold_the_process(
-      self, refused
-  ):
+  def test_process_exits_despite_hanging_searcher(self, refused):
     free = threading.Event()
     self.addCleanup(free.set)
     self.stop.set()

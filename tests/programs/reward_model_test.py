@@ -70,7 +70,7 @@ class TrainRewardModelTest(absltest.TestCase):
     )
 
   @pytest.mark.slow
-  def test_learns_and_scores_as_it_was_trained(self):
+  def test_learns_and_scores_consistently(self):
     config = make_config(
         num_steps=60, learning_rate=1e-2, evaluate_every_steps=60,
         evaluate_pairs=20,
@@ -176,8 +176,8 @@ class TrainRewardModelTest(absltest.TestCase):
   def test_pairs_of_both_splits_may_be_left_out_of_training(self):
     report = rows_lib.DataReport()
     pairs = {"train": _pairs(5), "held_out": _pairs(6)[3:4] + _pairs(6)[5:]}
-    found = programs_reward_model.leave_out_shared(pairs, "leave_out", report)
-    self.assertEqual([p.place for p in found], ["p:0", "p:1", "p:2", "p:4"])
+    result = programs_reward_model.leave_out_shared(pairs, "leave_out", report)
+    self.assertEqual([p.place for p in result], ["p:0", "p:1", "p:2", "p:4"])
     self.assertEqual(report.used, {"train": 4})
     self.assertEqual(report.places("train", "held_out"), ["p:3"])
     pairs["held_out"] = pairs["train"]
@@ -213,21 +213,21 @@ class ReadTest(absltest.TestCase):
     )
 
   def test_reads_rows_with_prompt_or_query(self):
-    found = self.read(
+    result = self.read(
         [
             {"prompt": "a:", "chosen": "b<eos>", "rejected": "c"},
             {"query": "b:", "chosen": "c", "rejected": "d<eos>"},
         ]
     )
     self.assertEqual(
-        [(p.prompt, p.chosen, p.rejected) for p in found],
+        [(p.prompt, p.chosen, p.rejected) for p in result],
         [("a:", "b", "c"), ("b:", "c", "d")],
     )
     self.assertEqual(self.report.used, {"train": 2})
 
   def test_wrong_rows_are_counted_with_their_place(self):
     right = {"prompt": "a:", "chosen": "b", "rejected": "c"}
-    found = self.read(
+    result = self.read(
         [
             right,
             "[1]",
@@ -239,7 +239,7 @@ class ReadTest(absltest.TestCase):
             {**right, "prompt": "a" * 1000},
         ]
     )
-    self.assertLen(found, 1)
+    self.assertLen(result, 1)
     places = {
         reason: self.report.places("train", reason)
         for reason in rows_lib.REASONS
@@ -260,7 +260,7 @@ class ReadTest(absltest.TestCase):
     lines = "\n".join(self.report.lines())
     self.assertRegex(lines, "reward_model.max_completion_tokens: pairs.jsonl:7")
 
-  def test_refuses_a_source_without_pairs(self):
+  def test_refuses_source_without_pairs(self):
     with self.assertRaisesRegex(
         ValueError, r"reward_model.train=.*no pair.*these have \['better'\]"
     ):
@@ -286,41 +286,41 @@ class RelabelTest(absltest.TestCase):
         pairs, self.score, self.path, stop or threading.Event()
     )
 
-  def test_the_higher_score_is_chosen_and_a_tie_stays(self):
+  def test_relabels_by_higher_score_and_keeps_ties(self):
     pairs = _pairs(3)
-    found = self.relabel(pairs)
-    self.assertEqual([p.chosen for p in found], ["def", "def", "abc"])
-    self.assertEqual([p.rejected for p in found], ["a", "ab", "def"])
-    self.assertEqual([p.agrees for p in found], [False, False, True])
+    result = self.relabel(pairs)
+    self.assertEqual([p.chosen for p in result], ["def", "def", "abc"])
+    self.assertEqual([p.rejected for p in result], ["a", "ab", "def"])
+    self.assertEqual([p.agrees for p in result], [False, False, True])
     lines = [json.loads(line) for line in self.path.read_text().splitlines()]
     self.assertEqual(
         [line["scores"] for line in lines], [[1, 3], [2, 3], [3, 3]]
     )
 
-  def test_a_score_that_is_not_finite_is_no_label(self):
+  def test_refuses_nonfinite_score_as_label(self):
     self.score = lambda texts: np.full(len(texts), np.nan)
     with self.assertRaisesRegex(ValueError, "relabel: .* nan and nan"):
       self.relabel(_pairs(1))
     self.assertEqual(self.path.read_text(), "")
 
-  def test_it_goes_on_where_it_was(self):
+  def test_relabeling_resumes(self):
     pairs = _pairs(600)
     stop = mock.create_autospec(threading.Event, instance=True)
     stop.is_set.side_effect = [False, True]
-    found = self.relabel(pairs, stop)
-    self.assertIsNone(found)
+    result = self.relabel(pairs, stop)
+    self.assertIsNone(result)
     done = len(self.path.read_text().splitlines())
     self.assertGreater(done, 0)
     # A killed writer's torn line is labelled again.
     with self.path.open("a") as f:
       f.write('{"prompt": "a')
     self.asked.clear()
-    found = self.relabel(pairs)
+    result = self.relabel(pairs)
     self.assertLen(self.asked, 2 * (600 - done))
-    self.assertEqual(found, self.relabel(pairs))
-    self.assertLen(found, 600)
+    self.assertEqual(result, self.relabel(pairs))
+    self.assertLen(result, 600)
 
-  def test_a_file_of_other_pairs_is_refused(self):
+  def test_file_of_other_pairs_is_refused(self):
     self.relabel(_pairs(3))
     with self.assertRaisesRegex(ValueError, "has other pairs.*p:1"):
       self.relabel(_pairs(3)[1:])
@@ -328,7 +328,7 @@ class RelabelTest(absltest.TestCase):
 
 class ExamplesTest(absltest.TestCase):
 
-  def test_an_epoch_has_every_pair_once(self):
+  def test_epoch_has_every_pair_once(self):
     config = make_config(batch_size=2)
     examples = programs_reward_model.make_examples(config, _pairs(5), TOKENIZER)
     chunk = examples.chunk(0, 5)
@@ -352,7 +352,7 @@ class ExamplesTest(absltest.TestCase):
     self.assertEqual(sorted(seen[:5]), expected)
     self.assertEqual(sorted(seen[5:]), expected)
 
-  def test_completions_have_the_tokens_that_they_have_behind_the_prompt(self):
+  def test_encodes_completions_as_continuations_of_prompt(self):
     words = sentencepiece_case.make()
     pair = Pair("", "a:", "42", " hello")
     prompt, completions = programs_reward_model.encode_pair(pair, words)
@@ -384,23 +384,23 @@ class CalibrationTest(absltest.TestCase):
   def test_matches_numbers_by_hand(self):
     # p = 3/4 twice, once right; p = 9/10 twice, both right; a tie.
     low, high = np.log(3.0), np.log(9.0)
-    found = _summarize([low, -low, high, high, 0.0])
-    self.assertAlmostEqual(found["accuracy"], 3.5 / 5)
+    result = _summarize([low, -low, high, high, 0.0])
+    self.assertAlmostEqual(result["accuracy"], 3.5 / 5)
     self.assertAlmostEqual(
-        found["loss"],
+        result["loss"],
         -np.log([3 / 4, 1 / 4, 9 / 10, 9 / 10, 1 / 2]).mean(),
     )
     # The edge .75 opens the upper bin.
-    self.assertEqual([b["num_pairs"] for b in found["bins"]], [1, 4])
-    self.assertAlmostEqual(found["bins"][1]["predicted"], 0.825)
-    self.assertAlmostEqual(found["bins"][1]["right"], 0.75)
-    self.assertAlmostEqual(found["calibration_error"], 4 / 5 * 0.075)
-    self.assertEqual(found["num_pairs"], 5)
-    left, right = found["accuracy_interval"]
-    self.assertLess(left, found["accuracy"])
-    self.assertGreater(right, found["accuracy"])
+    self.assertEqual([b["num_pairs"] for b in result["bins"]], [1, 4])
+    self.assertAlmostEqual(result["bins"][1]["predicted"], 0.825)
+    self.assertAlmostEqual(result["bins"][1]["right"], 0.75)
+    self.assertAlmostEqual(result["calibration_error"], 4 / 5 * 0.075)
+    self.assertEqual(result["num_pairs"], 5)
+    left, right = result["accuracy_interval"]
+    self.assertLess(left, result["accuracy"])
+    self.assertGreater(right, result["accuracy"])
 
-  def test_a_calibrated_model_has_no_error_to_speak_of(self):
+  def test_calibrated_model_has_small_error(self):
     rng = np.random.default_rng(0)
     margins = rng.uniform(0, 3, 20_000)
     right = rng.random(20_000) < 1 / (1 + np.exp(-margins))
@@ -410,12 +410,12 @@ class CalibrationTest(absltest.TestCase):
     boasting = _summarize(3 * signed, num_bins=10)["calibration_error"]
     self.assertGreater(boasting, 0.1)
 
-  def test_a_huge_margin_is_sure_and_finite(self):
-    found = _summarize([1e6, 800.0])
-    self.assertEqual(found["accuracy"], 1.0)
-    self.assertEqual(found["loss"], 0.0)
+  def test_huge_margin_is_sure_and_finite(self):
+    result = _summarize([1e6, 800.0])
+    self.assertEqual(result["accuracy"], 1.0)
+    self.assertEqual(result["loss"], 0.0)
 
-  def test_a_reward_that_is_not_finite_is_refused(self):
+  def test_refuses_nonfinite_reward(self):
     for margins in ([1.0, np.nan], [np.inf]):
       with self.assertRaises(ValueError):
         _summarize(margins)

@@ -37,26 +37,26 @@ class TrainerRefusedTest(absltest.TestCase):
     ):
       roles.run_trainer(self.config, str(self.workdir), ())
 
-  def test_another_computation_in_the_same_directory(self):
+  def test_another_computation_in_same_directory(self):
     self.config.loss.name = "rloo"
     self.refused(r"^config.loss.name = 'rloo': the run was started with 'tb'")
     saved = run_directory.load_config(str(self.workdir))
     self.assertEqual(saved.loss.name, "tb")
 
-  def test_a_lost_start_count_is_not_begun_anew(self):
+  def test_lost_start_count_is_not_reset(self):
     (self.workdir / "metrics.jsonl").write_text('{"step": 0}\n')
     self.refused("epoch.json is missing")
     self.assertFalse((self.workdir / "epoch.json").exists())
 
-  def test_a_second_trainer(self):
+  def test_second_trainer(self):
     self.addCleanup(os.close, run_directory.lock(str(self.workdir), "trainer"))
     self.refused(f"process {os.getpid()} already runs there as the trainer")
 
-  def test_a_directory_in_place_of_a_file(self):
+  def test_directory_in_place_of_file(self):
     (self.workdir / "samples.jsonl").mkdir()
     self.refused("samples.jsonl: damaged: is a directory; remove it")
 
-  def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(self):
+  def test_refuses_restart_without_checkpoints(self):
     self.config.checkpoint.every_steps = 3
     path = self.workdir / "metrics.jsonl"
     path.write_text('{"step": 4}\n{"step": 5}\n')
@@ -73,7 +73,7 @@ class PartsTest(absltest.TestCase):
   def make_config(self, *overrides):
     return load.load_config("configs/countdown.py:smoke", overrides)
 
-  def test_the_prompt_order_is_of_the_training_prompts_and_the_seed(self):
+  def test_prompt_order_is_of_training_prompts_and_seed(self):
     orders = []
     for seed in (0, 0, 1):
       config = self.make_config("init=scratch", f"seed={seed}")
@@ -85,14 +85,14 @@ class PartsTest(absltest.TestCase):
     self.assertEqual(orders[0], orders[1])
     self.assertNotEqual(orders[0], orders[2])
 
-  def test_the_buffers_temperature_is_of_the_schedule(self):
+  def test_buffers_temperature_is_of_schedule(self):
     config = self.make_config(
         "replay.reward_temperature=0.25:0.75:4",
     )
     temperature = buffers.make_buffer(config).reward_temperature
     self.assertEqual([temperature(s) for s in (0, 2, 4)], [0.25, 0.5, 0.75])
 
-  def test_adapters_and_reference_share_the_params_of_the_start(self):
+  def test_adapters_and_reference_share_params_of_start(self):
     policy, config = mock.Mock(), base_config.make()
     with mock.patch.object(
         roles.policy_lib, "initial_params", autospec=True
@@ -102,7 +102,7 @@ class PartsTest(absltest.TestCase):
       self.assertIs(load_start(), load_start())
     load.assert_called_once_with(policy, config.seed, None)
 
-  def test_searchers_have_a_vllm_server_each(self):
+  def test_searchers_have_vllm_server_each(self):
     config = self.make_config(
         "init=scratch",
         "search.sampler=vllm",
@@ -138,7 +138,7 @@ class SearcherRefusedTest(absltest.TestCase):
       with self.assertRaisesRegex(run_directory.NoRunError, pattern):
         roles.run_searcher(config, workdir, operands)
 
-  def test_an_operand_that_is_no_number(self):
+  def test_refuses_non_numeric_operand(self):
     for operands in (("first",), ("-1",), ("0", "1")):
       self.refused("must be one whole number", *operands)
 

@@ -18,7 +18,7 @@ class CompilingTest(absltest.TestCase):
   def test_long_compilation_is_named_at_its_begin_and_end(self):
     self.addCleanup(jax.monitoring.clear_event_listeners)
     with contextlib.redirect_stderr(io.StringIO()) as said:
-      serve.tell_compiling(after_s=0.0)
+      serve.report_compiling(after_s=0.0)
 
       def twice(x):
         return 2 * x
@@ -33,6 +33,6 @@ class CompilingTest(absltest.TestCase):
   def test_short_compilation_is_silent(self):
     self.addCleanup(jax.monitoring.clear_event_listeners)
     with contextlib.redirect_stderr(io.StringIO()) as said:
-      serve.tell_compiling(after_s=60.0)
+      serve.report_compiling(after_s=60.0)
       jax.jit(lambda x: 3 * x)(jnp.ones(7)).block_until_ready()
     self.assertEmpty(said.getvalue())

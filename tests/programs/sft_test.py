@@ -53,7 +53,7 @@ def stop_at(stop_step):
 class RunTest(absltest.TestCase):
 
   @pytest.mark.slow
-  def test_makes_a_model_that_has_learned(self):
+  def test_lowers_loss_of_trained_model(self):
     workdir = self.create_tempdir().full_path
     config = make_config(
         num_steps=600, learning_rate=1e-2, evaluate_every_steps=300,
@@ -124,7 +124,7 @@ class RunTest(absltest.TestCase):
     self.assertEqual([r["step"] for r in records], [13, 14, 21, 28, 35, 40])
 
   @pytest.mark.slow
-  def test_a_model_that_is_there_is_kept_and_other_settings_are_refused(self):
+  def test_keeps_existing_model_and_refuses_other_settings(self):
     workdir = self.create_tempdir().full_path
     config = make_config(num_steps=2, warmup_steps=0)
     run(config, workdir)
@@ -139,7 +139,7 @@ class RunTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, r"sft\.num_steps = 4, was 2"):
       run(config, workdir)
 
-  def test_stop_before_the_first_step(self):
+  def test_stop_before_first_step(self):
     stop = threading.Event()
     stop.set()
     workdir = self.create_tempdir().full_path
@@ -148,7 +148,7 @@ class RunTest(absltest.TestCase):
     self.assertEqual(result["step"], 0)
     self.assertEqual(result["evaluation"], {})
 
-  def test_stop_during_the_evaluation(self):
+  def test_stop_during_evaluation(self):
     # Asked before the first chunk, then by the evaluator.
     stop = mock.create_autospec(threading.Event, instance=True)
     stop.is_set.side_effect = [False, True, True, True]
@@ -161,7 +161,7 @@ class RunTest(absltest.TestCase):
     # The steps before it are not lost.
     self.assertTrue(pathlib.Path(workdir, "sft/checkpoints/10").is_dir())
 
-  def test_a_loss_that_is_not_finite_stops_with_its_steps(self):
+  def test_nonfinite_loss_raises_with_its_steps(self):
     workdir = self.create_tempdir().full_path
     config = make_config(
         num_steps=40, learning_rate=1e30, grad_clip_norm=0.0, warmup_steps=0,
@@ -184,7 +184,7 @@ class ExamplesTest(absltest.TestCase):
         self.task.tokenizer_words(), self.task.tokenizer_pattern
     )
 
-  def test_an_epoch_has_each_prompt_once_with_a_right_completion(self):
+  def test_epoch_has_each_prompt_once_with_right_completion(self):
     num_prompts = self.task.num_prompts("train")
     self.config.sft.batch_size = -(-num_prompts // 20)
     examples = sft_lib.make_examples(self.config, self.task, self.tokenizer)
@@ -206,7 +206,7 @@ class ExamplesTest(absltest.TestCase):
       seen.add(prompt)
     self.assertLen(seen, num_prompts)
 
-  def test_training_on_messages_takes_only_the_assistants_turns(self):
+  def test_training_on_messages_takes_only_assistants_turns(self):
     words = tokenizer.word_level([*"abcdu"], ".")
     words.chat_template = (
         "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}"
@@ -233,7 +233,7 @@ class ExamplesTest(absltest.TestCase):
     mask = [1, 1, 0, 0, 0, 1, 1, 1, 0]
     self.assertEqual(chunk.completion_mask[0, 0, 0].tolist(), mask)
 
-  def test_a_text_that_does_not_fit_is_refused(self):
+  def test_refuses_overlong_text(self):
     for name in ("max_prompt_tokens", "max_completion_tokens"):
       config = make_config()
       config.sampling[name] = 1

@@ -92,7 +92,7 @@ class StoreTest(parameterized.TestCase):
       ),
       ({"locator": "192.0.2.1:7000", "insecure": True}, "cannot be bound", 2),
   )
-  def test_address_of_another_host_is_an_error(self, changes, words, status):
+  def test_address_of_another_host_is_error(self, changes, words, status):
     # 192.0.2.1 is an address of documentation: no host has it.
     folder = self.create_tempdir().full_path
     config = tiny_model.make_config()
@@ -104,7 +104,7 @@ class StoreTest(parameterized.TestCase):
       self.assertEqual(store.run(config, f"{folder}/run", []), status)
     self.assertRegex(told.getvalue().replace("\n", " "), words)
 
-  def test_a_run_goes_on_with_what_may_change(self):
+  def test_run_continues_with_changed_free_settings(self):
     workdir = f"{self.create_tempdir().full_path}/run"
     config = tiny_model.make_config()
     run_id = run_directory.create(workdir, config)[0].run_id

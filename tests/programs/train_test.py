@@ -101,7 +101,7 @@ class ChildrenTest(absltest.TestCase):
     rows = json.loads((self.workdir / "processes.json").read_text())
     return [(row["role"], row["index"], row["pid"]) for row in rows]
 
-  def test_gives_a_child_its_role_cores_and_log(self):
+  def test_gives_child_its_role_cores_and_log(self):
     own = processes.available_cores()
     child = self.add("polite", 3, own[-1:])
     self.assertEqual(child.name, "polite-3")
@@ -117,18 +117,18 @@ class ChildrenTest(absltest.TestCase):
     # The supervisor itself stays where it was.
     self.assertEqual(processes.available_cores(), own)
 
-  def test_starts_a_program_other_than_the_role(self):
+  def test_starts_program_other_than_role(self):
     child = self.children.add("trainer", 0, (), program="short")
     child.process.wait(_WAIT_S)
     self.assertEqual(child.name, "trainer-0")
     self.assertIn("--program=short ", self.log(child))
 
-  def test_leaves_a_child_without_cores_unpinned(self):
+  def test_leaves_child_without_cores_unpinned(self):
     child = self.add("polite")
     own = " ".join(map(str, processes.available_cores()))
     self.assertIn(f"cores {own}\n", self.log(child))
 
-  def test_keeps_its_cores_where_a_start_fails(self):
+  def test_failed_start_restores_core_affinity(self):
     own = processes.available_cores()
     with mock.patch.object(sys, "executable", str(self.workdir / "missing")):
       with self.assertRaises(FileNotFoundError):
@@ -136,7 +136,7 @@ class ChildrenTest(absltest.TestCase):
     self.children.all.clear()
     self.assertEqual(processes.available_cores(), own)
 
-  def test_continues_the_log_after_a_restart(self):
+  def test_continues_log_after_restart(self):
     child = self.children.add("short", 4, ())
     self.assertEqual(child.process.wait(_WAIT_S), 4)
     self.children.start(child)
@@ -144,7 +144,7 @@ class ChildrenTest(absltest.TestCase):
     self.assertEqual(self.log(child).count("args "), 2)
     self.assertEqual(self.children.all, [child])
 
-  def test_rotates_a_long_log_while_its_process_writes(self):
+  def test_rotates_long_log_while_its_process_writes(self):
     child = self.add("polite")
     path = self.children.log_path(child)
     self.children.rotate_logs()
@@ -158,7 +158,7 @@ class ChildrenTest(absltest.TestCase):
     waiting.wait_until(lambda: "more" in self.log(child))
     self.assertEqual(self.log(child), "more\n")
 
-  def test_starts_a_group_together_with_one_address(self):
+  def test_starts_group_together_with_one_address(self):
     group = self.children.add_group("short", (), [{}, {}])
     for index, child in enumerate(group):
       self.assertEqual(child.process.wait(_WAIT_S), index)
@@ -183,13 +183,13 @@ class ChildrenTest(absltest.TestCase):
       child.process.wait(_WAIT_S)
       self.assertIn(f"devices {index}\n", self.log(child))
 
-  def test_treats_a_group_of_one_as_a_child(self):
+  def test_treats_group_of_one_as_child(self):
     (child,) = self.children.add_group("short", (), [{}])
     child.process.wait(_WAIT_S)
     self.assertIn(f" --workdir={self.workdir} 0\n", self.log(child))
     self.assertIs(self.children.end_group(child), child)
 
-  def test_ends_a_whole_group_and_returns_the_failed_process(self):
+  def test_ends_whole_group_and_returns_failed_process(self):
     group = self.children.add_group("deaf", (), [{}] * 3)
     for child in group:
       waiting.wait_until(lambda child=child: "ready" in self.log(child))
@@ -198,7 +198,7 @@ class ChildrenTest(absltest.TestCase):
     for child in group:
       self.assertIsNotNone(child.process.poll())
 
-  def test_prefers_an_exit_status_to_an_abort_as_the_cause(self):
+  def test_prefers_exit_status_to_abort_as_cause(self):
     group = self.children.add_group("short", (), [{}] * 4)
     for child in group:
       child.process.wait(_WAIT_S)
@@ -219,7 +219,7 @@ class ChildrenTest(absltest.TestCase):
     self.assertEqual(child.process.returncode, 5)
     self.assertIsNone(other.process.poll())
 
-  def test_kills_processes_that_ignore_sigterm(self):
+  def test_kills_processes_ignoring_sigterm(self):
     deaf, stopped = self.add("deaf"), self.add("polite")
     waiting.stop(stopped.process.pid)
     polite = self.add("polite", 1)
@@ -229,20 +229,20 @@ class ChildrenTest(absltest.TestCase):
     # One deadline for all: who listens is not killed for the others' sake.
     self.assertEqual(polite.process.returncode, 5)
 
-  def test_kills_at_once_where_that_is_urgent(self):
+  def test_urgent_end_kills_at_once(self):
     deaf, polite = self.add("deaf"), self.add("polite")
     asked = iter([False] * 5)
     self.children.end(["deaf"], _WAIT_S, lambda: next(asked, True))
     self.assertEqual(deaf.process.returncode, -signal.SIGKILL)
     self.assertIsNone(polite.process.poll())
 
-  def test_leaves_ended_processes_alone(self):
+  def test_ignores_ended_processes(self):
     child = self.children.add("short", 6, ())
     child.process.wait(_WAIT_S)
     self.children.end(["short", "never_started"], 0.0)
     self.assertEqual(child.process.returncode, 6)
 
-  def test_counts_three_deaths_within_a_minute(self):
+  def test_counts_three_deaths_within_minute(self):
     child = train.Child("trainer", 0, ())
 
     def died(now):
@@ -263,7 +263,7 @@ class ChildrenTest(absltest.TestCase):
     self.children.write_table(77)
     self.assertEqual(self.table()[1:], [("kvservice", 0, 77)])
 
-  def test_returns_the_tail_of_a_log(self):
+  def test_returns_tail_of_log(self):
     child = train.Child("role", 0, ())
     self.assertIn("no log", self.children.tail(child))
     path = self.children.log_path(child)
@@ -275,7 +275,7 @@ class ChildrenTest(absltest.TestCase):
 
 class ComputeDtypeTest(absltest.TestCase):
 
-  def test_keeps_the_dtype_that_a_run_began_with(self):
+  def test_resumed_run_keeps_compute_dtype(self):
     workdir = self.create_tempdir().full_path
     config = countdown.get_config("smoke")
     config.model.width = 512
@@ -309,7 +309,7 @@ class ComputeDtypeTest(absltest.TestCase):
 
 class SuperviseTest(supervise_case.SuperviseCase):
 
-  def test_runs_to_the_end(self):
+  def test_runs_to_end(self):
     supervisor = self.make(trainer_0=[0])
     self.assertEqual(self.run_to_end(supervisor), 0)
     self.assertEqual(
@@ -365,7 +365,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     }
     self.assertEqual(seen, expected)
 
-  def test_restarts_the_processes_of_a_trainer_together(self):
+  def test_restarts_processes_of_trainer_together(self):
     self.config.trainer.num_processes = 2
     supervisor = self.make(
         trainer_0=[-signal.SIGABRT, 0], trainer_1=[-signal.SIGKILL, 0]
@@ -381,27 +381,27 @@ class SuperviseTest(supervise_case.SuperviseCase):
     told = [(e["kind"], e["message"]) for e in self.events()]
     self.assertIn(("died", "trainer-1: SIGKILL"), told)
 
-  def test_counts_further_generations_as_restarts_of_the_store(self):
+  def test_counts_further_generations_as_restarts_of_store(self):
     supervisor = self.make()
     generations = iter([4, 4, 6])
 
     def trainer(child):
       if child.name != "trainer-0":
         return
-      found = next(generations, None)
-      if found is None:
+      result = next(generations, None)
+      if result is None:
         child.process.status = 0
         self.write("result.json", supervise_case.RESULT)
       else:
         self.run_info.locator.write_text(
-            json.dumps({"generation": found, "pid": 900 + found})
+            json.dumps({"generation": result, "pid": 900 + result})
         )
 
     self.children.on_poll = trainer
     self.assertEqual(self.run_to_end(supervisor), 0)
     self.assertEqual(self.read("summary.json")["restarts"]["store"], 2)
 
-  def test_updates_the_table_of_processes_for_a_new_service(self):
+  def test_updates_table_of_processes_for_new_service(self):
     supervisor = self.make()
     rows = []
 
@@ -419,7 +419,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertEqual(rows[-1]["kvservice"], 77)
     self.assertContainsSubset({"store", "trainer", "searcher"}, rows[-1])
 
-  def test_restarts_no_searcher_that_is_done(self):
+  def test_does_not_restart_finished_searcher(self):
     supervisor = self.make(searcher_0=[0])
     looks = iter(range(5))
 
@@ -434,7 +434,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertEqual(self.children.started.count("searcher-0"), 1)
 
   @parameterized.parameters("train", "")
-  def test_restarts_a_searcher_that_was_sent_away_too_early(self, phase):
+  def test_restarts_prematurely_finished_searcher(self, phase):
     interrupted = processes.EXIT_INTERRUPTED
     supervisor = self.make(searcher_0=[interrupted, 0, None])
     # Written by the trainer before this one.
@@ -455,14 +455,14 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertEqual(self.children.started.count("searcher-0"), 3)
     self.assertEqual(self.read("summary.json")["restarts"]["searcher"], 0)
 
-  def test_ends_the_run_where_a_failing_child_gets_no_further(self):
+  def test_ends_run_if_failing_child_makes_no_progress(self):
     self.write("status.json", {"step": 7})
     supervisor = self.make(_NO_DEATHS_COUNT, trainer_0=[1, 1, 1, 1])
     self.assertEqual(self.run_to_end(supervisor, result=None), 1)
     self.assertEqual(self.children.started.count("trainer-0"), 3)
     self.assertIn("no further than step 7", self.stderr.getvalue())
 
-  def test_continues_where_a_failing_child_gets_further(self):
+  def test_continues_if_failing_child_makes_progress(self):
     supervisor = self.make(_NO_DEATHS_COUNT, trainer_0=[1, 1, 1, 1, 0])
     steps = iter(range(100))
 
@@ -477,7 +477,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
   @parameterized.parameters(
       (processes.EXIT_CONFIG, 2), (processes.EXIT_FATAL, 1)
   )
-  def test_repeats_no_start_that_would_fail_again(self, status, program_status):
+  def test_does_not_retry_permanent_failure(self, status, program_status):
     supervisor = self.make(searcher_1=[status])
     self.assertEqual(self.run_to_end(supervisor, result=None), program_status)
     self.assertEqual(self.children.started.count("searcher-1"), 1)
@@ -492,34 +492,34 @@ class SuperviseTest(supervise_case.SuperviseCase):
     report.conclude.assert_called_once()
     self.assertFalse((self.workdir / "summary.json").exists())
 
-  def test_ends_the_run_after_three_deaths_within_a_minute(self):
+  def test_ends_run_after_three_deaths_within_minute(self):
     supervisor = self.make(trainer_0=[1, 1, 1, 0])
     self.assertEqual(self.run_to_end(supervisor, result=None), 1)
     self.assertEqual(self.children.started.count("trainer-0"), 3)
     self.assertIn("died three times within", self.stderr.getvalue())
 
-  def test_fails_without_a_result(self):
+  def test_fails_without_result(self):
     self.assertEqual(self.run_to_end(self.make(trainer_0=[0]), result=None), 1)
     self.assertIn("without a result", self.stderr.getvalue())
 
-  def test_fails_with_a_damaged_result(self):
+  def test_fails_with_damaged_result(self):
     supervisor = self.make(trainer_0=[0])
     self.assertEqual(self.run_to_end(supervisor, result={"steps": "many"}), 1)
     self.assertIn("result.json: damaged", self.stderr.getvalue())
 
-  def test_fails_with_an_open_ledger(self):
+  def test_fails_with_open_ledger(self):
     open_ledger = {**supervise_case.RESULT, "ledger_closed": False}
     status = self.run_to_end(self.make(trainer_0=[0]), result=open_ledger)
     self.assertEqual(status, 1)
     self.assertIn("ledger does not close", self.stderr.getvalue())
     self.assertFalse(self.read("summary.json")["ledger_closed"])
 
-  def test_succeeds_though_the_report_fails(self):
+  def test_succeeds_despite_failed_report(self):
     report.conclude.side_effect = KeyError("curve")
     self.assertEqual(self.run_to_end(self.make(trainer_0=[0])), 0)
     self.assertIn("no report could be written", self.stderr.getvalue())
 
-  def test_delays_a_profile_until_the_trainer_trains(self):
+  def test_delays_profile_until_trainer_trains(self):
     supervisor = self.make()
     trainer, phases = [], ["compile", "compile", "train", "train"]
 
@@ -534,7 +534,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.run_to_end(supervisor, result=None)
     self.assertEqual(trainer, [[], [], [], [signal.SIGUSR1]])
 
-  def test_starts_nothing_for_a_finished_run(self):
+  def test_starts_nothing_for_finished_run(self):
     self.write("summary.json", supervise_case.RESULT)
     supervisor = self.make()
     self.assertEqual(self.run_to_end(supervisor), 0)
@@ -587,7 +587,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertEqual(self.saved_beta(), 0.05)
     self.assertFalse((self.workdir / "summary.json").exists())
 
-  def test_gives_a_trainer_time_to_save_until_a_second_signal(self):
+  def test_gives_trainer_time_to_save_until_second_signal(self):
     supervisor, asked = self.make(), []
 
     def end(roles, deadline_s, is_urgent=None):
@@ -602,14 +602,14 @@ class SuperviseTest(supervise_case.SuperviseCase):
     # Twice search.starvation_s.
     self.assertEqual(asked, [(360.0, False), (360.0, True)])
 
-  def test_unlocks_the_directory_of_a_refused_run(self):
+  def test_unlocks_directory_of_refused_run(self):
     with mock.patch.object(train.run_directory, "create") as create:
       create.side_effect = ValueError("another run")
       with contextlib.redirect_stderr(self.stderr):
         self.assertEqual(train.run(self.config, str(self.workdir), []), 2)
     os.close(run_directory.lock(str(self.workdir)))
 
-  def test_restores_the_callers_signal_handlers(self):
+  def test_restores_callers_signal_handlers(self):
     own, seen = lambda *_: None, []
     for number in supervise_case.SIGNALS:
       signal.signal(number, own)
@@ -679,7 +679,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
   @parameterized.parameters(
       ("searcher_1", 91, 90), ("trainer_0", 361, 360), ("store_0", 31, 30)
   )
-  def test_restarts_a_child_without_progress(self, child, late, in_time):
+  def test_restarts_child_without_progress(self, child, late, in_time):
     name = child.replace("_", "-")
     self.assertEmpty(self.watch(**{child: in_time}))
     self.assertEmpty(self.watch(**{child: [(in_time, name, "work")]}))
@@ -692,12 +692,12 @@ class SuperviseTest(supervise_case.SuperviseCase):
         [f"{name}: no progress for {late} s (work)"],
     )
 
-  def test_leaves_time_for_a_start_under_short_deadlines(self):
+  def test_leaves_time_for_start_under_short_deadlines(self):
     self.config.search.starvation_s = 16.0
     self.assertEmpty(self.watch(searcher_0=10))
     self.assertLen(self.watch(searcher_0=11), 1)
 
-  def test_blames_the_silent_process_of_a_group(self):
+  def test_blames_silent_process_of_group(self):
     self.config.trainer.num_processes = 2
     self.config.mesh.data = 2
     stuck = [(400, "trainer-0", "step")]
@@ -706,7 +706,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
         ["trainer-1: no sign of life for 400 s"],
     )
 
-  def test_restarts_a_run_in_one_process_as_a_whole(self):
+  def test_restarts_run_in_one_process_as_whole(self):
     self.config.run.processes = "one"
     lines = [(91, "trainer-0", "step"), (91, "searcher-1", "reward")]
     self.assertEqual(
@@ -730,7 +730,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
       ("logs", 3),
       *((f"{name}/", 3) for name in _WRITTEN),
   )
-  def test_refuses_a_damaged_file_before_the_start(self, name, value):
+  def test_refuses_damaged_file_before_start(self, name, value):
     run, _ = run_directory.create(str(self.workdir), self.config)
     if name.endswith("/"):
       name = name[:-1]
@@ -745,7 +745,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertEqual(self.stderr.getvalue().count("\n"), 1)
 
   @parameterized.parameters("pwrite", "fsync")
-  def test_names_a_full_disk_at_the_start(self, function):
+  def test_names_full_disk_at_start(self, function):
     full = OSError(errno.ENOSPC, "No space left on device")
     with (
         mock.patch.object(os, function, side_effect=full),
@@ -757,7 +757,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
         f"^error: .*No space left on device: '?{self.workdir}/.*\n$",
     )
 
-  def test_refuses_a_file_of_another_user_before_the_start(self):
+  def test_refuses_file_of_another_user_before_start(self):
     run_directory.create(str(self.workdir), self.config)
     self.write("metrics.jsonl", {})
     with (
@@ -768,7 +768,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertIn("this user may change", self.stderr.getvalue())
 
   @parameterized.parameters("garbage", "[1]", "null", "", "/")
-  def test_continues_where_files_turn_bad(self, content):
+  def test_continues_despite_damaged_files(self, content):
     supervisor = self.make(searcher_0=[1, None])
     looks = iter(range(4))
 
@@ -791,7 +791,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertEqual(self.run_to_end(supervisor), 0)
 
   @parameterized.parameters(("mesh", "trainer"), ("search.mesh", "search"))
-  def test_refuses_a_mesh_that_this_machine_lacks(self, key, section):
+  def test_refuses_mesh_larger_than_machine(self, key, section):
     (self.config.mesh if key == "mesh" else self.config.search.mesh).data = 4
     counted = mock.Mock(returncode=0, stdout="1 cpu\n")
     run = mock.patch.object(train.subprocess, "run", return_value=counted)
@@ -804,7 +804,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     with run:
       train.check_devices(self.config)
 
-  def test_counts_the_devices_of_this_machine(self):
+  def test_counts_devices_of_this_machine(self):
     three = "--xla_force_host_platform_device_count=3"
     self.config.mesh.data = 3
     with mock.patch.dict(os.environ, XLA_FLAGS=three):
@@ -813,7 +813,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
       with self.assertRaisesRegex(ValueError, r"needs 4 .* has 3 \(cpu\)"):
         train.check_devices(self.config)
 
-  def test_reports_a_full_disk_once_and_continues(self):
+  def test_reports_full_disk_once_and_continues(self):
     supervisor = self.make(trainer_0=[None], searcher_0=[1, None])
     looks = iter(range(4))
 
@@ -842,12 +842,12 @@ class SuperviseTest(supervise_case.SuperviseCase):
     kinds = [e["kind"] for e in self.events()]
     self.assertEqual(kinds.count("not_written"), 1)
 
-  def test_ignores_the_result_of_an_earlier_trainer(self):
+  def test_ignores_result_of_earlier_trainer(self):
     self.write("result.json", supervise_case.RESULT)
     self.assertEqual(self.run_to_end(self.make(trainer_0=[0]), result=None), 1)
 
   @parameterized.parameters(*supervise_case.SIGNALS)
-  def test_ends_all_processes_at_a_signal(self, number):
+  def test_ends_all_processes_at_signal(self, number):
     supervisor = self.make()
     self.children.on_poll = lambda child: signal.raise_signal(number)
     self.assertEqual(self.run_to_end(supervisor, None), 128 + number)
@@ -865,7 +865,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     )
     self.assertEqual(self.children.started.count("sft-0"), 1)
 
-  def test_makes_no_model_again(self):
+  def test_does_not_remake_model(self):
     self.config.init = "sft"
     supervisor = self.make(trainer_0=[0])
     self.write("sft/model/config.json", {})
@@ -888,7 +888,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
         [e["message"] for e in stalled], ["sft-0: no sign of life for 361 s"]
     )
 
-  def test_rotates_the_log_of_fine_tuning(self):
+  def test_rotates_log_of_fine_tuning(self):
     self.config.init = "sft"
     limits = dataclasses.replace(supervise_case.LIMITS, max_log_bytes=8)
     supervisor = self.make(limits, sft_0=[None], trainer_0=[0])
@@ -906,7 +906,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertEqual(self.run_to_end(supervisor), 0)
     self.assertEqual(log.with_suffix(".log.1").read_text(), "x" * 9)
 
-  def test_ends_the_run_where_fine_tuning_fails(self):
+  def test_failed_fine_tuning_ends_run(self):
     self.config.init = "sft"
     supervisor = self.make(sft_0=[processes.EXIT_FATAL])
     self.assertEqual(self.run_to_end(supervisor, None), 1)
@@ -919,7 +919,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertEqual(self.run_to_end(supervisor), 0)
     self.assertEqual(self.children.started.count("sft-0"), 3)
 
-  def test_refuses_a_model_of_other_settings(self):
+  def test_refuses_model_of_other_settings(self):
     self.config.init = "sft"
     self.write("sft/settings.json", {"seed": 5})
     supervisor = self.make()
@@ -927,7 +927,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertEmpty(self.children.started)
     self.assertIn("made with other settings", self.stderr.getvalue())
 
-  def test_makes_the_reward_model_after_the_sft_model(self):
+  def test_makes_reward_model_after_sft_model(self):
     self.config.init = "sft"
     self.config.reward.backend = "model"
     supervisor = self.make(sft_0=[0], reward_model_0=[75, 0], trainer_0=[0])
@@ -937,14 +937,14 @@ class SuperviseTest(supervise_case.SuperviseCase):
         ["sft-0", "reward_model-0", "reward_model-0", "store-0"],
     )
 
-  def test_makes_no_reward_model_where_the_user_has_one(self):
+  def test_skips_training_existing_reward_model(self):
     self.config.reward.backend = "model"
     self.config.reward.model = self.create_tempdir().full_path
     supervisor = self.make(trainer_0=[0])
     self.assertEqual(self.run_to_end(supervisor), 0)
     self.assertNotIn("reward_model-0", self.children.started)
 
-  def test_ends_fine_tuning_at_a_signal(self):
+  def test_ends_fine_tuning_at_signal(self):
     self.config.init = "sft"
     supervisor = self.make(sft_0=[None])
     self.children.on_poll = lambda child: signal.raise_signal(signal.SIGINT)
@@ -954,7 +954,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
 
 class PythonTest(absltest.TestCase):
 
-  def test_runs_the_train_program_in_the_directory(self):
+  def test_runs_train_program_in_directory(self):
     config = countdown.get_config("smoke")
     workdir = self.create_tempdir()
     with self.mock_supervise() as supervise:
@@ -979,7 +979,7 @@ class PythonTest(absltest.TestCase):
     with self.mock_supervise(130):
       self.assertEqual(tba_jax.train(config, workdir=workdir).status, 130)
 
-  def test_prints_plain_lines_in_a_notebook(self):
+  def test_prints_plain_lines_in_notebook(self):
     config = countdown.get_config("smoke")
     with (
         mock.patch.object(rich.console, "_is_jupyter", return_value=True),
@@ -992,7 +992,7 @@ class PythonTest(absltest.TestCase):
       self.assertFalse(console.is_jupyter)
       self.assertFalse(console.is_terminal)
 
-  def test_refuses_a_wrong_setting_before_the_start(self):
+  def test_refuses_wrong_setting_before_start(self):
     config = countdown.get_config("smoke")
     config.loss.beta = -1.0
     with self.mock_supervise() as supervise:

@@ -28,7 +28,7 @@ class NaiveEquivalenceTest(parameterized.TestCase):
       dict(seed=4, capacity=25, capacity_per_prompt=2, selection="reward"),
       dict(seed=5, capacity=3, capacity_per_prompt=30, recent_fraction=1.0),
   )
-  def test_random_operations_agree_with_the_naive_buffer(self, seed, **changes):
+  def test_random_operations_agree_with_naive_buffer(self, seed, **changes):
     settings = dict(
         capacity=18,
         capacity_per_prompt=6,
@@ -155,7 +155,7 @@ class DistributionTest(parameterized.TestCase):
     self.assertLess(statistic, critical)
 
   @parameterized.parameters(0.25, 0.95)
-  def test_coin_of_the_recent_window_has_its_odds(self, recent_fraction):
+  def test_coin_of_recent_window_has_its_odds(self, recent_fraction):
     buffer = make_buffer(recent_fraction=recent_fraction)
     for key in range(4):
       buffer.insert(make_group(key, [[1]]), 0)
@@ -166,13 +166,13 @@ class DistributionTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(0.0, 1.0)
-  def test_coin_that_always_falls_the_same(self, recent_fraction):
+  def test_extreme_recent_fractions_are_deterministic(self, recent_fraction):
     buffer = make_buffer(recent_fraction=recent_fraction)
     buffer.insert(make_group(0, [[1]]), 0)
     draws = [buffer.sample(2, 1, 0).recent for _ in range(50)]
     self.assertEqual(set(np.ravel(draws).tolist()), {recent_fraction == 1})
 
-  def test_rewards_weigh_only_outside_of_the_recent_window(self):
+  def test_rewards_weigh_only_outside_of_recent_window(self):
     rewards = np.array([0.0, 0.5, 1.0])
     weights = np.exp(rewards / 0.5) / np.exp(rewards / 0.5).sum()
     for recent_fraction, odds in ((0.0, weights), (1.0, np.full(3, 1 / 3))):

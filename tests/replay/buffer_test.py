@@ -26,7 +26,7 @@ first_tokens = fake_groups.first_tokens
 
 class InsertTest(parameterized.TestCase):
 
-  def test_a_completion_without_a_reward_is_not_stored(self):
+  def test_completion_without_reward_is_not_stored(self):
     """Draws are those of a buffer that never got it."""
     nan, tokens = np.nan, [[5], [6], [7, 8], [5]]
     with_it, without = (
@@ -45,21 +45,21 @@ class InsertTest(parameterized.TestCase):
       buffer.insert(group, 0)
       invariants.check_buffer(buffer)
     for step in range(4):
-      found, wanted = (b.sample(2, 4, step) for b in (with_it, without))
-      chex.assert_trees_all_equal(vars(found), vars(wanted))
-      self.assertTrue(np.isfinite(found.rewards).all())
+      result, expected = (b.sample(2, 4, step) for b in (with_it, without))
+      chex.assert_trees_all_equal(vars(result), vars(expected))
+      self.assertTrue(np.isfinite(result.rewards).all())
       # All three, and one of them twice.
-      (row,) = found.ids[found.prompt_ids == 1]
+      (row,) = result.ids[result.prompt_ids == 1]
       self.assertLen(set(row.tolist()), 3)
 
-  def test_a_group_without_a_reward_leaves_no_trace(self):
+  def test_group_without_reward_leaves_no_trace(self):
     buffer = make_buffer()
     before = buffer.get_state()
     group = make_group(1, [[5], [6, 7]], rewards=[np.nan] * 2)
     self.assertEqual(buffer.insert(group, 0), (1, 2, 3))
     chex.assert_trees_all_equal(buffer.get_state(), before)
 
-  def test_a_fallback_is_stored_in_place_of_a_missing_reward(self):
+  def test_fallback_is_stored_in_place_of_missing_reward(self):
     buffer = make_buffer(fallback=-2.0, columns={"turn_rewards": ()})
     turns = np.array([[1, 0, 0, 0], [0, 0, 0, np.nan]], np.float32)
     group = make_group(
@@ -97,14 +97,14 @@ class InsertTest(parameterized.TestCase):
       drawn = {int(made.sample(1, 1, 9).prompt_ids[0]) for _ in range(20)}
       self.assertEqual(drawn, {2} if skipped else {1, 2})
 
-  def test_a_draw_takes_mixed_groups_of_which_one_completion_is_stored(self):
+  def test_draws_from_mixed_group_with_one_stored_completion(self):
     buffer = make_buffer(skip_equal_rewards=True)
     buffer.insert(make_group(1, [[5], [6]], rewards=[1, 1]), 9)
     buffer.insert(make_group(1, [[7], [7]], rewards=[0, 1]), 9)
     for _ in range(20):
       self.assertEqual(first_tokens(buffer.sample(1, 1, 9)), {7})
 
-  def test_a_copy_starts_anew(self):
+  def test_reinserted_copy_is_fresh(self):
     buffer = make_buffer()
     buffer.insert(make_group(1, [[5]]), 0)
     old = buffer.sample(1, 1, 0).ids
@@ -127,7 +127,7 @@ class InsertTest(parameterized.TestCase):
     np.testing.assert_array_equal(draw.completion_tokens, [[[5, 6, 0, 0]]])
     np.testing.assert_array_equal(draw.behavior_logprobs, [[[-5, -6, 0, 0]]])
 
-  def test_a_reused_row_keeps_nothing(self):
+  def test_reused_row_keeps_nothing(self):
     buffer = make_buffer(capacity=1)
     buffer.insert(make_group(1, [[5, 6, 7, 8]]), 0)
     buffer.insert(make_group(1, [[9]], width=2), 0)
@@ -153,7 +153,7 @@ class InsertTest(parameterized.TestCase):
 
 class StalenessTest(absltest.TestCase):
 
-  def test_versions_abandoned_by_a_restart_are_stale(self):
+  def test_versions_abandoned_by_restart_are_stale(self):
     # Epoch 1 ran to 50, epoch 2 from 30 to 60, epoch 3 from 40.
     starts = [(1, 0), (2, 30), (3, 40)]
     cases = [  # epoch, version, staleness at step 42
@@ -166,10 +166,10 @@ class StalenessTest(absltest.TestCase):
         (3, 42, 0),
     ]
     epochs, versions, expected = np.array(cases).T
-    found = buffer_lib.staleness(starts, epochs, versions, 42)
-    self.assertEqual(found.tolist(), expected.tolist())
+    actual = buffer_lib.staleness(starts, epochs, versions, 42)
+    self.assertEqual(actual.tolist(), expected.tolist())
 
-  def test_a_draw_has_the_staleness_of_each_epoch(self):
+  def test_draw_has_staleness_of_each_epoch(self):
     buffer = make_buffer(recent_window_steps=9)
     buffer.begin_epoch(1, 0)
     buffer.insert(make_group(0, [[1], [2]], version=4, epoch=1), 4)
@@ -201,7 +201,7 @@ class InOrderTest(absltest.TestCase):
   def draw(self, skip, step=4):
     return self.buffer.sample_in_order(2, 2, step, arrived_from=4, skip=skip)
 
-  def test_draws_the_groups_of_the_round_in_order(self):
+  def test_draws_groups_of_round_in_order(self):
     """Group 1 repeats its completion; the first group comes after the last."""
     draw = self.draw(0)
     self.assertEqual(
@@ -213,7 +213,7 @@ class InOrderTest(absltest.TestCase):
     )
     invariants.check_buffer(self.buffer)
 
-  def test_each_pass_of_a_round_draws_its_batches_again(self):
+  def test_each_pass_of_round_draws_its_batches_again(self):
     config = fake_groups.buffer_config(dedupe=False)
     config.rounds.update(mini_batches=2, passes=2)
     rounds = buffer_lib.ReplayBuffer(
@@ -224,15 +224,15 @@ class InOrderTest(absltest.TestCase):
     draws = [rounds.draw(2, 2, step).prompt_ids for step in (4, 5, 6, 7)]
     self.assertEqual([d.tolist() for d in draws], 2 * [[0, 1], [2, 3]])
 
-  def test_a_round_without_rewards_draws_what_is_stored(self):
+  def test_round_without_rewards_draws_what_is_stored(self):
     draw = self.buffer.sample_in_order(2, 2, 5, arrived_from=5, skip=0)
     self.assertEqual(
         draw.completion_tokens[..., 0].tolist(), [[90, 91], [0, 1]]
     )
     self.assertEqual(self.buffer.stats()["recent_misses"], 2)
 
-  def test_refuses_an_empty_buffer_and_a_falling_step(self):
-    with self.assertRaisesRegex(ValueError, "none of the completions"):
+  def test_refuses_empty_buffer_and_falling_step(self):
+    with self.assertRaisesRegex(ValueError, "no completion received a reward"):
       make_buffer().sample_in_order(2, 2, 5, arrived_from=5, skip=0)
     self.draw(0, 5)
     with self.assertRaisesRegex(ValueError, "step 4 after step 5"):
@@ -241,7 +241,7 @@ class InOrderTest(absltest.TestCase):
 
 class SampleTest(absltest.TestCase):
 
-  def test_the_reward_temperature_is_of_the_step(self):
+  def test_reward_temperature_is_of_step(self):
     """Cold, one of two completions is drawn for its reward; hot, either is."""
     buffer = make_buffer(
         recent_fraction=0.0,
@@ -257,7 +257,7 @@ class SampleTest(absltest.TestCase):
     for _ in range(40):
       self.assertEqual(first_tokens(buffer.sample(1, 1, 5)), {2})
 
-  def test_window_is_a_span_of_steps(self):
+  def test_window_is_span_of_steps(self):
     buffer = make_buffer(recent_window_steps=2)
     for step in range(4):
       buffer.insert(make_group(1, [[10 + step]]), step)
@@ -343,14 +343,14 @@ class SampleTest(absltest.TestCase):
     ):
       self.assertEqual(getattr(draw, name).dtype, dtype, name)
 
-  def test_a_draw_is_a_copy(self):
+  def test_draw_is_copy(self):
     buffer = make_buffer(capacity=1)
     buffer.insert(make_group(1, [[5]]), 0)
     draw = buffer.sample(1, 1, 0)
     buffer.insert(make_group(1, [[6]]), 0)
     self.assertEqual(draw.completion_tokens[0, 0, 0], 5)
 
-  def test_refuses_an_empty_buffer_and_a_falling_step(self):
+  def test_refuses_empty_buffer_and_falling_step(self):
     buffer = make_buffer()
     with self.assertRaisesRegex(ValueError, "nothing to train on"):
       buffer.sample(1, 1, 0)
@@ -388,7 +388,7 @@ def _stored(buffer):
 
 class DuplicatesTest(absltest.TestCase):
 
-  def test_a_group_of_duplicates_is_not_stored(self):
+  def test_group_of_duplicates_is_not_stored(self):
     buffer = _buffer(duplicates="oldest", recent_fraction=1.0)
     buffer.insert(make_group(0, [[5], [6]]), 0)
     result = buffer.insert(make_group(0, [[5], [6]]), 3)
@@ -402,7 +402,7 @@ class DuplicatesTest(absltest.TestCase):
 class SimilarityTest(parameterized.TestCase):
 
   @parameterized.named_parameters(("edit", _EDIT), ("cosine", _COSINE))
-  def test_the_higher_reward_stays(self, settings):
+  def test_higher_reward_stays(self, settings):
     buffer = _buffer(**settings)
     first = make_group(0, [[11, 1, 2, 3], [21, 4, 5, 6]], rewards=[1.0, 2.0])
     buffer.insert(first, 0)
@@ -424,7 +424,7 @@ class SimilarityTest(parameterized.TestCase):
     buffer.insert(make_group(0, [[1, 2, 8, 4]], rewards=[3.0]), 1)
     self.assertEqual(_stored(buffer), {1: 3.0})
 
-  def test_the_reference_counts_where_log_rewards_are_compared(self):
+  def test_log_reward_comparison_includes_reference(self):
     """log R is -8 + 1 / 0.1 of the first, -10 + 1.1 / 0.1 of the second."""
     likely = np.full((1, 4), -2.0, np.float32)
     for by, stays in (("reward", 2), ("log_reward", 1)):
@@ -465,7 +465,7 @@ class SimilarityTest(parameterized.TestCase):
       filled.insert(make([51, 61, 52, 62], 1.0), 2)
       self.assertLen(filled, 2)
 
-  def test_the_last_token_after_a_stop_string_is_compared(self):
+  def test_last_token_after_stop_string_is_compared(self):
     buffer = _buffer(similarity="edit", similarity_limit=0.2)
     # One of two tokens differs: the completions are not similar.
     for step, last in enumerate((31, 51)):
@@ -480,7 +480,7 @@ class SimilarityTest(parameterized.TestCase):
     self.assertLen(buffer, 2)
 
   @parameterized.named_parameters(("edit", _EDIT), ("cosine", _COSINE))
-  def test_a_restored_buffer_compares_as_before(self, settings):
+  def test_restored_buffer_compares_as_before(self, settings):
     buffer = _buffer(**settings)
     buffer.insert(make_group(0, [[11, 1, 2, 3], [21, 4, 5, 6]]), 0)
     again = _buffer(**settings)
@@ -493,7 +493,7 @@ class SimilarityTest(parameterized.TestCase):
 
 class EvictionTest(absltest.TestCase):
 
-  def test_the_lowest_rewards_go_new_ones_too(self):
+  def test_evicts_lowest_rewards_including_new(self):
     buffer = _buffer(capacity_per_prompt=3, evict="lowest_reward")
     group = make_group(0, [[1], [2], [3]], rewards=[5.0, 1.0, 3.0])
     buffer.insert(group, 0)
@@ -522,7 +522,7 @@ class EvictionTest(absltest.TestCase):
       buffer.insert(make_group(0, [[token + 1]], rewards=[1.0]), token)
     self.assertEqual(set(_stored(buffer)), {3, 4})
 
-  def test_a_frozen_buffer_does_not_grow(self):
+  def test_frozen_buffer_does_not_grow(self):
     buffer = _buffer(capacity_per_prompt=40, freeze_step=2)
     for step in range(5):
       group = make_group(0, distinct(2 * step + 1, 2))
@@ -533,7 +533,7 @@ class EvictionTest(absltest.TestCase):
     again.insert(make_group(0, distinct(20, 2)), 6)
     self.assertEqual(set(_stored(again)), {9, 10, 20, 21})
 
-  def test_random_groups_agree_with_a_plain_list(self):
+  def test_random_groups_agree_with_plain_list(self):
     rng = np.random.default_rng(0)
     buffer = _buffer(
         capacity=12,
@@ -580,7 +580,7 @@ class UseTest(absltest.TestCase):
     self.assertEqual(stats["use_count_histogram"]["2"], 1)
     invariants.check_buffer(buffer)
 
-  def test_counts_statistics_of_a_draw(self):
+  def test_counts_statistics_of_draw(self):
     buffer = make_buffer(dedupe=False, recent_window_steps=9)
     buffer.insert(make_group(1, [[1], [2, 2], [1], [1, 0]]), 0)
     stats = buffer.sample(1, 4, 0).stats()
@@ -600,20 +600,20 @@ class UseTest(absltest.TestCase):
     expected = np.where(past, 0, -again.completion_tokens - 0.5)
     np.testing.assert_array_equal(again.ref_logprobs, expected)
 
-  def test_keeps_reference_logprobs_that_come_with_a_group(self):
+  def test_stores_reference_logprobs_of_group(self):
     buffer = make_buffer()
     values = np.array([[-1, -2, 9, 9], [-3, 9, 9, 9]], np.float32)
     buffer.insert(make_group(1, [[1, 2], [3]], ref_logprobs=values), 0)
     buffer.insert(make_group(2, [[4], [5]]), 0)
     draws = [buffer.sample(1, 2, 0) for _ in range(2)]
     of_prompt = {int(draw.prompt_ids[0]): draw for draw in draws}
-    found = dict(
+    result = dict(
         zip(
             of_prompt[1].completion_lengths[0].tolist(),
             of_prompt[1].ref_logprobs[0].tolist(),
         )
     )
-    self.assertEqual(found, {2: [-1, -2, 0, 0], 1: [-3, 0, 0, 0]})
+    self.assertEqual(result, {2: [-1, -2, 0, 0], 1: [-3, 0, 0, 0]})
     self.assertEqual(of_prompt[1].ref_versions.tolist(), [[0, 0]])
     self.assertEqual(of_prompt[2].ref_versions.tolist(), [[-1, -1]])
 
@@ -634,7 +634,7 @@ class RoutesTest(absltest.TestCase):
         prompt_routes=np.full((P, 2, 3), visit, np.uint8),
     )
 
-  def test_a_draw_has_routes_and_those_of_the_newest_prompt(self):
+  def test_draw_has_routes_and_those_of_newest_prompt(self):
     buffer = make_buffer(columns=self.COLUMNS)
     buffer.insert(self.group(5, [[1, 2], [3]]), 0)
     buffer.insert(self.group(6, [[4, 4, 0]]), 0)
@@ -655,7 +655,7 @@ class RoutesTest(absltest.TestCase):
           strict=True,
       )
 
-  def test_a_draw_without_them_has_none(self):
+  def test_draw_without_routes_has_none(self):
     buffer = make_buffer()
     buffer.insert(make_group(1, [[1]]), 0)
     self.assertIsNone(buffer.sample(1, 1, 0).routes)
@@ -683,7 +683,7 @@ class TemperatureTest(absltest.TestCase):
 
 class TurnRewardsTest(absltest.TestCase):
 
-  def test_a_draw_has_those_of_its_completions(self):
+  def test_draw_has_values_of_its_completions(self):
     buffer = make_buffer(columns={"turn_rewards": ()})
     group = make_group(1, [[1, 2], [3], [4, 4, 0]])
     values = group.completion_tokens / np.float32(8)
@@ -711,7 +711,7 @@ class StateTest(parameterized.TestCase):
         buffer.set_ref_logprobs(draw.ids, values, step)
     return buffer
 
-  def test_a_state_stays_while_the_buffer_changes(self):
+  def test_state_stays_while_buffer_changes(self):
     # It is written to a checkpoint in the background.
     buffer = self._filled()
     state = buffer.get_state()
@@ -722,7 +722,7 @@ class StateTest(parameterized.TestCase):
     chex.assert_trees_all_equal(state, before)
 
   @parameterized.parameters("uniform", "reward")
-  def test_goes_on_draw_for_draw(self, selection):
+  def test_continues_draw_for_draw(self, selection):
     buffer = self._filled(selection=selection)
     other = make_buffer(
         recent_fraction=0.5, capacity=12, selection=selection, seed=99
@@ -763,7 +763,7 @@ class StateTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "step 8 after step 9"):
       other.sample(1, 1, 8)
 
-  def test_dedupe_turned_on_after_a_restart(self):
+  def test_dedupe_turned_on_after_restart(self):
     buffer = make_buffer(dedupe=False, recent_window_steps=9)
     other = make_buffer(capacity=3, recent_window_steps=9)
     buffer.insert(make_group(1, [[1], [2], [1]]), 0)
@@ -776,14 +776,14 @@ class StateTest(parameterized.TestCase):
     invariants.check_buffer(other)
     self.assertEqual(first_tokens(other.sample(1, 3, 0)), {1, 2, 3})
 
-  def test_restores_an_empty_buffer(self):
+  def test_restores_empty_buffer(self):
     other = make_buffer()
     other.insert(make_group(1, [[1]]), 0)
     other.set_state(make_buffer().get_state())
     invariants.check_buffer(other)
     self.assertEmpty(other)
 
-  def test_smaller_capacity_is_reached_with_the_next_insert(self):
+  def test_smaller_capacity_is_reached_with_next_insert(self):
     buffer = self._filled()
     other = make_buffer(capacity=4)
     untrained = buffer.untrained()
@@ -793,7 +793,7 @@ class StateTest(parameterized.TestCase):
     self.assertEqual(untrained + (1, 1, 1) - result, other.untrained())
     invariants.check_buffer(other)
 
-  def test_refuses_a_state_of_other_limits(self):
+  def test_refuses_state_of_other_limits(self):
     state = self._filled().get_state()
     with self.assertRaisesRegex(ValueError, "max_prompt_tokens=1"):
       make_buffer(max_prompt_tokens=1).set_state(state)

@@ -33,13 +33,13 @@ def _note_all(order, share_of):
     order.note(_group(i, *[1.0] * solved, *[0.5] * (20 - solved)))
 
 
-class DifficultyOrderTest(parameterized.TestCase):
+class CurriculumOrderTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
     self.folder = pathlib.Path(self.create_tempdir().full_path) / "replay"
 
-  def test_the_first_pass_is_the_shuffled_one(self):
+  def test_first_pass_is_shuffled_one(self):
     order = _make()
     order.extend(_N)
     plain = prompt_order.PromptOrder(_N, seed=1)
@@ -52,7 +52,7 @@ class DifficultyOrderTest(parameterized.TestCase):
       ("unsolved", (2, 1, 0)),
       ("uncertain", (1, 2, 0)),
   )
-  def test_draws_by_the_share_that_was_solved(self, weight, ranks):
+  def test_draw_frequency_follows_solve_rate(self, weight, ranks):
     shares = (0.0, 0.5, 1.0)
     order, counts = _make(weight), collections.Counter()
     for number in range(60):
@@ -67,7 +67,7 @@ class DifficultyOrderTest(parameterized.TestCase):
     self.assertGreater(min(counts.values()), 0)
     self.assertGreater(counts[by_rank[2]], 3 * counts[by_rank[0]])
 
-  def test_a_visit_is_how_often_the_prompt_came_before(self):
+  def test_visit_is_how_often_prompt_came_before(self):
     order, seen = _make(), collections.Counter()
     order.extend(_N + 7 * _ROUND)
     for position in range(_N + 7 * _ROUND):
@@ -75,15 +75,15 @@ class DifficultyOrderTest(parameterized.TestCase):
       self.assertEqual(visit, seen[prompt_id])
       seen[prompt_id] += 1
 
-  def test_what_could_not_be_judged_is_not_counted(self):
-    order, wanted = _make(), _make()
+  def test_unjudged_completions_are_not_counted(self):
+    order, expected = _make(), _make()
     order.note(_group(3, 1.0, np.nan, 0.0))
-    wanted.note(_group(3, 1.0, 0.0))
+    expected.note(_group(3, 1.0, 0.0))
     order.note(_group(3, np.nan, np.nan))
     for name, values in order.get_state().items():
-      np.testing.assert_array_equal(values, wanted.get_state()[name])
+      np.testing.assert_array_equal(values, expected.get_state()[name])
 
-  def test_a_newer_visit_weighs_more(self):
+  def test_newer_visit_weighs_more(self):
     order = _make()
     for rewards in ([0.0] * 4, [1.0] * 4, [1.0] * 4):
       order.note(_group(3, *rewards))
@@ -91,7 +91,7 @@ class DifficultyOrderTest(parameterized.TestCase):
     # 4 + 4/2 of 4 + 4/2 + 4/4.
     self.assertEqual((state["solved"][3], state["sampled"][3]), (6, 7))
 
-  def test_goes_on_with_the_rounds_that_were_drawn(self):
+  def test_resumes_drawn_rounds(self):
     order = _make(folder=self.folder)
     _note_all(order, lambda i: i % 2)
     saved = order.get_state()
@@ -110,7 +110,7 @@ class DifficultyOrderTest(parameterized.TestCase):
     last = range(len(drawn), len(drawn) + _ROUND)
     self.assertEqual(*([o.prompt(i) for i in last] for o in (order, again)))
 
-  def test_refuses_to_go_on_without_a_round_that_was_drawn(self):
+  def test_refuses_resume_with_missing_round(self):
     order = _make(folder=self.folder)
     order.extend(_N + 2 * _ROUND)
     (self.folder / "order-000001.json").unlink()
@@ -118,7 +118,7 @@ class DifficultyOrderTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "order-000001.json: missing"):
       again.set_state(order.get_state())
 
-  def test_refuses_a_file_of_another_order(self):
+  def test_refuses_file_of_another_order(self):
     _make(folder=self.folder).extend(_N + 1)
     path = self.folder / "order-000000.json"
     text = path.read_text()
@@ -131,10 +131,10 @@ class DifficultyOrderTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, message):
         _make(folder=self.folder)
 
-  def test_knows_the_ids_of_a_part_of_the_prompts(self):
+  def test_knows_ids_of_part_of_prompts(self):
     ids = [5 * i for i in range(_N)]
     order = _make(prompt_ids=ids)
     order.note(_group(ids[-1], 1.0))
     order.extend(_N + _ROUND)
-    found = {order.prompt(i)[0] for i in range(_N + _ROUND)}
-    self.assertEqual(found, set(ids))
+    result = {order.prompt(i)[0] for i in range(_N + _ROUND)}
+    self.assertEqual(result, set(ids))

@@ -55,18 +55,18 @@ class DecisionsTest(absltest.TestCase):
       decision = decisions.Decision(10 * step, step % 2 > 0, 0.5)
       log.step(step, decision, self.draw, {**_METRICS, **metrics})
 
-  def test_a_step_is_read_as_it_was_written(self):
+  def test_step_is_read_as_it_was_written(self):
     self.write(self.open(1, 0), 0, 1)
-    found = decisions.read(self.workdir).steps[1]
-    self.assertEqual(found.decision, decisions.Decision(10, True, 0.5))
-    self.assertEqual(found.draw, decisions.sums_of(self.draw))
-    self.assertEqual(found.start.config, {"seed": 1})
-    self.assertEqual(list(found.metrics), ["loss", "grad_norm"])
+    result = decisions.read(self.workdir).steps[1]
+    self.assertEqual(result.decision, decisions.Decision(10, True, 0.5))
+    self.assertEqual(result.draw, decisions.sums_of(self.draw))
+    self.assertEqual(result.start.config, {"seed": 1})
+    self.assertEqual(list(result.metrics), ["loss", "grad_norm"])
     # All bits, whatever JSON can say.
-    self.assertEqual(found.metrics["loss"], np.float32(0.1))
-    self.assertTrue(np.isnan(found.metrics["grad_norm"]))
+    self.assertEqual(result.metrics["loss"], np.float32(0.1))
+    self.assertTrue(np.isnan(result.metrics["grad_norm"]))
 
-  def test_each_field_of_a_draw_has_a_sum(self):
+  def test_each_field_of_draw_has_sum(self):
     before = decisions.sums_of(self.draw)
     self.assertContainsSubset(types.columns_of(types.BufferColumns), before)
     for name in before:
@@ -77,14 +77,14 @@ class DecisionsTest(absltest.TestCase):
       self.assertEqual([n for n in now if now[n] != before[n]], [name])
       before = now
 
-  def test_a_newer_start_replaces_the_steps_from_its_own_on(self):
+  def test_newer_start_replaces_steps_from_its_own_on(self):
     self.write(self.open(1, 0), 0, 1, 2, 3)
     self.write(self.open(2, 2), 2)
-    found = decisions.read(self.workdir)
-    epochs = {step: x.start.epoch for step, x in found.steps.items()}
+    result = decisions.read(self.workdir)
+    epochs = {step: x.start.epoch for step, x in result.steps.items()}
     self.assertEqual(epochs, {0: 1, 1: 1, 2: 2})
 
-  def test_the_names_of_metrics_may_change_on_the_way(self):
+  def test_names_of_metrics_may_change_on_way(self):
     log = self.open(1, 0)
     self.write(log, 0)
     self.write(log, 1, tau=3.0)
@@ -92,18 +92,18 @@ class DecisionsTest(absltest.TestCase):
     self.assertNotIn("tau", steps[0].metrics)
     self.assertEqual(steps[1].metrics["tau"], 3)
 
-  def test_a_torn_line_is_left_out(self):
+  def test_torn_line_is_left_out(self):
     self.write(self.open(1, 0), 0, 1)
     path = f"{self.workdir}/{decisions.FILE_NAME}"
     with open(path, "r+b") as file:
       file.truncate(file.seek(0, 2) - 9)
     self.write(self.open(2, 1), 1)
-    found = decisions.read(self.workdir)
+    result = decisions.read(self.workdir)
     self.assertEqual(
-        {0: 1, 1: 2}, {s: x.start.epoch for s, x in found.steps.items()}
+        {0: 1, 1: 2}, {s: x.start.epoch for s, x in result.steps.items()}
     )
 
-  def test_a_full_disk_is_told_once_and_ends_nothing(self):
+  def test_full_disk_is_reported_once_and_ends_nothing(self):
     log = self.open(1, 0)
     error = OSError(errno.ENOSPC, "no room")
     with mock.patch.object(jsonl.LineWriter, "write", side_effect=error):
@@ -111,6 +111,6 @@ class DecisionsTest(absltest.TestCase):
     self.assertLen(self.events, 1)
     self.assertIn("cannot be replayed", self.events[0][1])
 
-  def test_a_run_without_a_record_is_refused(self):
+  def test_run_without_record_is_refused(self):
     with self.assertRaisesRegex(ValueError, "there is no record"):
       decisions.read(self.workdir)

@@ -50,7 +50,7 @@ class LedgerTest(parameterized.TestCase):
     self.assertEqual(json.loads(json.dumps(closed)), closed)
 
   @parameterized.parameters(*np.eye(3, dtype=int).tolist())
-  def test_one_too_few_in_any_unit_does_not_close(self, *missing):
+  def test_deficit_in_any_unit_does_not_close(self, *missing):
     ledger = ledger_lib.Ledger()
     ledger.apply("a", (5, 5, 5), (5, 5, 5))
     closed = ledger.close(Amount(5, 5, 5) - tuple(missing))
@@ -76,7 +76,7 @@ class LedgerTest(parameterized.TestCase):
     self.assertEqual(closed["generated"], _units(3, 12, 24))
     self.assertTrue(closed["closed"])
 
-  def test_searcher_that_is_gone(self):
+  def test_accounts_for_lost_searcher(self):
     ledger = ledger_lib.Ledger()
     ledger.announce("a", (3, 12, 24))
     ledger.announce("b", (1, 4, 8))
@@ -93,7 +93,7 @@ class LedgerTest(parameterized.TestCase):
     self.assertEqual(closed["lost"], {"searcher": _units(1, 4, 8)})
     self.assertTrue(closed["closed"])
 
-  def test_gone_before_it_was_heard_of(self):
+  def test_accounts_for_searcher_lost_before_first_report(self):
     ledger = ledger_lib.Ledger()
     ledger.searcher_gone("a")
     self.assertEqual(ledger.searchers(), [])

@@ -18,7 +18,7 @@ def _drawn(order, count):
 
 class PromptOrderTest(absltest.TestCase):
 
-  def test_an_epoch_is_a_permutation_and_visits_count(self):
+  def test_epoch_is_permutation_and_visits_count(self):
     order = prompt_order.PromptOrder(7, seed=3)
     first, second = _drawn(order, 14)[:7], _drawn(order, 14)[7:]
     self.assertCountEqual([p for p, _ in first], range(7))
@@ -27,7 +27,7 @@ class PromptOrderTest(absltest.TestCase):
     self.assertEqual({v for _, v in second}, {1})
     self.assertNotEqual([p for p, _ in first], [p for p, _ in second])
 
-  def test_the_order_depends_on_the_seed_alone(self):
+  def test_order_depends_only_on_seed(self):
     one, same = (prompt_order.PromptOrder(50, seed=1) for _ in range(2))
     other = prompt_order.PromptOrder(50, seed=2)
     self.assertEqual(_drawn(one, 120), _drawn(same, 120))
@@ -37,19 +37,19 @@ class PromptOrderTest(absltest.TestCase):
     one.prompt(0)
     self.assertEqual(one.prompt(1000), far)
 
-  def test_threads_may_share_an_order(self):
+  def test_threads_may_share_order(self):
     order = prompt_order.PromptOrder(50, seed=1)
-    wanted = [prompt_order.PromptOrder(50, seed=1).prompt(p)
+    expected = [prompt_order.PromptOrder(50, seed=1).prompt(p)
               for p in range(0, 5000, 50)]  # fmt: skip
     with futures.ThreadPoolExecutor(8) as pool:
       for _ in range(20):
         self.assertEqual(list(pool.map(order.prompt, range(0, 5000, 50))),
-                         wanted)  # fmt: skip
+                         expected)  # fmt: skip
 
 
 class PositionsTest(absltest.TestCase):
 
-  def test_a_position_counts_once(self):
+  def test_position_counts_once(self):
     positions = prompt_order.Positions()
     self.assertTrue(positions.add(1))
     self.assertFalse(positions.add(1))
@@ -59,7 +59,7 @@ class PositionsTest(absltest.TestCase):
     self.assertLen(positions, 2)
     self.assertEqual(positions.first_missing, 2)
 
-  def test_counts_below_a_limit(self):
+  def test_counts_below_limit(self):
     positions = prompt_order.Positions()
     for position in (0, 1, 4, 6):
       positions.add(position)
@@ -67,7 +67,7 @@ class PositionsTest(absltest.TestCase):
         [positions.count(limit) for limit in (0, 1, 3, 5, 9)], [0, 1, 2, 3, 4]
     )
 
-  def test_no_searcher_can_have_been_granted_a_far_position(self):
+  def test_no_searcher_can_have_been_granted_far_position(self):
     positions = prompt_order.Positions()
     plausible = lambda: [
         positions.is_plausible(p) for p in (-1, 0, (1 << 20) - 1, 1 << 20)
@@ -76,7 +76,7 @@ class PositionsTest(absltest.TestCase):
     positions.add(7)
     self.assertEqual(plausible(), [False, True, True, True])
 
-  def test_a_saved_state_is_the_same_set(self):
+  def test_saved_state_is_same_set(self):
     order = prompt_order.PromptOrder(10, seed=0)
     positions = prompt_order.Positions()
     for position in (0, 4, 2):
@@ -102,7 +102,7 @@ class UngrantedTest(absltest.TestCase):
     super().setUp()
     self.rest = prompt_order.Ungranted(prompt_order.Positions())
 
-  def test_grants_stay_below_the_limit_and_never_overlap(self):
+  def test_grants_stay_below_limit_and_never_overlap(self):
     self.assertEqual(self.rest.grant(4, limit=6), [0, 1, 2, 3])
     self.assertEqual(self.rest.grant(4, limit=6), [4, 5])
     self.assertEqual(self.rest.grant(4, limit=6), [])
@@ -115,29 +115,29 @@ class UngrantedTest(absltest.TestCase):
     self.rest.release([0, 1, 3])
     self.assertEqual(self.rest.grant(5, limit=10), [0, 1, 3, 4, 5])
 
-  def test_a_journaled_position_is_not_granted_again(self):
+  def test_journaled_position_is_not_granted_again(self):
     self.rest.grant(4, limit=10)
     self.rest.note_journaled([1, 2])
     self.rest.release([0, 1, 2, 3])
     self.assertEqual(self.rest.available(4), 2)
     self.assertEqual(self.rest.grant(9, limit=4), [0, 3])
 
-  def test_a_position_granted_before_a_crash_is_skipped(self):
+  def test_position_granted_before_crash_is_skipped(self):
     self.rest.note_journaled([1, 2])
     self.assertEqual(self.rest.available(4), 2)
     self.assertEqual(self.rest.grant(9, limit=4), [0, 3])
 
-  def test_nothing_is_available_if_all_came_before_a_crash(self):
+  def test_nothing_is_available_if_all_came_before_crash(self):
     self.rest.note_journaled(range(4))
     self.assertEqual(self.rest.available(4), 0)
     self.assertEqual(self.rest.available(6), 2)
     self.assertEqual(self.rest.grant(9, limit=6), [4, 5])
 
-  def test_an_implausible_position_is_ignored(self):
+  def test_implausible_position_is_ignored(self):
     self.rest.note_journaled([-1, 1 << 40])
     self.assertEqual(self.rest.grant(2, limit=9), [0, 1])
 
-  def test_outstanding_positions_are_granted_again_after_a_restart(self):
+  def test_outstanding_positions_are_granted_again_after_restart(self):
     journaled = prompt_order.Positions()
     journaled.add(0)
     journaled.add(4)

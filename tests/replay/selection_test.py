@@ -49,7 +49,7 @@ class ChooseTest(parameterized.TestCase):
     pairs = list(itertools.combinations(range(5), 2))
     self._assert_follows(outcomes, dict.fromkeys(pairs, 1 / len(pairs)))
 
-  def test_too_few_are_all_drawn_and_one_as_often_as_the_other(self):
+  def test_too_few_items_are_all_drawn_equally_often(self):
     rng = np.random.default_rng(1)
     outcomes = [selection.choose_uniform(rng, 3, 7) for _ in range(4000)]
     counts = np.stack([np.bincount(o, minlength=3) for o in outcomes])
@@ -67,9 +67,7 @@ class ChooseTest(parameterized.TestCase):
     self.assertEqual(rng.bit_generator.state, before)
 
   @parameterized.parameters(0.5, 2.0)
-  def test_reward_without_replacement_takes_one_after_the_other(
-      self, temperature
-  ):
+  def test_reward_without_replacement_draws_sequentially(self, temperature):
     rng = np.random.default_rng(3)
     rewards = np.array([0.0, 1.0, 0.5, -1.0], np.float32)
     weights = np.exp(rewards / temperature)
@@ -98,7 +96,7 @@ class ChooseTest(parameterized.TestCase):
         np.concatenate(chosen).tolist(), dict(enumerate(weights))
     )
 
-  def test_bears_reward_weights_that_underflow(self):
+  def test_underflowing_reward_weights_still_fill_draw(self):
     """exp(-4000) is 0: such items still fill a draw, and are last."""
     rng = np.random.default_rng(5)
     rewards = np.array([0.0, -4000.0, 4000.0, -4000.0], np.float32)
@@ -134,7 +132,7 @@ class PromptPoolTest(absltest.TestCase):
     counts = np.array([outcomes[::2].count(p) for p in pairs])
     self.assertLess(_chi_square(counts, np.full(12, 1 / 12)), _CRITICAL[11])
 
-  def test_refill_within_a_draw_prefers_what_it_does_not_hold(self):
+  def test_refill_within_draw_prefers_undrawn_items(self):
     rng = np.random.default_rng(2)
     for _ in range(50):
       pool = self._pool(5)
@@ -144,14 +142,14 @@ class PromptPoolTest(absltest.TestCase):
       self.assertLen(set(drawn), 4)
       self.assertEqual(pool.num_undrawn, 1)
 
-  def test_more_than_the_pool_holds(self):
+  def test_more_than_pool_holds(self):
     rng = np.random.default_rng(3)
     drawn = self._pool(3).draw(rng, 8)
     self.assertLen(drawn, 8)
     self.assertCountEqual(drawn[:3], range(3))
     self.assertCountEqual(drawn[3:6], range(3))
 
-  def test_added_keys_are_undrawn_and_removed_ones_never_come(self):
+  def test_added_keys_are_undrawn_and_removed_keys_never_drawn(self):
     rng = np.random.default_rng(4)
     pool = self._pool(4)
     drawn = pool.draw(rng, 4)
@@ -164,7 +162,7 @@ class PromptPoolTest(absltest.TestCase):
     self.assertNotIn(9, pool)
     self.assertNotIn(9, pool.draw(rng, 40))
 
-  def test_refuses_to_draw_from_an_empty_pool(self):
+  def test_refuses_to_draw_from_empty_pool(self):
     rng = np.random.default_rng(5)
     self.assertEqual(self._pool(0).draw(rng, 0), [])
     with self.assertRaisesRegex(ValueError, "empty"):
@@ -209,7 +207,7 @@ class PromptPoolTest(absltest.TestCase):
 
 class RecentPoolTest(absltest.TestCase):
 
-  def test_expires_what_leaves_the_window(self):
+  def test_expires_items_leaving_window(self):
     pool = selection.RecentPool(2)
     pool.add(1, 10)
     pool.add(3, 10)
@@ -235,7 +233,7 @@ class RecentPoolTest(absltest.TestCase):
     pool.add(1, 1)
     self.assertEqual(pool.draw(rng, 1), [1])
 
-  def test_removed_prompt_that_comes_back(self):
+  def test_returning_prompt_is_not_expired_by_stale_entry(self):
     pool = selection.RecentPool(2)
     pool.add(1, 5)
     pool.remove(1)

@@ -37,13 +37,13 @@ class EditDistanceTest(parameterized.TestCase):
     word = lambda text: np.array([ord(letter) for letter in text])
     stored = ["sitting", "kitten", "", "kittens", "mitten"]
     tokens = _padded([word(text) for text in stored], 8)
-    found = similarity.edit_distances(
+    result = similarity.edit_distances(
         word("kitten"), tokens, np.array([len(text) for text in stored])
     )
-    self.assertEqual(found.tolist(), [3, 0, 6, 1, 1])
+    self.assertEqual(result.tolist(), [3, 0, 6, 1, 1])
 
   @parameterized.parameters(0.1, 0.25, 0.5)
-  def test_is_similar_below_a_share_of_both_lengths(self, limit):
+  def test_is_similar_below_share_of_both_lengths(self, limit):
     rng = np.random.default_rng(0)
     others = _random(rng, 200, 9, 5)
     for one in _random(rng, 20, 9, 5):
@@ -51,5 +51,5 @@ class EditDistanceTest(parameterized.TestCase):
           _distance(one, other) < limit * (len(one) + len(other))
           for other in others
       ]
-      found = similarity.similar_by_edits(one, others, limit)
-      np.testing.assert_array_equal(found, expected)
+      actual = similarity.similar_by_edits(one, others, limit)
+      np.testing.assert_array_equal(actual, expected)

@@ -219,20 +219,20 @@ COLLAPSED = {
 class CollapseTest(parameterized.TestCase):
 
   @parameterized.parameters(*COLLAPSED)
-  def test_names_the_cause(self, cause):
+  def test_names_cause(self, cause):
     records = train(**COLLAPSED[cause])
-    found = find(records)
-    self.assertEqual(found.cause, cause, found.sentence)
-    self.assertIsNone(found.until)
+    result = find(records)
+    self.assertEqual(result.cause, cause, result.sentence)
+    self.assertIsNone(result.until)
     self.assertStartsWith(
-        found.sentence, f"Collapse by {cause} since step {found.step}: "
+        result.sentence, f"Collapse by {cause} since step {result.step}: "
     )
     # Numbers depend on the machine.
     words = lambda line: re.sub(r"\d[\d.e-]*", "#", line)
     frozen = findings_test.FINDINGS[f"trained, {cause}"]["collapse"]
-    self.assertEqual(words(found.line), words(frozen))
+    self.assertEqual(words(result.line), words(frozen))
     # Before it went wrong, the same run is healthy.
-    self.assertIsNone(find(records[: found.step]))
+    self.assertIsNone(find(records[: result.step]))
 
   @parameterized.parameters(*HEALTHY)
   def test_is_silent_about_healthy_runs(self, name):
@@ -248,12 +248,12 @@ class CollapseTest(parameterized.TestCase):
 
 class FindTest(absltest.TestCase):
 
-  def test_reads_what_is_kept(self):
+  def test_findings_need_only_kept_metrics(self):
     records = train(**COLLAPSED["KL"])
     more = [
         r | {"time/step_s": 1.0, "eval/kind/pass_at_1": 0.5} for r in records
     ]
-    kept = [evidence.kept(r) for r in more]
+    kept = [evidence.relevant_fields(r) for r in more]
     self.assertNotIn("time/step_s", kept[0])
     self.assertNotIn("eval/kind/pass_at_1", kept[0])
     self.assertEqual(find(kept), find(records))

@@ -55,7 +55,7 @@ class CompareTest(absltest.TestCase):
     self.assertIn("Batch: fresh", titles)
     self.assertNotIn("Batch", titles)
 
-  def test_settings_that_differ(self):
+  def test_lists_differing_settings(self):
     paths = [self.make("a"), self.make("b", beta=0.1)]
     runs = [run_reader.read_run(path) for path in paths]
     self.assertEqual(
@@ -79,7 +79,7 @@ class CompareTest(absltest.TestCase):
     runs[0].eval.clear()
     self.assertEmpty(compare.over_seeds(runs, "abc"))
 
-  def test_fills_a_missing_setting_with_its_default(self):
+  def test_fills_missing_setting_with_its_default(self):
     runs = [
         run_reader.read_run(self.make("a")),
         run_reader.read_run(self.make("b")),
@@ -128,7 +128,7 @@ class CompareTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, "no run directory at"):
       compare.find_runs([self.folder / "none"])
 
-  def test_text_of_a_run_is_escaped(self):
+  def test_text_of_run_is_escaped(self):
     paths = [self.make("a"), self.make("b")]
     clean = page_lib.Page(compare.write_comparison(paths))
     config = {"config": {page_lib.HOSTILE: page_lib.HOSTILE}}

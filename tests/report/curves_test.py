@@ -16,14 +16,14 @@ def _records(values, name="train/loss"):
 
 class ThinTest(absltest.TestCase):
 
-  def test_keeps_a_short_series(self):
+  def test_keeps_short_series(self):
     out = curves.thin(_records([1.0, 3.0]), "train/loss")
     self.assertEqual(out["step"], [0, 1])
     self.assertEqual(out["time"], [100.0, 101.0])
     self.assertEqual(out["mean"], [1.0, 3.0])
     self.assertEqual(out["low"], out["high"])
 
-  def test_thins_a_long_series(self):
+  def test_thins_long_series(self):
     values = [float(i % 10) for i in range(10 * curves.MAX_POINTS)]
     out = curves.thin(_records(values), "train/loss")
     self.assertLen(out["step"], curves.MAX_POINTS)
@@ -36,7 +36,7 @@ class ThinTest(absltest.TestCase):
     out = curves.thin(records, "train/loss")
     self.assertEqual(out["step"], [0, 4])
 
-  def test_draws_a_band(self):
+  def test_draws_band(self):
     records = [{"step": 0, "time": 1.0, "a": 0.5, "se": 0.01}]
     out = curves.thin(records, "a", "se", 2.0)
     self.assertEqual((out["low"], out["high"]), ([0.48], [0.52]))
@@ -55,7 +55,7 @@ class ChartsTest(absltest.TestCase):
     titles = [chart["title"] for chart in curves.other_charts(records)]
     self.assertEqual(titles, ["mine/a"])
 
-  def test_metrics_that_user_code_names_have_charts(self):
+  def test_custom_metrics_have_charts(self):
     records = [
         {"step": 0, "time": 1.0, "loss/share": 0.5, "reward/length": 3.0},
         {
@@ -85,7 +85,7 @@ class ChartsTest(absltest.TestCase):
     self.assertEmpty(curves.known_charts(many))
     self.assertLen(curves.other_charts(many), 20)
 
-  def test_evaluations_join_the_records(self):
+  def test_evaluations_join_records(self):
     records = _records([1.0])
     history = {"history": [{"step": 0, "pass_at_1": 0.3}, {"step": 9}]}
     out = curves.with_evaluations(records, history)
@@ -139,7 +139,7 @@ class HistogramTest(absltest.TestCase):
     records = [{"h": {"10": 1, "2": 3}}, {}, {"h": {"2": 1, "x": 5, "3": None}}]
     self.assertEqual(curves.sum_histograms(records, "h"), [[2.0, 4], [10.0, 1]])
 
-  def test_takes_the_last_histogram(self):
+  def test_takes_last_histogram(self):
     records = [{"h": {"1": 1}}, {"h": {"2": 2}}, {"h": 3.0}]
     self.assertEqual(curves.last_histogram(records, "h"), [[2.0, 2]])
     self.assertEqual(curves.last_histogram([], "h"), [])

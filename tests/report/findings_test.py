@@ -22,7 +22,7 @@ FINDINGS = json.loads(
 def _diagnosis(run):
   """Returns what is found in a run, as a value of `findings.json`."""
   verdict, collapse = diagnosis.verdict(run), diagnosis.collapse(run)
-  found = {
+  result = {
       "verdict": [verdict.name, verdict.sentence],
       "advice": diagnosis.advice(run),
       "collapse": collapse and collapse.line,
@@ -31,7 +31,7 @@ def _diagnosis(run):
           for sentence in diagnosis.incidents(run)
       ],
   }
-  return {name: value for name, value in found.items() if value}
+  return {name: value for name, value in result.items() if value}
 
 
 class FindingsTest(parameterized.TestCase):
@@ -44,7 +44,7 @@ class FindingsTest(parameterized.TestCase):
 
 class TrendTest(absltest.TestCase):
 
-  def test_noise_of_steps_with_shared_data_is_no_rise(self):
+  def test_noise_of_steps_with_shared_data_is_not_rise(self):
     """Rewards wander, so neighbours are alike: the fifths differ by chance."""
     wandering = [
         {"train/reward_mean": 0.4 + (0.05 if i // 40 % 2 else 0.0)}

@@ -49,7 +49,7 @@ class BuildTest(absltest.TestCase):
       self.assertIn(title, titles)
     self.assertEqual(sum(n for _, n in data["staleness"]), 30 * 256)
 
-  def test_changed_settings_are_on_the_page(self):
+  def test_changed_settings_are_on_page(self):
     fake_run.make_run(self.workdir, num_steps=30)
     changes = {"loss.beta": [0.02, "0.1:0.05:9"], "log.writers": ["", "<b>"]}
     event = {"kind": "settings_changed", "step": 12, "changes": changes}
@@ -60,7 +60,7 @@ class BuildTest(absltest.TestCase):
     self.assertRegex(page.source, "from step 12</th>.*loss.beta: 0.02 →")
     self.assertNotIn("→ <b>", page.source)
 
-  def test_makes_a_page_of_an_unfinished_run(self):
+  def test_makes_page_of_unfinished_run(self):
     fake_run.make_run(self.workdir, num_steps=10, finished=False)
     with open(os.path.join(self.workdir, "metrics.jsonl"), "a") as f:
       f.write('{"step": 10, "tr')
@@ -68,7 +68,7 @@ class BuildTest(absltest.TestCase):
     self.assertIn("no summary; last sign of life", source)
     self.assertIn("Unreadable lines left out", source)
 
-  def test_an_evaluation_between_two_steps_is_no_incident(self):
+  def test_evaluation_between_two_steps_is_not_incident(self):
     os.makedirs(self.workdir)
     for step in range(20):
       record = {"step": step, "time": step + 100.0 * (step > 9)}
@@ -93,7 +93,7 @@ class BuildTest(absltest.TestCase):
       self.assertRegex(source, f"Left out: .*{name}: damaged")
       self.assertRegex(err.getvalue(), f"warning: .*{name}: damaged")
 
-  def test_page_of_a_run_killed_at_any_byte(self):
+  def test_page_of_run_killed_at_any_byte(self):
     rng = np.random.default_rng(0)
     for seed in range(8):
       folder = pathlib.Path(self.workdir, str(seed))
@@ -106,12 +106,12 @@ class BuildTest(absltest.TestCase):
           path.unlink()
       self.assertNotEmpty(page_lib.Page(page_writer.write_report(folder)).data)
 
-  def test_makes_a_page_of_an_empty_directory(self):
+  def test_makes_page_of_empty_directory(self):
     os.makedirs(self.workdir)
     source = page_writer.write_report(self.workdir).read_text()
     self.assertIn("nothing measured yet", source)
 
-  def test_text_of_a_model_is_escaped(self):
+  def test_text_of_model_is_escaped(self):
     fake_run.make_run(self.workdir, num_steps=3, num_samples=0)
     clean = page_lib.Page(page_writer.write_report(self.workdir))
     self._append(
@@ -166,7 +166,7 @@ class BuildTest(absltest.TestCase):
     self.assertIn("⟦U+202E⟧", sample["completion"])
 
   @pytest.mark.slow
-  def test_bounds_the_size_of_a_long_run(self):
+  def test_bounds_size_of_long_run(self):
     fake_run.make_run(self.workdir, num_steps=3000, num_samples=300)
     long = {"step": 1, "completion": "<" * 100_000, "prompt": "é" * 100_000}
     for _ in range(30):
@@ -175,11 +175,11 @@ class BuildTest(absltest.TestCase):
     # 100,000 steps take the same space as these.
     self.assertLess(path.stat().length, 5_000_000)
 
-  def test_names_a_missing_directory(self):
+  def test_names_missing_directory(self):
     with self.assertRaisesRegex(ValueError, "no run directory at"):
       page_writer.write_report(self.workdir)
 
-  def test_writes_to_the_path_given(self):
+  def test_writes_to_path_given(self):
     os.makedirs(self.workdir)
     out = os.path.join(self.workdir, "sub", "page.html")
     self.assertEqual(str(page_writer.write_report(self.workdir, out)), out)
@@ -220,7 +220,7 @@ class BuildTest(absltest.TestCase):
     # Sentence about its guard's event.
     self.assertIn("trainer-0: a guard fired, once", body)
 
-  def test_program_takes_a_run_as_operand_or_workdir(self):
+  def test_program_takes_run_as_operand_or_workdir(self):
     os.makedirs(self.workdir)
     self.assertEqual(programs_report.run(None, self.workdir, []), 0)
     self.assertEqual(programs_report.run(None, None, [self.workdir]), 0)

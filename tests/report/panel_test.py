@@ -68,12 +68,12 @@ class FollowerTest(absltest.TestCase):
     self.addCleanup(folder.cleanup)
     self.workdir = folder.name
 
-  def test_shows_an_empty_directory(self):
+  def test_shows_empty_directory(self):
     state = run_state.Follower(self.workdir).read()
     self.assertEqual(state.phase, "setup")
     self.assertIn("setup", _view(state))
 
-  def test_redone_steps_replace_what_was_read(self):
+  def test_repeated_steps_replace_earlier_records(self):
     follower = run_state.Follower(self.workdir)
     for step, reward in ((0, 0.1), (1, 0.2), (2, 0.3), (1, 0.5)):
       fake_run.write_metrics_line(
@@ -82,7 +82,7 @@ class FollowerTest(absltest.TestCase):
       state = follower.read()
     self.assertEqual(list(state.reward), [(0, 0.1), (1, 0.5)])
 
-  def test_shows_a_collapse(self):
+  def test_shows_collapse(self):
     lines = run_state.Follower(self.workdir)
     for step in range(60):
       reward, entropy = (0.5, 1.0) if step < 30 else (0.1, 0.02)
@@ -97,18 +97,18 @@ class FollowerTest(absltest.TestCase):
     )
     self.assertIn("collapse by entropy since step 30", panel.plain_line(state))
 
-  def test_a_long_history_is_thinned(self):
+  def test_long_history_is_thinned(self):
     path = os.path.join(self.workdir, "metrics.jsonl")
     with open(path, "w") as f:
       for step in range(9000):
         reward, entropy = (0.5, 1.0) if step < 6000 else (0.1, 0.02)
         record = {"train/reward_mean": reward, "train/entropy": entropy}
         f.write(json.dumps({"step": step} | record) + "\n")
-    found = run_state.Follower(self.workdir).read().collapse
-    self.assertEqual(found.cause, "entropy")
-    self.assertAlmostEqual(found.step, 6000, delta=100)
+    result = run_state.Follower(self.workdir).read().collapse
+    self.assertEqual(result.cause, "entropy")
+    self.assertAlmostEqual(result.step, 6000, delta=100)
 
-  def test_shows_the_newest_error_and_event(self):
+  def test_shows_newest_error_and_event(self):
     events = metrics.EventLog(
         jsonl.LineWriter(os.path.join(self.workdir, "events.jsonl"))
     )
@@ -122,7 +122,7 @@ class FollowerTest(absltest.TestCase):
     self.assertRegex(shown, r"event +[\d:]+ searcher_gone: s000")
     self.assertRegex(shown, r"error +[\d:]+ died: searcher-0: SIGKILL")
 
-  def test_shows_a_run(self):
+  def test_shows_run(self):
     fake_run.make_run(self.workdir, num_steps=40, finished=False)
     config = {"config": {"sft": {"num_steps": 2400}}}
     os.makedirs(os.path.join(self.workdir, "reward_model"))
@@ -209,7 +209,7 @@ class ViewTest(parameterized.TestCase):
     self.assertLessEqual(max(map(len, shown.splitlines())), width)
     self.assertEqual(numbers(shown), numbers(_view(state, 400)))
 
-  def test_completions_without_a_reward_are_shown(self):
+  def test_completions_without_reward_are_shown(self):
     state = self._state(reward_failures={"deadline": 3, "nan": 1})
     shown = _view(state)
     self.assertIn("4 (3 deadline, 1 nan)", shown)
@@ -234,7 +234,7 @@ class ViewTest(parameterized.TestCase):
         _view(self._state(**{key: odd}))
         panel.plain_line(self._state(**{key: odd}))
 
-  def test_text_of_a_run_is_escaped(self):
+  def test_text_of_run_is_escaped(self):
     state = self._state(last_error="\x1b[31m[bold]red[/bold]\n\u202e")
     state.event = {"kind": "[link]", "message": "\x1b]0;title\x07"}
     state.name = "\x1b[2J"
@@ -257,7 +257,7 @@ class ViewTest(parameterized.TestCase):
       self.assertLess(len(shown), 10_000)
       self.assertNotIn("\u202e", shown)
 
-  def test_shows_progress_of_an_evaluation(self):
+  def test_shows_progress_of_evaluation(self):
     state = self._state(evaluate={"done": 64, "total": 1256})
     for shown in (_view(state), panel.plain_line(state)):
       self.assertIn("evaluated 64/1,256", shown)
@@ -270,7 +270,7 @@ class ViewTest(parameterized.TestCase):
     self.assertIn("sft/loss 0.731", shown)
     self.assertIn("step 600/2400", panel.plain_line(state))
 
-  def test_draws_a_sparkline(self):
+  def test_draws_sparkline(self):
     self.assertEqual(panel.sparkline([]), "")
     self.assertEqual(panel.sparkline([2.0, 2.0]), "▄▄")
     self.assertEqual(panel.sparkline([0, 1, 2, 3], width=2), "▁█")
@@ -293,7 +293,7 @@ class PanelTest(absltest.TestCase):
     path = os.path.join(self.workdir, "status.json")
     jsonl.atomic_write_json(path, {"time": time.time(), **values})
 
-  def test_prints_a_plain_line_at_each_phase(self):
+  def test_prints_plain_line_at_each_phase(self):
     with panel.Panel(self.workdir, self._console()) as view:
       view.phase("sft")
       view.phase("start")
@@ -315,13 +315,13 @@ class PanelTest(absltest.TestCase):
     self.assertLen(lines, 4)
     self.assertIn("compiles the train step", lines[-1])
 
-  def test_prints_a_plain_line_at_an_interval(self):
+  def test_prints_plain_line_at_interval(self):
     with panel.Panel(self.workdir, self._console(), line_every_s=0.0) as view:
       view.phase("start")
       view.update(restarts={"searcher": 3}, force=True)
     self.assertIn("restarts 3", self.out.getvalue().splitlines()[-1])
 
-  def test_plain_lines_tell_a_new_error_once(self):
+  def test_plain_lines_report_new_error_once(self):
     path = os.path.join(self.workdir, "events.jsonl")
     log = metrics.EventLog(jsonl.LineWriter(path))
     log.write("checkpoint_failed", "of an earlier start")
@@ -339,7 +339,7 @@ class PanelTest(absltest.TestCase):
         told[0], r"^error .*checkpoint_failed: checkpoint 25 could"
     )
 
-  def test_shows_one_sample_of_the_start_model(self):
+  def test_shows_one_sample_of_start_model(self):
     sample = {"prompt": "2+2", "completion": "five", "reward": 0.0}
     with panel.Panel(self.workdir, self._console()) as view:
       view.update(force=True)
@@ -357,7 +357,7 @@ class PanelTest(absltest.TestCase):
       view.update(force=True)
     self.assertEqual(self.out.getvalue().count("sample of"), 1)
 
-  def test_shows_a_sample_of_the_first_step_without_evaluation(self):
+  def test_shows_sample_of_first_step_without_evaluation(self):
     with panel.Panel(self.workdir, self._console()) as view:
       view.update(force=True)
       with open(os.path.join(self.workdir, "samples.jsonl"), "w") as f:
@@ -365,21 +365,21 @@ class PanelTest(absltest.TestCase):
       view.update(force=True)
     self.assertIn("reward 1.50\n  prompt: a\n", self.out.getvalue())
 
-  def test_status_of_the_trainer_replaces_the_phase(self):
+  def test_status_of_trainer_replaces_phase(self):
     with panel.Panel(self.workdir, self._console()) as view:
       view.phase("start")
       self._write_status(phase="train", step=7, num_steps=9, reward=0.5)
       view.update(force=True)
     self.assertRegex(self.out.getvalue(), r"train · step 7/9 · reward 0.50")
 
-  def test_status_of_an_earlier_start_is_ignored(self):
+  def test_status_of_earlier_start_is_ignored(self):
     with open(os.path.join(self.workdir, "status.json"), "w") as f:
       json.dump({"phase": "train", "step": 7, "time": time.time() - 60}, f)
     with panel.Panel(self.workdir, self._console()) as view:
       view.phase("start")
     self.assertNotIn("step 7", self.out.getvalue())
 
-  def test_draws_on_a_terminal(self):
+  def test_draws_on_terminal(self):
     console = self._console(force_terminal=True)
     with panel.Panel(self.workdir, console) as view:
       self._write_status(phase="train", step=7, num_steps=9)
@@ -397,7 +397,7 @@ class PanelTest(absltest.TestCase):
 
 class FinalTest(absltest.TestCase):
 
-  def test_draws_the_final_table(self):
+  def test_draws_final_table(self):
     before = {"pass_at_1": 0.29, "pass_at_k": 0.9, "distinct_correct": 2.0}
     after = {"pass_at_1": 0.68, "pass_at_k": 0.9, "distinct_correct": 1.8}
     summary = fake_run.summary(before, after)

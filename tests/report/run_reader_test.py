@@ -22,7 +22,7 @@ def _write(workdir, name, *records):
 
 class ColumnTest(absltest.TestCase):
 
-  def test_column_leaves_out_what_is_no_number(self):
+  def test_column_drops_non_numbers(self):
     records = [
         {"step": 0, "a": 1.5},
         {"step": 1, "a": None},
@@ -42,7 +42,7 @@ class ReadRunTest(absltest.TestCase):
     self.addCleanup(folder.cleanup)
     self.workdir = folder.name
 
-  def test_reads_a_run(self):
+  def test_reads_run(self):
     fake_run.make_run(self.workdir, num_steps=20, num_samples=7)
     run = run_reader.read_run(self.workdir)
     self.assertEqual([r["step"] for r in run.records], list(range(20)))

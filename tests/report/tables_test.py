@@ -26,7 +26,7 @@ class RunTest(absltest.TestCase):
       jsonl.atomic_write_json(os.path.join(self.workdir, f"{name}.json"), value)
     return run_reader.read_run(self.workdir)
 
-  def test_tells_the_state(self):
+  def test_shows_state(self):
     self.assertEqual(tables.state(self._run())["name"], "stopped")
     run = self._run(status={"time": 1000.0})
     self.assertEqual(tables.state(run, now=1010.0)["name"], "running")
@@ -34,7 +34,7 @@ class RunTest(absltest.TestCase):
     self.assertEqual(stopped["name"], "stopped")
     self.assertIn("3:20 min ago", stopped["words"])
 
-  def test_tells_the_state_of_fine_tuning(self):
+  def test_shows_state_of_fine_tuning(self):
     os.makedirs(os.path.join(self.workdir, "sft"))
     with open(os.path.join(self.workdir, "sft", "metrics.jsonl"), "w") as f:
       f.write('{"step": 10, "time": 1000.0, "train/loss": 2.5}\n')
@@ -67,7 +67,7 @@ class RunTest(absltest.TestCase):
     rows = tables.facts(tables.outcome(self._run(**files)))
     return {row["name"]: row["value"] for row in rows}
 
-  def test_states_facts_of_a_running_run(self):
+  def test_states_facts_of_running_run(self):
     for step, share in ((3, 0.5), (4, 0.25)):
       metrics = {"replay/staleness_steps": step - 1.0}
       metrics["sampler/mixed_version_share"] = share
@@ -83,7 +83,7 @@ class RunTest(absltest.TestCase):
     self.assertEqual(facts["not judged"], "4 (3 deadline, 1 nan)")
     self.assertEqual(facts["several versions"], "25.0 %")
 
-  def test_facts_of_a_finished_run(self):
+  def test_facts_of_finished_run(self):
     evaluation = {"pass_at_1": 0, "pass_at_k": 0, "distinct_correct": 0}
     summary = fake_run.summary(evaluation, evaluation)
     usual = {"reward_failures": {}, "mixed_version_share": 0.0}
@@ -113,7 +113,7 @@ class RunTest(absltest.TestCase):
     self.assertEqual(facts["steps"], "320 (stopped by guard kl)")
     self.assertEqual(facts["restarts"], "0")
 
-  def test_shows_the_ledger(self):
+  def test_shows_ledger(self):
     source = fake_run.ledger()
     out = tables.ledger(self._run(ledger=source))
     self.assertEqual(out["units"], ["prompts", "completions", "tokens"])
@@ -126,7 +126,7 @@ class RunTest(absltest.TestCase):
     out = tables.ledger(self._run(ledger=source))
     self.assertEqual(out["difference"], ["0", "0", "-5"])
 
-  def test_bears_a_missing_or_damaged_ledger(self):
+  def test_tolerates_missing_or_damaged_ledger(self):
     self.assertEqual(tables.ledger(self._run(ledger={"closed": True})), {})
     source = fake_run.ledger() | {"rejected": 3, "queued": {"prompts": "x"}}
     out = tables.ledger(self._run(ledger=source))
@@ -140,7 +140,7 @@ class RunTest(absltest.TestCase):
     (row,) = tables.compare(noisy, noisy)
     self.assertEqual(row["before"], "0.50 ± 0.00")
 
-  def test_compares_parts_of_the_reward_and_further_splits(self):
+  def test_compares_parts_of_reward_and_further_splits(self):
     before = {
         "mean_reward": 0.25,
         "reward/words": 0.5,
@@ -162,6 +162,6 @@ class RunTest(absltest.TestCase):
         ],
     )
 
-  def test_flattens_the_config(self):
+  def test_flattens_config(self):
     flat = dict(tables.flat_config({"a": {"b": "\x1b", "c": {}}, "d": 1.5}))
     self.assertEqual(flat, {"a.b": "␛", "a.c": "{}", "d": "1.5"})

@@ -37,7 +37,7 @@ class TimelineTest(absltest.TestCase):
     self.assertEqual(timeline.timeline(run), {})
     self.assertEqual(timeline.where_time_went(run), [])
 
-  def test_spans_are_ticks_from_the_first_activity(self):
+  def test_spans_are_ticks_from_first_activity(self):
     run = self._run(
         searcher_1=[("decode", 11.0, 11.5)], trainer=[("step", 10.0, 12.25)]
     )
@@ -62,7 +62,7 @@ class TimelineTest(absltest.TestCase):
     self.assertLen(shares, timeline.NUM_BINS)
     self.assertAlmostEqual(np.mean(shares), 75.0, delta=1.0)
 
-  def test_spreads_a_span_over_its_bins(self):
+  def test_spreads_span_over_its_bins(self):
     rows = [("step", 0.0, 40.0), ("wait", 40.0, 50.0), ("step", 50.0, 100.0)]
     lane = self._run(trainer=rows).lanes["trainer", 0, ""]
     _, (step, wait) = timeline.time_bins(lane, 0.0, 100.0, 2)
@@ -132,7 +132,7 @@ class TraceTest(absltest.TestCase):
     self.assertIn("exit -9", instants[1]["args"]["message"])
     self.assertEqual(instants[2]["ts"] - instants[1]["ts"], 59_000_000)
 
-  def test_trace_of_an_empty_run_has_its_name_alone(self):
+  def test_trace_of_empty_run_has_only_its_name(self):
     run = run_reader.read_run(self.workdir)
     self.assertEqual([e["ph"] for e in timeline.trace_events(run, 0.0)], ["M"])
     self.assertLen(self._trace(), 1)

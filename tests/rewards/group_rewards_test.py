@@ -55,7 +55,7 @@ class GroupRewardsTest(parameterized.TestCase):
     self.config.reward.deadline_s = 2.0
 
   @parameterized.parameters("process", "pool")
-  def test_completions_of_a_prompt_are_compared(self, backend):
+  def test_completions_of_prompt_are_compared(self, backend):
     self.config.reward.backend = backend
     task = task_table.make_task(self.config.task)
     self.assertTrue(task.judges_groups)
@@ -79,7 +79,7 @@ class GroupRewardsTest(parameterized.TestCase):
         events[0], "row rows.jsonl:3: .*group_rewards_test.py:.*no gold"
     )
     if backend == "pool":
-      found = rewards((3, "a"), (3, "b"), (0, "a"))
-      self.assertTrue(all(map(math.isnan, found[:2])))
-      self.assertEqual(found[2], 10.0)
+      result = rewards((3, "a"), (3, "b"), (0, "a"))
+      self.assertTrue(all(map(math.isnan, result[:2])))
+      self.assertEqual(result[2], 10.0)
       self.assertEqual(judge.totals()["failures"]["deadline"], 2)

@@ -68,9 +68,11 @@ class JudgesTest(parameterized.TestCase):
       ("bad part", "nan"),
   )
   def test_trouble_costs_one_completion(self, text, cause):
-    found = self.ask("2", text, "3")
-    np.testing.assert_array_equal([j.reward for j in found], [2.0, np.nan, 3.0])
-    self.assertEqual([j.failure for j in found], ["", cause, ""])
+    result = self.ask("2", text, "3")
+    np.testing.assert_array_equal(
+        [j.reward for j in result], [2.0, np.nan, 3.0]
+    )
+    self.assertEqual([j.failure for j in result], ["", cause, ""])
     self.assertEqual(
         self.judge.totals(),
         {
@@ -87,18 +89,20 @@ class JudgesTest(parameterized.TestCase):
         *(np.float16(2), np.int64(2), np.array(2.0), np.array([[2]])),
         jnp.float32(2),
     ):
-      found = base.number(value, "f")
-      self.assertEqual((found, type(found)), (2.0, float))
+      result = base.number(value, "f")
+      self.assertEqual((result, type(result)), (2.0, float))
     for value in (True, np.True_, np.array([True])):
-      found = base.number(value, "f")
-      self.assertEqual((found, type(found)), (1.0, float))
+      result = base.number(value, "f")
+      self.assertEqual((result, type(result)), (1.0, float))
 
-  def test_serves_a_task_without_a_judge_of_its_own(self):
+  def test_serves_task_without_judge_of_its_own(self):
     judge = judges.InProcess(fakes.FakeTask({0: {"23"}}))
-    found = judge.judge(
+    result = judge.judge(
         [judges.JudgeRequest("train", 0, text) for text in ("23", "4")]
     )
-    self.assertEqual([(j.reward, j.key) for j in found], [(2, "23"), (0, None)])
+    self.assertEqual(
+        [(j.reward, j.key) for j in result], [(2, "23"), (0, None)]
+    )
 
   def test_explains_wrong_completions(self):
     asked = [judges.JudgeRequest("train", 0, t) for t in ("5", "raise", "long")]
@@ -114,7 +118,7 @@ class JudgesTest(parameterized.TestCase):
     self.assertEqual(self.judge.totals()["completions"], 0)
     self.assertEqual(self.judge.totals()["failures"], {})
 
-  def test_the_setting_says_where(self):
+  def test_backend_setting_selects_judge(self):
     config = base_config.make()
     task = fakes.FakeTask({})
     workdir = self.create_tempdir().full_path
@@ -136,7 +140,7 @@ def _judged(*values, **more):
 
 class RewardsByTurnTest(absltest.TestCase):
 
-  def test_each_is_at_the_last_token_of_its_turn(self):
+  def test_each_is_at_last_token_of_its_turn(self):
     sampled = np.array([[1, 1, 0, 1, 1, 0], [1, 1, 1, 0, 0, 0]], bool)
     outcomes = [
         judges.EpisodeOutcome(1.25, True, 0.0, (0.5, 0.75), (2, 5)),
@@ -150,17 +154,19 @@ class RewardsByTurnTest(absltest.TestCase):
         strict=True,
     )
 
-  def test_turns_before_a_failure_have_none(self):
+  def test_turns_before_failure_have_none(self):
     sampled = np.array([[1, 1, 0, 1, 1, 0]], bool)
     for outcome in (
         judges.EpisodeOutcome(0.5, False, 0.0, (0.5,), (2, 5), failure="crash"),
         judges.EpisodeOutcome(0.0, False, 0.0, (1e39, -1e39), (2, 5)),
     ):
       for reward in (-1, np.nan):
-        found = judges.rewards_by_turn([outcome], np.float32([reward]), sampled)
-        np.testing.assert_array_equal(found, [[0, 0, 0, 0, reward, 0]])
+        result = judges.rewards_by_turn(
+            [outcome], np.float32([reward]), sampled
+        )
+        np.testing.assert_array_equal(result, [[0, 0, 0, 0, reward, 0]])
 
-  def test_reward_without_turns_is_at_the_end(self):
+  def test_reward_without_turns_is_at_end(self):
     sampled = np.array([[1, 1, 0], [1, 1, 1]], bool)
     rewards = np.array([3.0, -1.0], np.float32)
     np.testing.assert_array_equal(
@@ -181,58 +187,58 @@ class FinalRewardsTest(absltest.TestCase):
   def test_parts_are_normalized_before_they_are_summed(self):
     # a has mean 2 and standard deviation 1, b 40 and 30.
     judged = _judged((1.0, 10.0), (3.0, 70.0), (1.0, 70.0), (3.0, 10.0))
-    found = self.final(judged, {"a": 2.0, "b": 1.0})
-    np.testing.assert_allclose(found, [-3, 3, -1, 1], rtol=1e-6)
-    self.assertEqual(found.dtype, np.float32)
+    result = self.final(judged, {"a": 2.0, "b": 1.0})
+    np.testing.assert_allclose(result, [-3, 3, -1, 1], rtol=1e-6)
+    self.assertEqual(result.dtype, np.float32)
     # As they are, b hides a.
     np.testing.assert_array_equal(self.final(judged), [12, 76, 72, 16])
 
-  def test_scale_and_shift_of_a_part_change_nothing(self):
+  def test_scale_and_shift_of_part_change_nothing(self):
     values = np.random.default_rng(0).normal(size=(6, 2))
     weights = {"a": 0.5, "b": 3.0}
-    found = self.final(_judged(*values), weights)
+    result = self.final(_judged(*values), weights)
     moved = self.final(_judged(*(values * [7.0, 0.01] + [-3.0, 5.0])), weights)
-    np.testing.assert_allclose(found, moved, rtol=1e-4)
-    np.testing.assert_allclose(found.sum(), 0, atol=1e-5)
+    np.testing.assert_allclose(result, moved, rtol=1e-4)
+    np.testing.assert_allclose(result.sum(), 0, atol=1e-5)
 
-  def test_an_equal_part_adds_nothing(self):
+  def test_equal_part_adds_nothing(self):
     third = 1 / 3  # The mean of three of them is another float.
-    found = self.final(
+    result = self.final(
         _judged((0.0, third), (1.0, third), (1.0, third)), {"a": 1.0, "b": 1e9}
     )
-    np.testing.assert_allclose(found, [-(2**0.5), 2**-0.5, 2**-0.5], rtol=1e-6)
+    np.testing.assert_allclose(result, [-(2**0.5), 2**-0.5, 2**-0.5], rtol=1e-6)
 
   def test_missing_part_adds_nothing(self):
     lacking = base.Judgement(2.0, None, {"a": 2.0})
     judged = [*_judged((1.0, 10.0), (3.0, 70.0)), lacking]
     only_a = self.final(judged, {"a": 1.0})
-    found = self.final(judged, {"a": 1.0, "b": 1.0})
-    np.testing.assert_allclose(found - only_a, [-1, 1, 0], atol=1e-6)
+    result = self.final(judged, {"a": 1.0, "b": 1.0})
+    np.testing.assert_allclose(result - only_a, [-1, 1, 0], atol=1e-6)
 
-  def test_parts_that_cancel_leave_equal_rewards(self):
+  def test_cancelling_parts_give_equal_rewards(self):
     for n in range(1, 8):
       parts = np.eye(2)[[0] * n + [1] * (8 - n)]
-      found = self.final(_judged(*parts), {"a": 1.0, "b": 1.0})
-      np.testing.assert_array_equal(found, np.zeros(8))
+      result = self.final(_judged(*parts), {"a": 1.0, "b": 1.0})
+      np.testing.assert_array_equal(result, np.zeros(8))
 
-  def test_what_could_not_be_judged_has_no_reward_and_is_in_no_mean(self):
+  def test_unjudged_completion_has_no_reward_and_is_in_no_mean(self):
     nan = np.nan
     failed = base.Judgement(nan, None, failure="crash")
     judged = [*_judged((1.0, 0.0), (3.0, 0.0)), failed]
-    found = self.final(judged, {"a": 1.0, "b": 1.0})
-    np.testing.assert_allclose(found, [-1, 1, nan])
+    result = self.final(judged, {"a": 1.0, "b": 1.0})
+    np.testing.assert_allclose(result, [-1, 1, nan])
     np.testing.assert_array_equal(self.final(judged), [2, 6, nan])
     np.testing.assert_array_equal(
         self.final([failed, failed], {"a": 1.0}), [nan, nan]
     )
 
-  def test_the_weight_is_of_a_missing_stop_too(self):
+  def test_weight_applies_to_missing_stop(self):
     judged = _judged((1.0, 0.0))
     self.assertEqual(self.final(judged, reward_weight=0.25).tolist(), [0.5])
     for weight, reward in ((0.25, 0.25), (0.0, 0.0)):
       loss = {"reward_weight": weight, "missing_stop": "add",
               "missing_stop_reward": -1.0}  # fmt: skip
-      found = judges.final_rewards(
+      result = judges.final_rewards(
           ml_collections.ConfigDict(loss), judged, [False]
       )
-      self.assertEqual(found.tolist(), [reward])
+      self.assertEqual(result.tolist(), [reward])

@@ -56,7 +56,7 @@ class JudgeTest(absltest.TestCase):
     expected = np.mean(np.log([0.5 / 4, 0.5 / 2]))
     self.assertAlmostEqual(bad.reward, expected, places=6)
 
-  def test_equal_attacks_are_asked_once_and_splits_apart(self):
+  def test_equal_attacks_are_judged_once_per_split(self):
     some = [_request("good"), _request("bad", "held_out"), _request("good")]
     first, other, again = self.judge.judge(some)
     self.assertEqual(self.victim.asked, [(["good"], 0), (["bad"], 1)])
@@ -64,32 +64,32 @@ class JudgeTest(absltest.TestCase):
     expected = np.mean([math.log(0.5 / 2), math.log(0.5 / 1)])
     self.assertAlmostEqual(other.reward, expected, places=6)
 
-  def test_an_attack_that_is_too_long(self):
+  def test_overlong_attack_fails(self):
     long, good = self.judge.judge([_request("long"), _request("good")])
     np.testing.assert_equal((long.reward, long.failure), (np.nan, "too_long"))
     self.assertEqual(good.failure, "")
     self.assertEqual(self.judge.totals()["failures"], {"too_long": 1})
     self.assertEqual(self.events[0][0], "reward_failed")
 
-  def test_measures_diversity_of_all_and_of_the_successes(self):
+  def test_measures_diversity_of_all_and_of_successes(self):
     prompt = lambda texts, right: {
         "samples": [{"completion": text} for text in texts],
         "right": right,
     }
-    found = self.judge.set_metrics(
+    result = self.judge.set_metrics(
         [
             prompt(["red fig", "red fig"], [True, True]),
             prompt(["blue sky"], [False]),
         ]
     )
     # One of three pairs is equal, two share no word.
-    self.assertAlmostEqual(found["cosine_distance"], 2 / 3, places=5)
-    self.assertAlmostEqual(found["cosine_distance_right"], 0.0, places=5)
+    self.assertAlmostEqual(result["cosine_distance"], 2 / 3, places=5)
+    self.assertAlmostEqual(result["cosine_distance_right"], 0.0, places=5)
 
 
 class CosineDistanceTest(absltest.TestCase):
 
-  def test_equals_the_mean_over_all_pairs(self):
+  def test_equals_mean_over_all_pairs(self):
     rng = np.random.default_rng(0)
     e = rng.normal(size=(7, 5))
     e = (e / np.linalg.norm(e, axis=1, keepdims=True)).astype(np.float32)

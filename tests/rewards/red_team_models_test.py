@@ -33,10 +33,10 @@ _TASK = dict(
 )
 
 
-class MadeUpVictimTest(absltest.TestCase):
+class SyntheticVictimTest(absltest.TestCase):
 
   @pytest.mark.slow
-  def test_it_repeats_what_it_was_told(self):
+  def test_victim_repeats_attack(self):
     config = base_config.make()
     task = task_table.make_task(_TASK)
     judge = reward_judge.make_task_judge(config, "", task)
@@ -99,14 +99,14 @@ class ClassifiersTest(absltest.TestCase):
         shape=(2, 5),
     )
     answers = ["fig", "red fig fig", "red red red red red"]
-    found = made([""] * 3, answers)
+    actual = made([""] * 3, answers)
     # Texts get [CLS] and [SEP]; the last one is cut to five tokens.
     counts = np.array([[3, 3], [5, 6], [5, 0]], np.float32)
     expected = counts[:, 1] - np.log(np.exp(counts).sum(1))
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
     self.assertEqual(traces, [(2, 5)])
 
-  def test_reads_the_first_token_of_a_guard(self):
+  def test_reads_first_token_of_guard(self):
     template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
     _write_tokenizer(self.folder, template)
     seen = []
@@ -123,8 +123,8 @@ class ClassifiersTest(absltest.TestCase):
         token="unsafe",
         shape=(2, 4),
     )
-    found = made([" red "], ["fig fig"])
-    np.testing.assert_allclose(found, [jax.nn.log_softmax(logits)[7]])
+    result = made([" red "], ["fig fig"])
+    np.testing.assert_allclose(result, [jax.nn.log_softmax(logits)[7]])
     jax.effects_barrier()
     tokens, mask = (np.asarray(x) for x in seen[0])
     # The conversation is at the end of its row.
@@ -149,12 +149,12 @@ class ClassifiersTest(absltest.TestCase):
     self.assertLen(embed([]), 0)
 
   def test_runs_nothing_without_texts(self):
-    found = red_team_judge.run_batched(
+    result = red_team_judge.run_batched(
         lambda *_: self.fail("called"), [], (2, 3), pad_id=0
     )
-    self.assertEqual(found.shape, (0,))
+    self.assertEqual(result.shape, (0,))
 
-  def test_a_label_that_the_classifier_lacks(self):
+  def test_refuses_missing_classifier_label(self):
     task = task_table.make_task(
         {
             **_TASK,
@@ -189,7 +189,7 @@ class ClassifiersTest(absltest.TestCase):
       red_team_models.load_classifier(base_config.make(), task)
 
   def test_matches_words_in_any_case(self):
-    found = red_team_judge.word_share_classifier(["Fig"])(
+    result = red_team_judge.word_share_classifier(["Fig"])(
         [""], ["FIG, fig! red"]
     )
-    np.testing.assert_allclose(found, [np.log(2.5 / 4)], rtol=1e-6)
+    np.testing.assert_allclose(result, [np.log(2.5 / 4)], rtol=1e-6)

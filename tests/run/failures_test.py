@@ -23,14 +23,14 @@ class FailureShareTest(parameterized.TestCase):
   @parameterized.product(
       rate=(0.0, 0.003, 0.05, 0.3, 0.9, 1.0), clustered=(False, True)
   )
-  def test_a_constant_share_is_not_taken_for_a_rise(self, rate, clustered):
+  def test_constant_share_is_not_taken_for_rise(self, rate, clustered):
     rng, alarms = np.random.default_rng(0), 0
     for _ in range(40):
-      found, fired = failures.FailureShare(), False
+      result, fired = failures.FailureShare(), False
       shares = _shares(rng, np.full(_GROUPS, rate), clustered)
       for part in np.split(shares, _GROUPS // 256):
-        found.add(part)
-        fired |= found.is_rising
+        result.add(part)
+        fired |= result.is_rising
       alarms += fired
     # One in a thousand is expected.
     self.assertLessEqual(alarms, 1)
@@ -38,27 +38,27 @@ class FailureShareTest(parameterized.TestCase):
   @parameterized.parameters(
       (0.0, 0.1, False), (0.12, 0.45, False), (0.12, 0.7, True)
   )
-  def test_a_rise_is_seen(self, first, last, clustered):
+  def test_rise_is_seen(self, first, last, clustered):
     rng = np.random.default_rng(0)
     for _ in range(20):
-      found = failures.FailureShare()
-      found.add(_shares(rng, np.linspace(first, last, _GROUPS), clustered))
-      self.assertTrue(found.is_rising)
-      self.assertGreater(found.newest, found.first)
+      result = failures.FailureShare()
+      result.add(_shares(rng, np.linspace(first, last, _GROUPS), clustered))
+      self.assertTrue(result.is_rising)
+      self.assertGreater(result.newest, result.first)
 
-  def test_a_share_that_falls_again_is_no_rise(self):
-    found = failures.FailureShare()
+  def test_temporary_rise_is_not_rising(self):
+    result = failures.FailureShare()
     low, high = [0.0, 0.25], [0.75, 1.0]
-    found.add(low * 32 + high * 3 * 128)
-    self.assertFalse(found.is_rising)  # Too short.
-    found.add(low * 128)
-    self.assertFalse(found.is_rising)
-    found.add(high * 128)
-    self.assertTrue(found.is_rising)
-    found.add(low * 128)
-    self.assertFalse(found.is_rising)
+    result.add(low * 32 + high * 3 * 128)
+    self.assertFalse(result.is_rising)  # Too short.
+    result.add(low * 128)
+    self.assertFalse(result.is_rising)
+    result.add(high * 128)
+    self.assertTrue(result.is_rising)
+    result.add(low * 128)
+    self.assertFalse(result.is_rising)
 
-  def test_goes_on_from_its_state(self):
+  def test_continues_from_its_state(self):
     shares = np.append(np.zeros(64), np.random.default_rng(0).random(1400))
     whole, parts = failures.FailureShare(), failures.FailureShare()
     whole.add(shares)
@@ -69,12 +69,12 @@ class FailureShareTest(parameterized.TestCase):
     self.assertTrue(parts.is_rising)
 
   def test_means(self):
-    found = failures.FailureShare()
-    self.assertIsNone(found.first)
-    self.assertIsNone(found.newest)
-    self.assertIsNone(found.take())
-    found.add([0.5, 0.0])
-    found.add([1.0], compare=False)
-    self.assertEqual((found.first, found.newest), (0.25, 0.25))
-    self.assertEqual(found.take(), 0.5)
-    self.assertIsNone(found.take())
+    result = failures.FailureShare()
+    self.assertIsNone(result.first)
+    self.assertIsNone(result.newest)
+    self.assertIsNone(result.take())
+    result.add([0.5, 0.0])
+    result.add([1.0], compare=False)
+    self.assertEqual((result.first, result.newest), (0.25, 0.25))
+    self.assertEqual(result.take(), 0.5)
+    self.assertIsNone(result.take())

@@ -48,7 +48,7 @@ class FilesTest(parameterized.TestCase):
     self.assertEqual(records.records("metrics.jsonl").skipped, 0)
     self.assertEqual(records.read("eval.json")["step"], 2)
 
-  def test_memory_saves_the_files_of_a_directory(self):
+  def test_memory_saves_files_of_directory(self):
     self.write(self.make("memory"))
     self.assertEmpty(list(self.folder.iterdir()))
     saved = self.folder / "saved"

@@ -21,7 +21,7 @@ from tests.support import waiting
 
 class EventLogTest(absltest.TestCase):
 
-  def test_writes_an_event(self):
+  def test_writes_event(self):
     path = self.create_tempdir().full_path + "/events.jsonl"
     log = metrics.EventLog(jsonl.LineWriter(path))
     log.write("restart", "exit -9", role="searcher", index=1, pid=7)
@@ -31,14 +31,14 @@ class EventLogTest(absltest.TestCase):
     expected = dict(kind="restart", role="searcher", index=1, pid=7)
     self.assertEqual(event, {**expected, "message": "exit -9"})
 
-  def test_event_on_a_full_disk_is_logged(self):
+  def test_event_on_full_disk_is_logged(self):
     log = metrics.EventLog(jsonl.LineWriter("/dev/full"))
     with self.assertLogs(level="ERROR") as told:
       log.write("guard", "entropy is low")
     self.assertIn("entropy is low", told.output[0])
     log.close()
 
-  def test_a_flood_of_events_is_counted(self):
+  def test_flood_of_events_is_counted(self):
     path, now = self.create_tempdir().full_path + "/events.jsonl", [0.0]
     log = metrics.EventLog(
         jsonl.LineWriter(path), role="trainer", clock=lambda: now[0]
@@ -78,7 +78,7 @@ class LastPerStepTest(absltest.TestCase):
     self.assertEqual([r["step"] for r in out], [0, 1, 2, 3, 4])
     self.assertEqual([r.get("old") for r in out], [1, 1, 1, None, None])
 
-  def test_older_step_of_the_same_epoch_drops_nothing(self):
+  def test_older_step_of_same_epoch_drops_nothing(self):
     out = metrics.last_per_step(
         [{"step": s, "epoch": 1} for s in (0, 1, 2, 3)]
         + [{"step": 1, "epoch": 1, "eval/pass_at_1": 0.5}]
@@ -97,7 +97,7 @@ class LastPerStepTest(absltest.TestCase):
     # Before the first step it is alone.
     self.assertEqual(metrics.last_per_step([late]), [late])
 
-  def test_records_without_a_step_are_left_out(self):
+  def test_records_without_step_are_left_out(self):
     self.assertEqual(metrics.last_per_step([{"a": 1}, {"step": "x"}]), [])
 
 
@@ -133,7 +133,7 @@ class SettingsChangesTest(absltest.TestCase):
 
 class MoreRowsTest(absltest.TestCase):
 
-  def test_single_part_that_is_the_reward_has_no_row(self):
+  def test_single_part_equal_to_reward_has_no_row(self):
     whole = {"mean_reward": 0.5, "reward/reward": 0.5}
     self.assertEmpty(metrics.more_rows(whole, whole))
     half = {"mean_reward": 0.5, "reward/reward": 1.0}
@@ -172,7 +172,7 @@ class SpanTest(absltest.TestCase):
         ],
     )
 
-  def test_writes_the_span_of_a_failed_body(self):
+  def test_writes_span_of_failed_body(self):
     writer = self.make()
     with self.assertRaises(KeyError):
       with writer.span("step"):
@@ -225,7 +225,7 @@ class BusyTest(absltest.TestCase):
     patch.start()
     self.addCleanup(patch.stop)
 
-  def test_take_returns_what_came_since_the_last(self):
+  def test_take_returns_values_since_last_take(self):
     clock = metrics.BusyClock(num_cores=1)
     with clock.span("step"):
       self.now += 2.0
@@ -237,7 +237,7 @@ class BusyTest(absltest.TestCase):
     self.assertEqual(clock.take(), ({}, 1.0, 1.0))
     self.assertEqual(clock.busy_s, 3.0)
 
-  def test_lanes_that_overlap_count_once(self):
+  def test_overlapping_lanes_count_once(self):
     clock = metrics.BusyClock(num_cores=1)
     with clock.span("publish", "publish"):
       self.now += 1.0
@@ -248,7 +248,7 @@ class BusyTest(absltest.TestCase):
       self.now += 8.0
     self.assertEqual(clock.busy_s, 15.0)
 
-  def test_a_lane_beside_the_main_lane_fills_one_of_several_cores(self):
+  def test_background_lane_fills_one_of_several_cores(self):
     clock = metrics.BusyClock(num_cores=4)
     with clock.span("publish", "publish"):
       with clock.span("wait_fresh"):
@@ -257,7 +257,7 @@ class BusyTest(absltest.TestCase):
         self.now += 3.0
     self.assertEqual(clock.busy_s, 3.5)
 
-  def test_a_span_in_progress_counts(self):
+  def test_span_in_progress_counts(self):
     clock = metrics.BusyClock(num_cores=1)
     with clock.span("step"):
       self.now += 2.0
@@ -271,7 +271,7 @@ class BusyTest(absltest.TestCase):
     self.assertAlmostEqual(share, 0.3)
     self.assertEqual(metrics.busy_share({}, 0.0), 0.0)
 
-  def test_overlap_is_a_share_of_the_ideal(self):
+  def test_overlap_is_share_of_ideal(self):
     self.assertAlmostEqual(metrics.overlap_of_ideal(2.0, 6.0, 6.0), 1.0)
     self.assertAlmostEqual(metrics.overlap_of_ideal(2.0, 6.0, 8.0), 0.75)
     self.assertAlmostEqual(metrics.overlap_of_ideal(6.0, 2.0, 8.0), 0.75)
@@ -289,7 +289,7 @@ class DecidingMetricTest(parameterized.TestCase):
       ({"pass_at_1": 0.5, "mean_reward": 0.5, "win_rate": 0.1}, "win_rate"),
       ({"pass_at_1": 0.5, "mean_reward": None}, "pass_at_1"),
   )
-  def test_metric_follows_the_evaluation(self, evaluation, metric):
+  def test_metric_follows_evaluation(self, evaluation, metric):
     self.assertEqual(metrics.deciding_metric(evaluation), metric)
 
   def test_metric_is_in_all_evaluations(self):
@@ -312,7 +312,7 @@ _OF_THE_STORE = frozenset(("started", "stopped", "lost"))
 
 class ErrorsTest(absltest.TestCase):
 
-  def test_each_kind_of_event_is_an_error_or_is_not(self):
+  def test_each_kind_of_event_is_error_or_is_not(self):
     """Fails for a new kind: decide whether a healthy run may show it."""
     kinds = set()
     for path in pathlib.Path(tba_jax.__file__).parent.rglob("*.py"):
@@ -330,7 +330,7 @@ class ErrorsTest(absltest.TestCase):
     errors = {kind for kind in kinds if metrics.is_error(kind, "")}
     self.assertEqual(errors, (_ERRORS - {"lost"}) | {"reward_failed"})
 
-  def test_a_searcher_that_finished_is_no_error(self):
+  def test_finished_searcher_is_not_error(self):
     self.assertFalse(metrics.is_error("searcher_gone", "s000 (finished)"))
     self.assertTrue(metrics.is_error("searcher_gone", "s000 (lease expired)"))
 

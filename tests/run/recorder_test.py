@@ -202,7 +202,7 @@ class RecorderTest(absltest.TestCase):
     left = [status["eta_s"] for status in self.statuses]
     self.assertEqual((left[0], round(left[1], 3)), (None, 3.85))
 
-  def test_counts_completions_without_a_reward(self):
+  def test_counts_completions_without_reward(self):
     recorder = self.make()
     totals = {"completions": 9, "failures": {"deadline": 2}}
     totals |= {"sums": {}, "counts": {}}
@@ -243,7 +243,7 @@ class RecorderTest(absltest.TestCase):
     again.set_state(json.loads(json.dumps(recorder.get_state())))
     self.assertEqual(self.finish(again)["mixed_version_share"], 0.25)
 
-  def test_damage_is_told_at_the_start_and_in_the_result(self):
+  def test_damage_is_reported_at_start_and_in_result(self):
     for name in ("metrics.jsonl", "samples.jsonl"):
       path = self.workdir / name
       # The file has a line more than earlier starts explain.
@@ -289,7 +289,7 @@ class RecorderTest(absltest.TestCase):
     self.finish(recorder)
     self.assertEqual(self.read("eval.json")["before"]["pass_at_1"], 0.4)
 
-  def test_status_has_the_activity_of_the_trainer(self):
+  def test_status_has_activity_of_trainer(self):
     recorder = self.make()
     self.step(recorder, 0)
     self.lease("a", busy_s=1.0, completions=3, block_age_s=7.0)
@@ -384,7 +384,7 @@ class RecorderTest(absltest.TestCase):
     self.assertEqual(self.read("ledger.json"), LEDGER)
     self.assertEqual(self.read("status.json")["phase"], "done")
 
-  def test_work_beside_the_main_loop_keeps_one_core_busy(self):
+  def test_background_work_keeps_one_core_busy(self):
     cores = mock.patch.object(
         recorder_lib.metrics_lib.processes, "available_cores", lambda: [0]
     )
@@ -498,28 +498,28 @@ class SearcherTotalsTest(absltest.TestCase):
     super().setUp()
     self.totals = recorder_lib.SearcherTotals()
 
-  def test_means_since_the_last_call(self):
-    found = self.update(a=_lease(4, {"x": 2.0}), b=_lease(6, {"x": 4.0}))
-    self.assertEqual(found, {"x": 0.6})
-    found = self.update(a=_lease(8, {"x": 2.0}), b=_lease(6, {"x": 4.0}))
-    self.assertEqual(found, {"x": 0.0})
+  def test_means_since_last_call(self):
+    result = self.update(a=_lease(4, {"x": 2.0}), b=_lease(6, {"x": 4.0}))
+    self.assertEqual(result, {"x": 0.6})
+    result = self.update(a=_lease(8, {"x": 2.0}), b=_lease(6, {"x": 4.0}))
+    self.assertEqual(result, {"x": 0.0})
     self.assertEqual(self.totals.take_rewards(), {})
 
-  def test_failures_are_not_in_the_mean(self):
+  def test_failures_are_not_in_mean(self):
     self.assertEqual(
         self.update(a=_lease(4, {"x": 2.0}, deadline=2, nan=1)),
         {"x": 2.0, "failed_deadline": 2, "failed_nan": 1},
     )
 
-  def test_a_part_is_a_mean_over_completions_that_have_it(self):
+  def test_part_averages_over_completions_with_part(self):
     counts = {"x": 2, "y": 4}
-    found = self.update(a=_lease(6, {"x": 1.0, "y": 3.0}, counts))
-    self.assertEqual(found, {"x": 0.5, "y": 0.75})
+    result = self.update(a=_lease(6, {"x": 1.0, "y": 3.0}, counts))
+    self.assertEqual(result, {"x": 0.5, "y": 0.75})
     counts = {"x": 2, "y": 5}
-    found = self.update(a=_lease(7, {"x": 1.0, "y": 3.0}, counts))
-    self.assertEqual(found, {"y": 0.0})
+    result = self.update(a=_lease(7, {"x": 1.0, "y": 3.0}, counts))
+    self.assertEqual(result, {"y": 0.0})
 
-  def test_counts_failures_of_the_whole_run(self):
+  def test_counts_failures_of_whole_run(self):
     self.update(a=_lease(4, {}, crash=1))
     # Its successor starts at 0, while the old lease is still there.
     self.update(a=_lease(4, {}, crash=1), b=_lease(2, {}, crash=2))

@@ -42,13 +42,13 @@ class RunDirectoryTest(parameterized.TestCase):
     self.workdir.mkdir(exist_ok=True)
     (self.workdir / "config.json").write_text(text)
 
-  def test_a_refused_run_leaves_no_config(self):
+  def test_refused_run_leaves_no_config(self):
     self.config.store.secret_file = "/no/such/secret"
     with self.assertRaisesRegex(ValueError, "secret_file=/no/such/secret"):
       self.create()
     self.assertFalse((self.workdir / "config.json").exists())
 
-  def test_creates_a_new_run(self):
+  def test_creates_new_run(self):
     run, before = self.create()
     self.assertIsNone(before)
     self.assertEqual(run.workdir, self.workdir)
@@ -72,7 +72,7 @@ class RunDirectoryTest(parameterized.TestCase):
     self.assertEqual(before["train"]["num_steps"], 100)
     self.assertEqual(self.saved()["config"]["train"]["num_steps"], 100)
 
-  def test_roles_share_the_run(self):
+  def test_roles_share_run(self):
     run, _ = self.create()
     self.assertEqual(
         run_directory.open_run(str(self.workdir), self.config), run
@@ -86,7 +86,7 @@ class RunDirectoryTest(parameterized.TestCase):
     self.assertNotEqual(first.run_id, second.run_id)
     self.assertNotEqual(first.secret, second.secret)
 
-  def test_update_changes_the_config_alone(self):
+  def test_update_changes_only_config(self):
     self.create()
     before = self.saved()
     self.config.train.num_steps = 7
@@ -96,7 +96,7 @@ class RunDirectoryTest(parameterized.TestCase):
     self.assertEqual(after["run_id"], before["run_id"])
     self.assertEqual(after["created"], before["created"])
 
-  def test_loads_the_saved_config(self):
+  def test_loads_saved_config(self):
     self.create()
     loaded = run_directory.load_config(str(self.workdir))
     self.assertEqual(loaded.to_dict(), self.config.to_dict())
@@ -107,7 +107,7 @@ class RunDirectoryTest(parameterized.TestCase):
   def test_no_run_has_no_id(self):
     self.assertEqual(run_directory.run_id(str(self.workdir)), "")
 
-  def test_names_a_missing_run(self):
+  def test_names_missing_run(self):
     for read in (
         lambda: run_directory.load_config(str(self.workdir)),
         lambda: run_directory.open_run(str(self.workdir), self.config),
@@ -155,7 +155,7 @@ class RunDirectoryTest(parameterized.TestCase):
         ):
           read()
 
-  def test_directory_that_cannot_be_made_is_named(self):
+  def test_reports_uncreatable_directory(self):
     self.workdir.parent.joinpath("file").write_text("")
     self.workdir = self.workdir.parent / "file" / "run"
     with self.assertRaisesRegex(OSError, "file"):
@@ -168,7 +168,7 @@ class RunDirectoryTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "spool_dir"):
       self.create()
 
-  def test_takes_a_given_secret(self):
+  def test_takes_given_secret(self):
     file = self.workdir.parent / "secret"
     self.config.store.secret_file = str(file)
     with self.assertRaisesRegex(ValueError, "secret_file=.*no such file"):
@@ -203,7 +203,7 @@ class RunDirectoryTest(parameterized.TestCase):
       ({"trainer.num_processes": 2}, True),
       ({"trainer.num_processes": 2, "store.insecure": True}, False),
   )
-  def test_run_with_a_port_makes_its_own_tls(self, changes, made):
+  def test_run_with_port_makes_its_own_tls(self, changes, made):
     for key, value in changes.items():
       section, name = key.split(".")
       self.config[section][name] = value
@@ -217,7 +217,7 @@ class RunDirectoryTest(parameterized.TestCase):
     with mock.patch.object(certificates, "is_supported", return_value=False):
       self.assertIsNone(self.create()[0].tls)
 
-  def test_tls_of_a_given_secret_is_not_in_the_workdir(self):
+  def test_tls_of_given_secret_is_not_in_workdir(self):
     # The workdir is on a share, as the spool in it.
     self.config.store.update(spool_dir="", address="127.0.0.1:0")
     temporary = self.create_tempdir().full_path
@@ -262,10 +262,10 @@ class RunDirectoryTest(parameterized.TestCase):
       self.assertRegex(told.getvalue(), words)
       self.assertLessEqual(told.getvalue().count("\n"), 1)
 
-  def test_another_host_joins_the_run(self):
+  def test_another_host_joins_run(self):
     run, _ = self.create()
-    found = locator.Locator(run.run_id, 1, "127.0.0.1:1", 7)
-    locator.write_locator(run.locator, found)
+    result = locator.Locator(run.run_id, 1, "127.0.0.1:1", 7)
+    locator.write_locator(run.locator, result)
     announcer = locator.Announcer("127.0.0.1:0", run.secret, run.locator)
     self.addCleanup(announcer.close)
     secret = self.workdir.parent / "secret"
@@ -281,7 +281,7 @@ class RunDirectoryTest(parameterized.TestCase):
     away = self.workdir.parent / "away"
     joined = run_directory.open_run(str(away), config)
     self.assertEqual(joined.run_id, run.run_id)
-    self.assertEqual(joined.finder(), found)
+    self.assertEqual(joined.finder(), result)
     saved = json.loads((away / "config.json").read_text())
     self.assertEqual(saved["run_id"], run.run_id)
     # A host with another secret does not join.
@@ -301,7 +301,7 @@ class RunDirectoryTest(parameterized.TestCase):
     again = run_directory.open_run(str(self.workdir), self.config)
     self.assertEqual(run_directory.next_epoch(again), 4)
 
-  def test_owner_changes_with_a_new_run(self):
+  def test_owner_changes_with_new_run(self):
     run, _ = self.create()
     name = run_directory.owner(run)
     self.assertEqual(run_directory.next_epoch(run), 1)
@@ -344,18 +344,18 @@ class LockTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, f"process {other.pid} already"):
       run_directory.lock(self.workdir)
 
-  def test_tells_the_last_process(self):
+  def test_reports_last_process(self):
     self.assertIsNone(run_directory.last_process(self.workdir))
     other = self.hold()
-    found = run_directory.last_process(self.workdir)
-    self.assertEqual(found, (other.pid, True))
+    result = run_directory.last_process(self.workdir)
+    self.assertEqual(result, (other.pid, True))
     self.assertIsNone(run_directory.last_process(self.workdir, "trainer"))
     other.kill()
     other.wait()
-    found = run_directory.last_process(self.workdir)
-    self.assertEqual(found, (other.pid, False))
+    result = run_directory.last_process(self.workdir)
+    self.assertEqual(result, (other.pid, False))
 
-  def test_test_of_the_lock_refuses_nobody(self):
+  def test_lock_check_refuses_nobody(self):
     os.close(run_directory.lock(self.workdir))
     fd = os.open(os.path.join(self.workdir, ".lock"), os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_SH)
@@ -364,7 +364,7 @@ class LockTest(absltest.TestCase):
     self.addCleanup(timer.join)
     os.close(run_directory.lock(self.workdir))
 
-  def test_lock_of_a_dead_holder_is_free(self):
+  def test_lock_of_dead_holder_is_free(self):
     other = self.hold()
     other.kill()
     other.wait()
@@ -372,7 +372,7 @@ class LockTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, "already runs there"):
       run_directory.lock(self.workdir)
 
-  def test_lock_names_a_directory_that_cannot_be_made(self):
+  def test_lock_reports_uncreatable_directory(self):
     file = self.create_tempfile("file").full_path
     for workdir in (file, f"{file}/run", "/proc/none/run"):
       with self.assertRaisesRegex(

@@ -27,7 +27,7 @@ class PrintableTest(parameterized.TestCase):
   def test_puts_text_on_one_line(self):
     self.assertEqual(text.printable("a\nb\tc", one_line=True), "a␊b␉c")
 
-  def test_cuts_at_a_limit(self):
+  def test_cuts_at_limit(self):
     self.assertEqual(
         text.printable("x" * 100_000, 3), "xxx … (99,997 more characters)"
     )
@@ -48,12 +48,12 @@ class FormatTest(parameterized.TestCase):
       (True, "number", "yes"),
       ("\x1b[1m", "number", "␛[1m"),
   )
-  def test_formats_a_number(self, value, style, shown):
+  def test_formats_number(self, value, style, shown):
     self.assertEqual(text.number(value, style), shown)
 
   @parameterized.parameters(
       (0.05, "50 ms"), (4.2, "4.2 s"), (200, "3:20 min"), (3720, "1:02 h"),
       (None, "–"),
   )  # fmt: skip
-  def test_formats_a_duration(self, value, shown):
+  def test_formats_duration(self, value, shown):
     self.assertEqual(text.duration(value), shown)

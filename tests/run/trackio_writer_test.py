@@ -25,7 +25,7 @@ _ROOT = pathlib.Path(__file__).parents[2]
 
 class TrackioWriterTest(absltest.TestCase):
 
-  def test_a_resumed_run_goes_on_under_its_name(self):
+  def test_resumed_run_continues_under_its_name(self):
     package = mock.MagicMock()
     run, events = package.init.return_value, []
     config = settings.get_config()
@@ -59,7 +59,7 @@ class TrackioWriterTest(absltest.TestCase):
       importlib.util.find_spec("trackio"),
       "trackio is not installed (its own extra)",
   )
-  def test_the_package_keeps_both_parts_of_a_run(self):
+  def test_package_keeps_both_parts_of_run(self):
     folder = pathlib.Path(self.create_tempdir().full_path)
     code = (
         "import sys\n"
@@ -81,5 +81,5 @@ class TrackioWriterTest(absltest.TestCase):
       )
     (path,) = folder.glob("*.db")
     with sqlite3.connect(path) as data:
-      found = list(data.execute("SELECT run_name, step FROM metrics"))
-    self.assertEqual(found, [("run-0a1b", step) for step in (0, 1, 1, 2)])
+      result = list(data.execute("SELECT run_name, step FROM metrics"))
+    self.assertEqual(result, [("run-0a1b", step) for step in (0, 1, 1, 2)])

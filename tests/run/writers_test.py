@@ -93,7 +93,7 @@ class WritersTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, "config.log.writers = 'csv,excel'"):
       validate.validate(config)
 
-  def test_profile_of_the_set_steps(self):
+  def test_profile_of_set_steps(self):
     made = self.make_profiler(profile_first_step=3, profile_num_steps=2)
     calls = []
     with (
@@ -111,7 +111,7 @@ class WritersTest(absltest.TestCase):
     folder = str(self.workdir / "profile")
     self.assertEqual(calls, [0, 1, 2, folder, 3, 4, "stop", 5, 6, 7])
 
-  def test_profile_at_the_end_is_written(self):
+  def test_profile_at_end_is_written(self):
     made = self.make_profiler(profile_first_step=1, profile_num_steps=100)
     made.after_step(0)
     jax.numpy.zeros(3).block_until_ready()

@@ -21,6 +21,15 @@ class SharingTest(parameterized.TestCase):
     found = sharing.most_rows(num_rows, num_prompts, samples)
     self.assertEqual(found, expected)
 
+  @parameterized.parameters(
+      (512, 512, 8), (512, 53, 8), (512, 513, 1), (128, 1024, 1)
+  )
+  def test_rows_of_a_stream_share_long_prompts_alone(
+      self, prompt_tokens, completion_tokens, expected
+  ):
+    found = sharing.most_rows_of_stream(64, 8, prompt_tokens, completion_tokens)
+    self.assertEqual(found, expected)
+
   @parameterized.parameters(("tpu", 32, 8), ("gpu", 12, 4), ("cpu", 32, 1))
   def test_rows_per_prompt_follows_the_platform(
       self, platform, device_rows, expected

@@ -33,20 +33,20 @@ class AgentsTest(absltest.TestCase):
 
   def _episode(self, **body):
     body = body or {"base_model": "scratch"}
-    status, said = self.server.ask("api/v1/create_episode", body)
-    self.assertEqual(status, 200, said)
-    return said["episode_id"], said["path"].strip("/")
+    status, response = self.server.ask("api/v1/create_episode", body)
+    self.assertEqual(status, 200, response)
+    return response["episode_id"], response["path"].strip("/")
 
   def _read(self, id):
-    status, said = self.server.ask(f"api/v1/episodes/{id}")
-    self.assertEqual(status, 200, said)
-    return said
+    status, response = self.server.ask(f"api/v1/episodes/{id}")
+    self.assertEqual(status, 200, response)
+    return response
 
-  def test_an_episode_outlives_a_restart_and_ends_with_a_reward(self):
+  def test_episode_outlives_restart_and_ends_with_reward(self):
     id, path = self._episode()
     status, first = self.server.ask(f"{path}/chat/completions", _body())
     self.assertEqual(status, 200, first)
-    said = first["choices"][0]["message"]
+    response = first["choices"][0]["message"]
     self.server.close()
 
     self.server = self._start()
@@ -57,13 +57,13 @@ class AgentsTest(absltest.TestCase):
           **{"x-stainless-retry-count": "1"},
       )
       self.assertEqual(again, first)
-    chat = [*_ASK, said, {"role": "user", "content": "3"}]
+    chat = [*_ASK, response, {"role": "user", "content": "3"}]
     status, second = self.server.ask(f"{path}/chat/completions", _body(chat))
     self.assertEqual(status, 200, second)
     end = (f"api/v1/episodes/{id}/finish", {"reward": 0.5})
     for _ in range(2):
-      _, said = self.server.ask(*end)
-      self.assertEqual(said["episode_id"], id)
+      _, response = self.server.ask(*end)
+      self.assertEqual(response["episode_id"], id)
     episode = self._read(id)
     self.assertEqual((episode["reward"], episode["calls"]), (0.5, 2))
     (row,) = episode["rows"]
@@ -86,27 +86,29 @@ class AgentsTest(absltest.TestCase):
           atol=1e-4,
       )
     with self.subTest("and after its end it is closed"):
-      status, said = self.server.ask(f"{path}/chat/completions", _body())
+      status, response = self.server.ask(f"{path}/chat/completions", _body())
       self.assertEqual(status, 410)
-      self.assertIn("has finished", said["error"]["message"])
+      self.assertIn("has finished", response["error"]["message"])
       self.assertEqual(
           next(self.server.engine.journal.since(id, -1))[0].body, None
       )
-      status, said = self.server.ask(end[0], {"reward": 1.0})
+      status, response = self.server.ask(end[0], {"reward": 1.0})
       self.assertEqual(status, 422)
 
-  def test_a_key_names_an_episode(self):
+  def test_key_names_episode(self):
     """So that a client whose answer was lost may ask again."""
     key, body = {"Idempotency-Key": "a"}, {"base_model": "scratch"}
     ask = lambda body: self.server.ask("api/v1/create_episode", body, **key)
     self.assertEqual(ask(body), ask(body))
-    status, said = ask({"base_model": "", "model_path": ""} | body | {"x": 0})
-    self.assertEqual(status, 200, said)
-    status, said = ask({**body, "model_path": self._version()})
+    status, response = ask(
+        {"base_model": "", "model_path": ""} | body | {"x": 0}
+    )
+    self.assertEqual(status, 200, response)
+    status, response = ask({**body, "model_path": self._version()})
     self.assertEqual(status, 422)
-    self.assertIn("another episode came with this key", said["error"])
+    self.assertIn("another episode came with this key", response["error"])
 
-  def test_a_call_that_failed_here_is_done_again_when_it_comes_again(self):
+  def test_retried_call_runs_again_after_server_error(self):
     id, path = self._episode()
     call, again = f"{path}/chat/completions", {"x-stainless-retry-count": "1"}
     with mock.patch.object(
@@ -114,15 +116,15 @@ class AgentsTest(absltest.TestCase):
         "complete",
         side_effect=RuntimeError("no memory"),
     ):
-      status, said = self.server.ask(call, _body())
-      self.assertEqual(status, 500, said)
-      self.assertIn("no memory", said["error"]["message"])
-    status, said = self.server.ask(call, _body(), **again)
-    self.assertEqual(status, 200, said)
-    self.assertEqual(self.server.ask(call, _body(), **again), (200, said))
+      status, response = self.server.ask(call, _body())
+      self.assertEqual(status, 500, response)
+      self.assertIn("no memory", response["error"]["message"])
+    status, response = self.server.ask(call, _body(), **again)
+    self.assertEqual(status, 200, response)
+    self.assertEqual(self.server.ask(call, _body(), **again), (200, response))
     self.assertEqual(self._read(id)["calls"], 1)
 
-  def test_says_what_is_wrong_in_the_form_of_the_api(self):
+  def test_reports_errors_in_api_format(self):
     _, path = self._episode()
     long = [{"role": "user", "content": "1" * 30}]
     for where, body, status, message in (
@@ -140,11 +142,11 @@ class AgentsTest(absltest.TestCase):
         ("embeddings", {}, 404, "docs/reference/server.md"),
     ):
       with self.subTest(message=message):
-        found, said = self.server.ask(f"{path}/{where}", body)
-        self.assertEqual(found, status, said)
-        self.assertIn(message, str(said["error"]))
-    _, said = self.server.ask(f"{path}/chat/completions", _body(long))
-    self.assertEqual(said["error"]["code"], "context_length_exceeded")
+        result, response = self.server.ask(f"{path}/{where}", body)
+        self.assertEqual(result, status, response)
+        self.assertIn(message, str(response["error"]))
+    _, response = self.server.ask(f"{path}/chat/completions", _body(long))
+    self.assertEqual(response["error"]["code"], "context_length_exceeded")
     for where, body, status, message in (
         ("create_episode", {"model_path": "x"}, 404, "no such checkpoint"),
         ("create_episode", {}, 422, "base_model = None: must be 'scratch'"),
@@ -153,19 +155,21 @@ class AgentsTest(absltest.TestCase):
         ("episodes/x/finish", {"reward": 1e39}, 422, "reward = 1e+39"),
         ("episodes/x", None, 404, "episode x"),
     ):
-      found, said = self.server.ask(f"api/v1/{where}", body)
-      self.assertEqual((found, message in said["error"]), (status, True), said)
+      result, response = self.server.ask(f"api/v1/{where}", body)
+      self.assertEqual(
+          (result, message in response["error"]), (status, True), response
+      )
     empty, _ = self._episode()
     end = f"api/v1/episodes/{empty}/finish"
-    _, said = self.server.ask(end, {})
-    self.assertIn("reward: is missing", said["error"])
-    _, said = self.server.ask(end, {"reward": 1.0})
+    _, response = self.server.ask(end, {})
+    self.assertIn("reward: is missing", response["error"])
+    _, response = self.server.ask(end, {"reward": 1.0})
     self.assertEqual(self._read(empty)["rows"], [])
 
   @unittest.skipIf(
       importlib.util.find_spec("openai") is None, "needs the package openai"
   )
-  def test_the_official_client_plays_an_episode(self):
+  def test_official_client_plays_episode(self):
     import openai
 
     id, path = self._episode()
@@ -186,7 +190,7 @@ class AgentsTest(absltest.TestCase):
         **ask,
     )
     self.assertGreater(usage.usage.completion_tokens, 0)
-    said = "".join(p.choices[0].delta.content or "" for p in parts)
+    response = "".join(p.choices[0].delta.content or "" for p in parts)
     self.assertIn(parts[-1].choices[0].finish_reason, ("stop", "length"))
     (row,) = self._read(id)["rows"]
     self.assertEqual(
@@ -195,7 +199,7 @@ class AgentsTest(absltest.TestCase):
     )
     decode = self.server.engine.base.policy.tokenizer.decode_completion
     ids = row["completion_ids"][-usage.usage.completion_tokens :]
-    self.assertEqual(said, decode(ids, len(ids), row["stopped"]))
+    self.assertEqual(response, decode(ids, len(ids), row["stopped"]))
     text = client.completions.create(
         model=model.id, prompt=[4, 5], max_tokens=1
     )
@@ -207,7 +211,7 @@ class AgentsTest(absltest.TestCase):
   @unittest.skipIf(
       importlib.util.find_spec("openai") is None, "needs the package openai"
   )
-  def test_the_official_client_samples_without_an_episode(self):
+  def test_official_client_samples_without_episode(self):
     import openai
 
     client = openai.OpenAI(
@@ -216,8 +220,8 @@ class AgentsTest(absltest.TestCase):
     (model,) = client.models.list().data
     ask = dict(model=model.id, max_tokens=3, seed=1, n=3)
     whole = client.chat.completions.create(messages=_ASK, **ask)
-    said = [choice.message.content for choice in whole.choices]
-    self.assertLen(said, 3)
+    response = [choice.message.content for choice in whole.choices]
+    self.assertLen(response, 3)
     self.assertEqual(
         whole.usage.completion_tokens,
         sum(len(choice.token_ids) for choice in whole.choices),
@@ -232,7 +236,7 @@ class AgentsTest(absltest.TestCase):
     for part in parts:
       (choice,) = part.choices
       streamed[choice.index] += choice.delta.content or ""
-    self.assertEqual(streamed, said)
+    self.assertEqual(streamed, response)
     self.assertEqual(usage.usage, whole.usage)
     text = client.completions.create(prompt="1+", **ask)
     self.assertEqual([choice.index for choice in text.choices], [0, 1, 2])
@@ -244,8 +248,8 @@ class AgentsTest(absltest.TestCase):
     with self.subTest("and with a version of a model"):
       path = self._version()
       body = {"model": path, "prompt": "1", "max_tokens": 1}
-      status, said = self.server.ask("oai/api/v1/completions", body)
-      self.assertEqual((status, said["model"]), (200, path), said)
+      status, response = self.server.ask("oai/api/v1/completions", body)
+      self.assertEqual((status, response["model"]), (200, path), response)
 
   def _version(self):
     """Returns the path of a new model's version."""

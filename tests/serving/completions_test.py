@@ -58,7 +58,7 @@ class AnswerTest(absltest.TestCase):
       self.assertEqual(choice["message"]["content"], other)
       self.assertEqual(choice["finish_reason"], "stop")
 
-  def test_has_what_was_sampled(self):
+  def test_contains_sampled_tokens(self):
     whole = _answered(schemas.read_completions(_body(logprobs=True)), "ab")
     (choice,) = whole["choices"]
     self.assertEqual(choice["token_ids"], [0, 1])
@@ -86,11 +86,11 @@ class AnswerTest(absltest.TestCase):
     )
     self.assertIsNone(_answered(text, "ab")["choices"][0]["logprobs"])
 
-  def test_streams_the_same_answer(self):
+  def test_streams_same_answer(self):
     call = schemas.read_completions(_body(tools=[_TOOL]))
     text = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
-    for said in ("ab", text):
-      whole = _answered(call, said)
+    for response in ("ab", text):
+      whole = _answered(call, response)
       *parts, end = completions.events(whole, has_usage=True)
       self.assertEqual(end, "data: [DONE]\n\n")
       first, last, usage = (json.loads(p.removeprefix("data: ")) for p in parts)

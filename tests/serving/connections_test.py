@@ -81,10 +81,10 @@ class ConnectionsTest(absltest.TestCase):
           break
     return time.monotonic() - began
 
-  def test_closes_a_connection_without_a_request(self):
+  def test_closes_connection_without_request(self):
     self.assertBetween(self.seconds_open(self.connect()), 0.3, 3.0)
 
-  def test_closes_a_connection_of_slow_bytes(self):
+  def test_closes_connection_of_slow_bytes(self):
     near = self.connect()
     near.sendall(b"GET / HTTP/1.1\r\nX: ")
     self.assertBetween(self.seconds_open(near, b"a"), 0.3, 3.0)
@@ -93,14 +93,14 @@ class ConnectionsTest(absltest.TestCase):
     near.sendall(b"GET / HTTP/1.1\r\nX: ")
     self.assertBetween(self.seconds_open(near, b"a"), 0.3, 3.0)
 
-  def test_idle_connections_keep_nobody_out(self):
+  def test_idle_connections_do_not_block_clients(self):
     idle = [self.connect() for _ in range(60)]
     for _ in range(3):
       self.assertEqual(self.ask(self.connect()), b"200")
     self.assertLessEqual(len(connections.Protocol.waiting), 8)
     del idle
 
-  def test_answers_several_requests_of_a_connection(self):
+  def test_answers_several_requests_of_connection(self):
     near = self.connect()
     for _ in range(3):
       self.assertEqual(self.ask(near), b"200")

@@ -67,8 +67,8 @@ class _Server:
 
   def logprobs(self, seq):
     body = serving_case.pass_body(_DATA, forward=True)
-    found = protobufs.pass_result_to_json(self.ask("forward", seq, body))
-    return [out["logprobs"]["data"] for out in found["loss_fn_outputs"]]
+    result = protobufs.pass_result_to_json(self.ask("forward", seq, body))
+    return [out["logprobs"]["data"] for out in result["loss_fn_outputs"]]
 
   def sample(self, sampler, seq, **params):
     body = {
@@ -79,8 +79,8 @@ class _Server:
         "sampling_params": {"max_tokens": 6, **params},
     }
     raw = json.dumps(body).encode()
-    found = self.ask("sample", seq, raw, owner=sampler)
-    return protobufs.sample_result_to_json(found)
+    result = self.ask("sample", seq, raw, owner=sampler)
+    return protobufs.sample_result_to_json(result)
 
   def close(self):
     self.engine.stop()
@@ -99,7 +99,7 @@ class EngineTest(absltest.TestCase):
     return server
 
   @pytest.mark.slow
-  def test_goes_on_after_a_kill_with_the_same_bits(self):
+  def test_continues_after_kill_with_same_bits(self):
     """Two starts do what one does, whatever lies between two calls."""
     server = self._start()
     server.create()
@@ -119,7 +119,7 @@ class EngineTest(absltest.TestCase):
     # what it had not finished are gone.
     for checkpoint_every_steps in (2, 100):
       again = self._start(checkpoint_every_steps=checkpoint_every_steps)
-      wanted = again.ask("optim_step", 8, serving_case.adam_body())
+      expected = again.ask("optim_step", 8, serving_case.adam_body())
       run = again.engine.models.get(_MODEL).run
       self.assertEqual(run.num_steps, 3)
       logprobs = again.logprobs(9)
@@ -132,11 +132,11 @@ class EngineTest(absltest.TestCase):
       one.train(1)
       one.train(3)
       _, step = one.train(5)
-      self.assertEqual(json.loads(step), json.loads(wanted))
+      self.assertEqual(json.loads(step), json.loads(expected))
       self.assertEqual(one.logprobs(7), logprobs)
 
   @pytest.mark.slow
-  def test_does_requests_in_the_order_of_their_numbers(self):
+  def test_does_requests_in_order_of_their_numbers(self):
     server = self._start(gap_deadline_s=1.5)
     server.create()
     step = server.engine.queue.submit(
@@ -159,7 +159,7 @@ class EngineTest(absltest.TestCase):
       )
 
   @pytest.mark.slow
-  def test_passes_and_steps_are_those_of_optax(self):
+  def test_passes_and_steps_match_optax(self):
     """Padding, adapters and the cut of a batch change nothing."""
     server = self._start()
     server.create(rank=0)
@@ -186,7 +186,7 @@ class EngineTest(absltest.TestCase):
         optax.adamw(0.01, 0.9, 0.95, 1e-8, weight_decay=0.1),
     )
     updates, _ = tx.update(grads, tx.init(params), params)
-    wanted = optax.apply_updates(params, updates)
+    expected = optax.apply_updates(params, updates)
 
     for seq, data in ((1, _DATA[:1]), (2, _DATA[1:])):
       server.ask("forward_backward", seq, serving_case.pass_body(data))
@@ -197,15 +197,15 @@ class EngineTest(absltest.TestCase):
     np.testing.assert_allclose(
         metrics["grad_norm:mean"], optax.tree.norm(grads), rtol=1e-4
     )
-    found = engine.models.get(_MODEL).run.params
+    result = engine.models.get(_MODEL).run.params
     # Adam's first step of a gradient near 0 may have either sign.
     close = jax.tree.map(
-        lambda a, b: np.mean(np.abs(a - b) < 1e-5), found, wanted
+        lambda a, b: np.mean(np.abs(a - b) < 1e-5), result, expected
     )
     self.assertGreater(min(jax.tree.leaves(close)), 0.97)
 
   @pytest.mark.slow
-  def test_objectives_of_groups_are_those_of_the_trainer(self):
+  def test_objectives_of_groups_match_trainer(self):
     """Trajectory balance by its formula, with VarGrad's log Z."""
     server = self._start()
     server.create()
@@ -223,7 +223,7 @@ class EngineTest(absltest.TestCase):
       )
     beta = 0.3
     body = serving_case.pass_body(data, "tb", {"beta": beta})
-    found = protobufs.pass_result_to_json(
+    result = protobufs.pass_result_to_json(
         server.ask("forward_backward", 3, body)
     )
     engine = server.engine
@@ -241,12 +241,12 @@ class EngineTest(absltest.TestCase):
     residual = rho - np.array(rewards) / beta
     residual -= residual.mean()
     np.testing.assert_allclose(
-        found["metrics"]["loss:mean"],
+        result["metrics"]["loss:mean"],
         # By config.loss.scale.
         beta / 2 * np.mean(residual**2),
         rtol=1e-4,
     )
-    self.assertEqual(found["metrics"]["groups:sum"], 1)
+    self.assertEqual(result["metrics"]["groups:sum"], 1)
     with self.subTest("refuses"):
       of_group = lambda id: {
           **data[2],
@@ -272,7 +272,7 @@ class EngineTest(absltest.TestCase):
         body = serving_case.pass_body(**asked)
         self.assertIn(message, server.ask("forward_backward", seq, body))
 
-  def test_does_no_failed_pass_again(self):
+  def test_does_not_repeat_failed_pass(self):
     """Neither a pass that failed, nor a forward one, has an effect."""
     server = self._start(checkpoint_every_steps=100)
     server.create()
@@ -294,7 +294,7 @@ class EngineTest(absltest.TestCase):
     run_pass.assert_not_called()
     self.assertIn("without a gradient", step)
 
-  def test_a_step_that_dropped_its_gradient_drops_it_again(self):
+  def test_replayed_step_drops_gradient_again(self):
     server = self._start(checkpoint_every_steps=100)
     server.create()
     huge = [serving_case.datum([1, 2, 3], weights=[3e38, 3e38])]
@@ -310,7 +310,7 @@ class EngineTest(absltest.TestCase):
         again.ask("optim_step", 3, serving_case.adam_body()),
     )
 
-  def test_says_what_it_cannot_do_again(self):
+  def test_reports_unrepeatable_request(self):
     """A model whose requests end otherwise than before is not served."""
     server = self._start(checkpoint_every_steps=100)
     server.create()
@@ -332,7 +332,7 @@ class EngineTest(absltest.TestCase):
     self.assertIn(b"step:max", again.train(4)[1])
 
   @pytest.mark.slow
-  def test_damaged_checkpoints_are_no_error_of_a_request(self):
+  def test_damaged_checkpoint_is_server_error(self):
     server = self._start(checkpoint_every_steps=1)
     server.create()
     server.train(1)
@@ -353,7 +353,7 @@ class EngineTest(absltest.TestCase):
     self.assertIn(b"step:max", again.train(4)[1])
 
   @pytest.mark.slow
-  def test_samples_from_what_a_path_has_now(self):
+  def test_samples_from_current_checkpoint_of_path(self):
     server = self._start()
     server.create()
     save = b'{"path": "a", "overwrite": true}'
@@ -365,7 +365,7 @@ class EngineTest(absltest.TestCase):
     after = server.sample("s", 2, seed=5)
     self.assertNotEqual(after["prompt_logprobs"], before["prompt_logprobs"])
 
-  def test_a_save_killed_before_its_outcome_is_done_again(self):
+  def test_save_killed_before_its_outcome_is_done_again(self):
     server = self._start()
     server.create()
     engine, path, written = server.engine, f"tinker://{_MODEL}/weights/a", []
@@ -385,7 +385,7 @@ class EngineTest(absltest.TestCase):
         "give overwrite", again.ask("save_weights", 2, b'{"path": "a"}')
     )
 
-  def test_names_of_checkpoints_are_checked_and_have_a_default(self):
+  def test_names_of_checkpoints_are_checked_and_have_default(self):
     server = self._start()
     server.create()
     for seq, (kind, body, message) in enumerate(
@@ -399,7 +399,7 @@ class EngineTest(absltest.TestCase):
     ):
       self.assertIn(message, server.ask(kind, seq, body))
 
-  def test_a_checkpoint_that_cannot_be_finished_stops_nothing(self):
+  def test_failed_checkpoint_does_not_stop_engine(self):
     server = self._start()
     server.create()
     with mock.patch.object(
@@ -440,20 +440,20 @@ class EngineTest(absltest.TestCase):
       body = json.dumps({"path": saved + "x", "optimizer": True}).encode()
       self.assertIn("no such checkpoint", server.ask("load_weights", 12, body))
 
-  def test_samples_have_the_log_probs_of_the_model(self):
+  def test_samples_have_log_probs_of_model(self):
     server = self._start()
     server.engine.registry.add_sampler("s", "", "")
-    found = server.sample("s", 1)
+    result = server.sample("s", 1)
     programs = server.engine.base.scorer()
-    for sequence in found["sequences"]:
+    for sequence in result["sequences"]:
       ids = np.array([1, 2, 3, *sequence["tokens"]], np.int32)
       (values,) = programs.logprobs(server.engine.base.params, [ids])
       np.testing.assert_allclose(sequence["logprobs"], values[3:], atol=1e-4)
       np.testing.assert_allclose(
-          found["prompt_logprobs"][1:], values[1:3], atol=1e-4
+          result["prompt_logprobs"][1:], values[1:3], atol=1e-4
       )
     self.assertNotEqual(
-        found["sequences"][0]["tokens"], found["sequences"][1]["tokens"]
+        result["sequences"][0]["tokens"], result["sequences"][1]["tokens"]
     )
 
   @pytest.mark.slow
@@ -477,8 +477,8 @@ class EngineTest(absltest.TestCase):
               {"temperature": 0.7, "top_k": 3, "top_p": 0.9},
           )
       ):
-        found = server.sample(sampler, n, seed=n, **drawn)
-        sequences = [([1, 2, 3, *s["tokens"]], s) for s in found["sequences"]]
+        actual = server.sample(sampler, n, seed=n, **drawn)
+        sequences = [([1, 2, 3, *s["tokens"]], s) for s in actual["sequences"]]
         inputs = lambda s: {
             "logprobs": [0.0, 0.0, *s["logprobs"]],
             "advantages": [0.0, 0.0] + [1.0] * len(s["tokens"]),
@@ -510,7 +510,7 @@ class EngineTest(absltest.TestCase):
                 np.testing.assert_allclose(losses, -1, atol=1e-4)
 
   @pytest.mark.slow
-  def test_completions_have_the_age_that_a_pass_gives_them(self):
+  def test_completions_take_age_from_pass(self):
     """`ema` divides by it; one that is not given counts as 1."""
     server = self._start()
     server.create()
@@ -531,13 +531,13 @@ class EngineTest(absltest.TestCase):
       body = serving_case.pass_body(
           data, "tb", {"beta": 0.3, "anchor": "ema"}, forward=True
       )
-      found = protobufs.pass_result_to_json(server.ask("forward", seq, body))
-      losses.append(found["metrics"]["loss:mean"])
+      result = protobufs.pass_result_to_json(server.ask("forward", seq, body))
+      losses.append(result["metrics"]["loss:mean"])
     self.assertEqual(losses[0], losses[1])
     self.assertLess(losses[2], losses[1])
 
   @pytest.mark.slow
-  def test_goes_on_from_the_older_checkpoint_if_the_newest_is_damaged(self):
+  def test_continues_from_older_checkpoint_if_newest_is_damaged(self):
     """The requests between the two still have their bodies."""
     save = checkpoint.Checkpointer.save
     complete = lambda *args, wait: save(*args, wait=True)
@@ -546,7 +546,7 @@ class EngineTest(absltest.TestCase):
       server.create()
       for seq in (1, 3):
         server.train(seq)
-      wanted = server.logprobs(5)
+      expected = server.logprobs(5)
       server.close()
     folder = server.engine.weights.model_folder(_MODEL) / "state"
     newest = max((f for f in folder.iterdir() if f.name.isdecimal()),
@@ -555,7 +555,7 @@ class EngineTest(absltest.TestCase):
       if file.is_file():
         file.write_bytes(b"")
     again = self._start(checkpoint_every_steps=1)
-    self.assertEqual(again.logprobs(6), wanted)
+    self.assertEqual(again.logprobs(6), expected)
     self.assertTrue((folder / f"damaged-{newest.name}").exists())
     dropped = [r.seq for r, _ in again.engine.journal.since(_MODEL, -1)
                if r.body is None]  # fmt: skip
@@ -565,7 +565,7 @@ class EngineTest(absltest.TestCase):
     server = self._start(max_models=1)
     server.create()
     server.train(1)
-    wanted = server.logprobs(3)
+    expected = server.logprobs(3)
     server.ask("forward_backward", 4, serving_case.pass_body(_DATA))
     other = "session:train:1"
     lora = schemas.LoraConfig(rank=2, seed=2)
@@ -573,7 +573,7 @@ class EngineTest(absltest.TestCase):
     server.engine.registry.add_model(other, "session", spec)
     server.ask("create_model", 0, b"{}", owner=other)
     self.assertEqual(server.engine.models.in_memory, [other])
-    self.assertEqual(server.logprobs(5), wanted)
+    self.assertEqual(server.logprobs(5), expected)
     # The gradient under way came with it.
     step = server.ask("optim_step", 6, serving_case.adam_body())
     self.assertEqual(json.loads(step)["metrics"]["step:max"], 2)

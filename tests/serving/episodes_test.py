@@ -58,8 +58,8 @@ class _Player:
         turn, tokens, logprobs, stopped=tokens[-1] == _EOS, version=version
     )
     record = json.loads(json.dumps(record))
-    said = tokens[:-1] if tokens[-1] == _EOS else tokens
-    message = completions.answer(call, self.tokenizer.decode(said), "r:1")
+    response = tokens[:-1] if tokens[-1] == _EOS else tokens
+    message = completions.answer(call, self.tokenizer.decode(response), "r:1")
     self.episode.add(record, call.chat, message)
     self.records.append((record, call.chat, message))
     return message
@@ -70,15 +70,15 @@ class _Player:
 
 class EpisodeTest(absltest.TestCase):
 
-  def test_keeps_ids_as_sampled_and_appends_what_follows(self):
+  def test_keeps_sampled_ids_and_appends_continuation(self):
     player = _Player()
     # The text "12" would be encoded as one token.
     one, two = player.ids("1"), player.ids("2")
     self.assertNotEqual([*one, *two], player.ids("12"))
-    said = player.play(_call(_user("3")), [*one, *two, _EOS], version=4)
-    self.assertEqual(said["content"], "12")
+    response = player.play(_call(_user("3")), [*one, *two, _EOS], version=4)
+    self.assertEqual(response["content"], "12")
     player.play(
-        _call(_user("3"), said, {"role": "tool", "content": "2"}),
+        _call(_user("3"), response, {"role": "tool", "content": "2"}),
         [*two, _EOS],
         version=5,
     )
@@ -100,10 +100,10 @@ class EpisodeTest(absltest.TestCase):
     )
     self.assertEqual(player.episode.counts["calls"], 2)
 
-  def test_ends_a_turn_that_was_cut_off_with_tokens_not_sampled(self):
+  def test_truncated_turn_ends_with_unsampled_tokens(self):
     player = _Player()
-    said = player.play(_call(_user("3")), player.ids("1"))
-    player.play(_call(_user("3"), said, _user("2")), player.ids("2"))
+    response = player.play(_call(_user("3")), player.ids("1"))
+    player.play(_call(_user("3"), response, _user("2")), player.ids("2"))
     (row,) = player.episode.to_json()["rows"]
     self.assertEqual(
         row["completion_ids"], player.ids("1<eos><user>2<eos><assistant>2")
@@ -111,10 +111,12 @@ class EpisodeTest(absltest.TestCase):
     self.assertEqual(row["sampled_mask"], [1, 0, 0, 0, 0, 0, 1])
     self.assertFalse(row["stopped"])
 
-  def test_begins_a_row_where_the_template_writes_the_past_otherwise(self):
+  def test_rerendered_history_begins_new_row(self):
     player = _Player(_FORGETS)
-    said = player.play(_call(_user("3")), [*player.ids("2t1"), _EOS])
-    said = player.play(_call(_user("3"), said, _user("2")), player.ids("1"))
+    response = player.play(_call(_user("3")), [*player.ids("2t1"), _EOS])
+    response = player.play(
+        _call(_user("3"), response, _user("2")), player.ids("1")
+    )
     rows = player.episode.to_json()["rows"]
     self.assertLen(rows, 2)
     self.assertEqual(
@@ -126,23 +128,23 @@ class EpisodeTest(absltest.TestCase):
         player.episode.counts, {"calls": 2, "rewritten": 1, "branched": 0}
     )
 
-  def test_begins_a_row_for_another_past(self):
+  def test_begins_row_for_another_past(self):
     player = _Player()
-    said = player.play(_call(_user("3")), [*player.ids("1"), _EOS])
-    other = {**said, "content": "2"}
+    response = player.play(_call(_user("3")), [*player.ids("1"), _EOS])
+    other = {**response, "content": "2"}
     player.play(_call(_user("3"), other, _user("2")), player.ids("1"))
     # The same prompt again is another attempt.
     player.play(_call(_user("3")), player.ids("2"))
     self.assertEqual(player.episode.counts["branched"], 2)
     # A branch goes on where it was.
-    player.play(_call(_user("3"), said, _user("2")), player.ids("2"))
+    player.play(_call(_user("3"), response, _user("2")), player.ids("2"))
     self.assertLen(player.episode.rows, 3)
     self.assertEqual(sum(player.episode.rows[0].sampled), 3)
 
-  def test_calls_at_the_same_time_share_no_row(self):
+  def test_calls_at_same_time_share_no_row(self):
     player = _Player()
-    said = player.play(_call(_user("3")), [*player.ids("1"), _EOS])
-    call = _call(_user("3"), said, _user("2"))
+    response = player.play(_call(_user("3")), [*player.ids("1"), _EOS])
+    call = _call(_user("3"), response, _user("2"))
     turns = [player.episode.begin(call) for _ in range(2)]
     for turn in turns:
       player.end(call, turn, player.ids("2"))
@@ -154,7 +156,7 @@ class EpisodeTest(absltest.TestCase):
     self.assertEqual(sum(first["sampled_mask"]), 3)
     self.assertEqual(second["sampled_mask"], [1])
 
-  def test_calls_of_tools_come_back_as_they_were_sampled(self):
+  def test_tool_calls_round_trip_as_sampled(self):
     """The agent sends them in a form of its own."""
     player = _Player(_TEMPLATE)
     call = _call(
@@ -182,7 +184,7 @@ class EpisodeTest(absltest.TestCase):
     (row,) = player.episode.to_json()["rows"]
     self.assertEqual(row["completion_ids"][: len(tokens)], tokens)
 
-  def test_texts_go_on_by_text_and_by_ids(self):
+  def test_texts_continue_by_text_and_by_ids(self):
     player = _Player()
     one, two = player.ids("1"), player.ids("2")
     player.play(_call(prompt="3"), [*one, *two])
@@ -197,7 +199,7 @@ class EpisodeTest(absltest.TestCase):
     player.play(_call(prompt="2"), two)
     self.assertEqual(player.episode.counts["branched"], 1)
 
-  def test_refuses_a_call_that_is_too_long_before_it_is_encoded(self):
+  def test_refuses_overlong_call_before_encoding(self):
     player = _Player()
     long = "1" * (episodes._SHORT_TEXT + 1)
     with mock.patch.object(
@@ -212,14 +214,14 @@ class EpisodeTest(absltest.TestCase):
       ):
         with self.assertRaisesRegex(ValueError, "^context_length_exceeded"):
           player.episode.begin(call)
-    said = player.play(_call(_user("3")), [*player.ids("1"), _EOS])
+    response = player.play(_call(_user("3")), [*player.ids("1"), _EOS])
     with self.assertRaisesRegex(ValueError, "^context_length_exceeded"):
-      player.episode.begin(_call(_user("3"), said, _user(long)))
+      player.episode.begin(_call(_user("3"), response, _user(long)))
 
-  def test_is_the_same_when_it_is_read_again(self):
+  def test_reread_episode_is_identical(self):
     player = _Player(_FORGETS)
-    said = player.play(_call(_user("3")), [*player.ids("2t1"), _EOS])
-    player.play(_call(_user("3"), said, _user("2")), player.ids("1"))
+    response = player.play(_call(_user("3")), [*player.ids("2t1"), _EOS])
+    player.play(_call(_user("3"), response, _user("2")), player.ids("1"))
     again = episodes.Episode(player.tokenizer, 16)
     for record in player.records:
       again.add(*record)

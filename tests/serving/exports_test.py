@@ -58,10 +58,10 @@ class ExportsTest(absltest.TestCase):
 
   def export(self, model):
     """Returns the folder of a model's export."""
-    found = self.server.result(
+    result = self.server.result(
         self.ask("save_weights_external", {**model, "path": "out"})
     )
-    return self.server.engine.weights.place(found["path"])[1]
+    return self.server.engine.weights.place(result["path"])[1]
 
   def read(self, folder):
     """Returns a folder's params and its log-probs of `_IDS`."""
@@ -69,10 +69,10 @@ class ExportsTest(absltest.TestCase):
     ids = np.array([_IDS])
     net = transformer.make_model(config, remat="none")
     logits = net.logits(params, ids, np.ones_like(ids))
-    found = logprobs_lib.token_logprobs(
+    result = logprobs_lib.token_logprobs(
         logits[:, :-1], ids[:, 1:], temperature=1.0
     )
-    return params, np.asarray(found[0])
+    return params, np.asarray(result[0])
 
   def train(self, model):
     """Takes a step; returns what a forward pass then tells."""
@@ -89,14 +89,14 @@ class ExportsTest(absltest.TestCase):
   def check(self, folder, told):
     """Returns the params of a whole model that tells the same log-probs."""
     self.assertFalse((folder / adapter_folder.CONFIG).exists())
-    params, found = self.read(folder)
+    params, result = self.read(folder)
     np.testing.assert_allclose(
-        found, told["loss_fn_outputs"][0]["logprobs"]["data"], atol=1e-4
+        result, told["loss_fn_outputs"][0]["logprobs"]["data"], atol=1e-4
     )
     return params
 
   @pytest.mark.slow
-  def test_adapters_that_a_file_of_peft_cannot_hold_are_merged(self):
+  def test_merges_adapters_without_peft_format(self):
     # GPT-2's matrices are joint and transposed.
     self.start(family="gpt2", num_kv_heads=4)
     model = self.create(0)
@@ -104,7 +104,7 @@ class ExportsTest(absltest.TestCase):
     self.check(self.export(model), told)
 
   @pytest.mark.slow
-  def test_adapters_beside_those_of_the_base_are_merged(self):
+  def test_adapters_on_adapted_base_are_merged(self):
     self.start()
     folder = self.export(self.create(0))
     self.assertTrue(adapter_folder.is_adapter(folder))

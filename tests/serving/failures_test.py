@@ -14,6 +14,7 @@ from absl.testing import absltest
 from tba_jax.learning import checkpoint
 from tba_jax.serving import agent_episodes
 from tba_jax.serving import completions
+from tba_jax.serving import crash_guard
 from tba_jax.serving import database
 from tba_jax.serving import engine as engine_lib
 from tba_jax.serving import kinds
@@ -23,7 +24,6 @@ from tba_jax.serving import request_queue
 from tba_jax.serving import sample_batches
 from tba_jax.serving import schemas
 from tba_jax.serving import served_models
-from tba_jax.serving import under_way
 from tests.support import serving_case
 from tests.support import waiting
 
@@ -131,7 +131,7 @@ class FailuresTest(absltest.TestCase):
     ids = self._submit((kinds.SAMPLE, owner, None, _sample()))
     self.assertEqual(self._wait(*ids), [None])
 
-  def test_calls_at_once_are_read_again_in_the_order_of_their_answers(self):
+  def test_concurrent_calls_are_replayed_in_answer_order(self):
     """They are decoded by temperature: first and third, then the second."""
     self._episode("e")
     calls = [(kinds.CALL, "e", None, _call(t)) for t in (1.0, 0.5, 1.0)]
@@ -144,7 +144,7 @@ class FailuresTest(absltest.TestCase):
     played = self.engine.episodes.read("e")  # As it was in memory.
     self.assertEqual(played, again | {"reward": 1.0, "finished": True})
 
-  def test_a_call_whose_batch_fails_is_in_no_episode(self):
+  def test_failed_call_is_not_recorded_in_episode(self):
     for error in (ValueError("of the request"), RuntimeError("no memory")):
       with self.subTest(type(error).__name__):
         id = f"e-{type(error).__name__}"
@@ -152,14 +152,14 @@ class FailuresTest(absltest.TestCase):
         with mock.patch.object(completions, "completion", _fails_second(error)):
           calls = [(kinds.CALL, id, None, _call(seed=n)) for n in range(2)]
           ids = self._submit(*calls)
-          for said in self._wait(*ids):
-            self.assertIn(str(error), said)
+          for response in self._wait(*ids):
+            self.assertIn(str(error), response)
         self.assertEqual(self.engine.episodes.read(id)["calls"], 0)
         (again,) = self._submit((kinds.CALL, id, None, _call(seed=2)))
         self.assertEqual(self._wait(again), [None])
         self.assertLen(self.engine.episodes.read(id)["rows"], 1)
 
-  def test_whatever_a_request_raises_is_its_failure(self):
+  def test_whatever_request_raises_is_its_failure(self):
     class OddError(Exception):
       pass
 
@@ -190,7 +190,7 @@ class FailuresTest(absltest.TestCase):
         self.assertEqual(self._wait(id), ["OddError: odd"])
     self._works()
 
-  def test_starts_with_a_journal_of_requests_that_nobody_can_do(self):
+  def test_starts_with_unservable_requests_in_journal(self):
     """As an older version, or a damaged one, may have left them."""
     self._close()
     db, journal, registry = self._open_journal()
@@ -201,7 +201,7 @@ class FailuresTest(absltest.TestCase):
           id, "", {**spec, "num_episodes": size}, together="r/g", size=size
       )
       registry.finish_episode(id, {"reward": 1.0, "rows": []})
-    db.all(
+    db.fetch_all(
         "INSERT INTO episodes VALUES ('c', '', 'r/g', ?, NULL)",
         json.dumps({**spec, "num_episodes": 3}),
     )
@@ -230,8 +230,8 @@ class FailuresTest(absltest.TestCase):
     db.close()
     with self.assertLogs(level="ERROR") as logs:
       self._start()
-      for id, said in zip(ids, self._wait(*ids)):
-        self.assertIsNotNone(said, id)
+      for id, response in zip(ids, self._wait(*ids)):
+        self.assertIsNotNone(response, id)
       self.assertEqual(self._wait("c:end"), [None])
     self.assertIn("none:0 failed", "\n".join(logs.output))
     self.assertIn("no request 'of_another_version'", self._wait(ids[-1])[0])
@@ -243,7 +243,7 @@ class FailuresTest(absltest.TestCase):
       self._works("again")
       self.assertEqual([self.journal.outcome(id) for id in ids], before)
 
-  def test_leaves_out_a_request_that_ends_the_process(self):
+  def test_skips_request_after_repeated_crashes(self):
     """Those that came with it are done, one by one."""
     self._close()
     db, journal, registry = self._open_journal()
@@ -263,26 +263,26 @@ class FailuresTest(absltest.TestCase):
 
     complete = sample_batches.SampleBatches.complete
     with mock.patch.object(sample_batches.SampleBatches, "complete", die):
-      for _ in range(under_way.MOST_DEATHS):
+      for _ in range(crash_guard.MOST_DEATHS):
         self._start(runs=False)
         with contextlib.suppress(KilledError):
           self.engine.run()
           self.fail("was not killed")
       with self.assertLogs(level="ERROR") as logs:
         self._start()
-        said = self._wait(*ids)
-    self.assertEqual((said[0], said[2]), (None, None))
-    self.assertIn("s:1: the server was killed 3 times", said[1])
+        response = self._wait(*ids)
+    self.assertEqual((response[0], response[2]), (None, None))
+    self.assertIn("s:1: the server was killed 3 times", response[1])
     self.assertIn("s:1 (sample) is left out", logs.output[0])
 
-  def test_an_end_in_order_is_no_death_of_what_is_under_way(self):
+  def test_clean_shutdown_is_not_crash_of_pending_requests(self):
     self._works()
     note = pathlib.Path(self.workdir) / "serve" / "under_way.json"
     self.assertTrue(note.exists())
     self._close()
     self.assertFalse(note.exists())
 
-  def test_outcomes_wait_for_room_on_the_disk(self):
+  def test_outcomes_wait_for_room_on_disk(self):
     self.registry.add_sampler("s", "", "")
     finish, tries = self.journal.finish, []
 
@@ -299,7 +299,7 @@ class FailuresTest(absltest.TestCase):
       self.assertEqual(self._wait(id), [None])
     self.assertEqual(tries, [[id]] * 3)
 
-  def test_takes_no_more_than_fits_in_memory(self):
+  def test_refuses_requests_beyond_queue_memory(self):
     """A request waits for its predecessor, and is in memory meanwhile."""
     self.registry.add_model("m", "", {})
     late = (kinds.OPTIM_STEP, "m", 2, b"x" * 60)
@@ -312,7 +312,7 @@ class FailuresTest(absltest.TestCase):
       self.assertEqual(self._submit(late), [id])
     self._works()
 
-  def test_a_save_that_fails_leaves_what_was_there(self):
+  def test_failed_save_keeps_previous_checkpoint(self):
     self.registry.add_session("s")
     self.registry.add_model("s:m", "s", self._spec())
     save = b'{"path": "a", "overwrite": true}'
@@ -333,12 +333,12 @@ class FailuresTest(absltest.TestCase):
     folder = self.engine.weights.place(path)[1]
     self.assertEqual([f.name for f in folder.parent.iterdir()], ["a"])
 
-  def test_a_model_whose_checkpoint_was_not_read_is_not_served(self):
+  def test_model_with_unread_checkpoint_is_not_served(self):
     self.registry.add_model("s:m", "s", self._spec())
     body = json.dumps({"path": "tinker://x/weights/a", "optimizer": True})
     ids = self._submit(
         (kinds.LOAD, "s:m", 0, body.encode()),
         (kinds.SAVE, "s:m", 1, b"{}"),
     )
-    for said in self._wait(*ids):
-      self.assertIn("there is no such checkpoint", said)
+    for response in self._wait(*ids):
+      self.assertIn("there is no such checkpoint", response)

@@ -19,7 +19,7 @@ def _loss_config(name, changes):
 
 class PassSettingsTest(absltest.TestCase):
 
-  def test_every_objective_without_parameters_of_its_own_is_served(self):
+  def test_serves_every_objective_without_loss_params(self):
     for name, row in objective_table.OBJECTIVES.items():
       if row.has_values or row.learns_log_z or row.has_teacher:
         with self.assertRaisesRegex(ValueError, f"loss_fn = '{name}': must be"):
@@ -36,7 +36,7 @@ class PassSettingsTest(absltest.TestCase):
       else:
         self.assertEqual(_loss_config(name, changes).loss.name, name)
 
-  def test_refuses_settings_of_a_loss_that_a_pass_may_not_change(self):
+  def test_refuses_fixed_loss_settings(self):
     module = pathlib.Path(self.create_tempdir().full_path) / "own.py"
     module.write_text("raise SystemExit('imported')\n")
     for changes, message in (
@@ -64,7 +64,7 @@ class PassSettingsTest(absltest.TestCase):
       with self.assertRaisesRegex(ValueError, message):
         _loss_config("tb", changes)
 
-  def test_a_pass_has_no_settings_of_another_objective(self):
+  def test_pass_has_no_settings_of_another_objective(self):
     config = serving_case.make_config()
     with config.unlocked():
       config.loss.baseline_shift = -0.1
@@ -74,7 +74,7 @@ class PassSettingsTest(absltest.TestCase):
     self.assertEqual(made("tb").loss.baseline_shift, -0.1)
     self.assertEqual(made("gvpo").loss.baseline_shift, 0.0)
 
-  def test_refuses_a_config_whose_settings_it_would_not_apply(self):
+  def test_refuses_config_with_unsupported_settings(self):
     for section, key, value in (
         ("loss", "reward_weight", 2.0),
         ("loss", "missing_stop", "add"),

@@ -23,7 +23,7 @@ def _changed(**changes):
 
 class ProtobufsTest(parameterized.TestCase):
 
-  def test_reads_a_pass_as_it_was_sent(self):
+  def test_unpacks_pass(self):
     body = serving_case.pass_body(
         _DATA,
         "ppo",
@@ -33,19 +33,19 @@ class ProtobufsTest(parameterized.TestCase):
     self.assertEqual(
         protobufs.address_of_pass(body), (serving_case.MODEL, 0, True)
     )
-    found = protobufs.unpack_pass(body)
-    self.assertEqual(found.loss, "ppo")
+    result = protobufs.unpack_pass(body)
+    self.assertEqual(result.loss, "ppo")
     self.assertEqual(
-        found.config, {"clip_low_threshold": 0.0, "x": "text", "y": ""}
+        result.config, {"clip_low_threshold": 0.0, "x": "text", "y": ""}
     )
-    self.assertTrue(found.forward_only)
-    first, second = found.data
+    self.assertTrue(result.forward_only)
+    first, second = result.data
     np.testing.assert_array_equal(first.tokens, [1, 2])
     np.testing.assert_array_equal(first.targets, [2, 3])
     np.testing.assert_array_equal(first.inputs["weights"], [0, 1])
     np.testing.assert_array_equal(second.tokens, [4])
 
-  def test_result_keeps_the_bits_of_each_sequence(self):
+  def test_result_keeps_bits_of_each_sequence(self):
     outputs = [
         {"logprobs": np.array([-0.1, -0.2], np.float32)},
         {"logprobs": np.array([-0.3], np.float32)},
@@ -53,10 +53,10 @@ class ProtobufsTest(parameterized.TestCase):
     body = protobufs.pack_pass_result(
         protobufs.PassResult(outputs, {"loss:sum": 0.5})
     )
-    found = protobufs.pass_result_to_json(body)
-    self.assertEqual(found["metrics"], {"loss:sum": 0.5})
-    for wanted, out in zip(outputs, found["loss_fn_outputs"], strict=True):
-      self.assertEqual(out["logprobs"]["data"], wanted["logprobs"].tolist())
+    result = protobufs.pass_result_to_json(body)
+    self.assertEqual(result["metrics"], {"loss:sum": 0.5})
+    for expected, out in zip(outputs, result["loss_fn_outputs"], strict=True):
+      self.assertEqual(out["logprobs"]["data"], expected["logprobs"].tolist())
 
   def test_completions_keep_their_ids_and_gaps(self):
     body = protobufs.pack_sample_result(
@@ -67,11 +67,11 @@ class ProtobufsTest(parameterized.TestCase):
             np.array([np.nan, -0.5], np.float32),
         )
     )
-    found = protobufs.sample_result_to_json(body)
-    self.assertEqual(found["prompt_logprobs"], [None, -0.5])
+    result = protobufs.sample_result_to_json(body)
+    self.assertEqual(result["prompt_logprobs"], [None, -0.5])
     self.assertEqual(
         [(s["tokens"], s["logprobs"], s["stop_reason"])
-         for s in found["sequences"]],
+         for s in result["sequences"]],
         [([7, 8], [-1.0, -2.0], "stop"), ([9], [-3.0], "length")],
     )  # fmt: skip
 
@@ -114,18 +114,18 @@ class ProtobufsTest(parameterized.TestCase):
           )
       ),
   )  # fmt: skip
-  def test_refuses_a_malformed_sequence_and_names_it(self, changes, message):
+  def test_refuses_malformed_sequence_and_names_it(self, changes, message):
     with self.assertRaisesRegex(ValueError, rf"data\[0\].*{message}"):
       protobufs.unpack_pass(_changed(**changes))
 
-  def test_refuses_what_is_not_a_message(self):
+  def test_refuses_non_message(self):
     for read in (protobufs.unpack_pass, protobufs.address_of_pass):
       with self.assertRaisesRegex(ValueError, "not a ForwardBackwardRequest"):
         read(b"\xff\xff")
     with self.assertRaisesRegex(ValueError, "data is empty"):
       protobufs.unpack_pass(serving_case.pass_body([]))
 
-  def test_json_pass_that_comes_again_has_the_same_bytes(self):
+  def test_repeated_json_pass_has_same_bytes(self):
     """In whatever order maps have their keys."""
     names = [f"name_{n}" for n in range(20)]
     bodies = []
@@ -135,16 +135,16 @@ class ProtobufsTest(parameterized.TestCase):
       bodies.append(serving_case.pass_body(data, "ppo", config))
     self.assertEqual(*bodies)
 
-  def test_results_that_are_not_finite_are_json(self):
+  def test_nonfinite_results_are_json(self):
     values = np.array([np.nan, -np.inf, np.inf, 1.0], np.float32)
-    found = protobufs.pass_result_to_json(
+    result = protobufs.pass_result_to_json(
         protobufs.pack_pass_result(
             protobufs.PassResult([{"logprobs": values}], {"loss:sum": np.nan})
         )
     )
-    json.dumps(found, allow_nan=False)
-    self.assertEqual(found["metrics"], {"loss:sum": "NaN"})
+    json.dumps(result, allow_nan=False)
+    self.assertEqual(result["metrics"], {"loss:sum": "NaN"})
     self.assertEqual(
-        found["loss_fn_outputs"][0]["logprobs"]["data"],
+        result["loss_fn_outputs"][0]["logprobs"]["data"],
         ["NaN", "-Infinity", "Infinity", 1.0],
     )

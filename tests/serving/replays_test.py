@@ -56,7 +56,7 @@ def _replay(config=None, **changes):
 
 class ReplayTest(absltest.TestCase):
 
-  def test_draws_batches_of_what_has_entered(self):
+  def test_draws_batches_of_inserted_groups(self):
     replay = _replay(prompts_per_batch=1)
     row = _row(
         [5, 6, 7],
@@ -80,7 +80,7 @@ class ReplayTest(absltest.TestCase):
     self.assertEqual(metrics["reward_mean"], 0.75)
     self.assertEqual(metrics["fresh_share"], 1.0)
 
-  def test_leaves_out_stop_tokens_if_the_config_does(self):
+  def test_leaves_out_stop_tokens_if_config_does(self):
     config = serving_case.make_config()
     config.loss.include_stop_token = False
     stop = tokenizer_lib.word_level(["a"], r"\w+").eos_id
@@ -92,7 +92,7 @@ class ReplayTest(absltest.TestCase):
     masks = batch.completion_mask[0, order, :2]
     self.assertEqual(masks.tolist(), [[1, 0], [0, 0]])
 
-  def test_accounts_for_what_entered(self):
+  def test_accounts_for_inserted_groups(self):
     replay = _replay(
         prompts_per_batch=1, replay={"capacity": 5, "recent_fraction": 0.5}
     )
@@ -109,7 +109,7 @@ class ReplayTest(absltest.TestCase):
     self.assertEqual(state["stored"], 5)
     self.assertGreater(state["evicted"], 0)
 
-  def test_a_step_waits_for_its_groups(self):
+  def test_step_waits_for_its_groups(self):
     replay = _replay()
     self.assertEqual(replay.missing(0), 2)
     replay.insert(_group(1), 0)
@@ -120,7 +120,7 @@ class ReplayTest(absltest.TestCase):
     replay.insert(_group(1), 0)
     self.assertEqual(replay.missing(3), 0)
 
-  def test_goes_on_as_before_from_its_state(self):
+  def test_continues_as_before_from_its_state(self):
     a, b = (_replay(replay={"selection": "reward"}) for _ in range(2))
     for step in range(3):
       a.insert(_group(step % 2 + 1, size=3, version=step), step)
@@ -184,12 +184,12 @@ class ServedReplayTest(absltest.TestCase):
     self.workdir = self.create_tempdir().full_path
     self.server, self.calls = self._start(), 0
     self.stops = stops
-    _, said = self._ask("create_session", {})
+    _, response = self._ask("create_session", {})
     status, made = self._ask(
         "create_replay",
         {
             **_BODY,
-            "session_id": said["session_id"],
+            "session_id": response["session_id"],
             "replay_seq_id": 0,
             "base_model": "scratch",
             "lora_config": {"rank": 2, "seed": 1},
@@ -232,8 +232,8 @@ class ServedReplayTest(absltest.TestCase):
     rewards = [float(s["tokens"][0] % 3) for s in result["sequences"]]
     body = {"request_id": asked["request_id"], "rewards": rewards}
     for _ in range(2):  # The second is the same.
-      status, said = self._ask(f"replays/{self.replay}/reward", body)
-      self.assertEqual(status, 200, said)
+      status, response = self._ask(f"replays/{self.replay}/reward", body)
+      self.assertEqual(status, 200, response)
 
   def _wait_for(self, step):
     def state():
@@ -254,7 +254,7 @@ class ServedReplayTest(absltest.TestCase):
     )
     return state()
 
-  def test_a_version_that_cannot_be_saved_ends_it_with_the_reason(self):
+  def test_failed_version_save_ends_replay_with_reason(self):
     save = mock.patch.object(
         saved_weights.SavedWeights,
         "save_version",
@@ -268,23 +268,23 @@ class ServedReplayTest(absltest.TestCase):
     self.assertEqual((state["running"], state["version"]), (False, 0))
 
   @pytest.mark.slow
-  def test_trains_and_goes_on_after_restarts_with_the_same_bits(self):
-    wanted = self._play(stops=())
-    self.assertEqual([s["step"] for s in wanted["steps"]], [1, 2, 3])
-    self.assertEqual((wanted["running"], wanted["reason"]), (False, "done"))
-    self.assertEqual(wanted["counts"]["groups"], 6)
-    counts = wanted["counts"]
+  def test_trains_and_continues_after_restarts_with_same_bits(self):
+    expected = self._play(stops=())
+    self.assertEqual([s["step"] for s in expected["steps"]], [1, 2, 3])
+    self.assertEqual((expected["running"], expected["reason"]), (False, "done"))
+    self.assertEqual(expected["counts"]["groups"], 6)
+    counts = expected["counts"]
     self.assertEqual(counts["entered"], 12)
     self.assertEqual(
         counts["trained"] + counts["untrained"] + counts["evicted"], 12
     )
     self.assertGreater(counts["trained"], 6)
     self.assertTrue(
-        all(s["metrics"]["grad_norm:mean"] > 0 for s in wanted["steps"])
+        all(s["metrics"]["grad_norm:mean"] > 0 for s in expected["steps"])
     )
     # Between a sample and its reward, and while a step is taken.
-    found = self._play(stops=(11, 15))
-    self.assertEqual(found["steps"], wanted["steps"])
+    result = self._play(stops=(11, 15))
+    self.assertEqual(result["steps"], expected["steps"])
     with self.subTest("says what a client may not ask of it"):
       for path, body, message in (
           ("optim_step", {"model_id": self.replay}, "the server numbers"),
@@ -297,7 +297,7 @@ class ServedReplayTest(absltest.TestCase):
           (
               "create_episode",
               {
-                  "sampling_session_id": found["sampling_session_id"],
+                  "sampling_session_id": result["sampling_session_id"],
                   "into": "replay",
                   "group": "a",
                   "num_episodes": 1,
@@ -305,19 +305,19 @@ class ServedReplayTest(absltest.TestCase):
               "2 episodes or more",
           ),
       ):
-        status, said = self._ask(path, body)
-        self.assertIn(message, said["error"])
+        status, response = self._ask(path, body)
+        self.assertIn(message, response["error"])
 
-  def test_episodes_enter_as_a_group_once_all_have_finished(self):
+  def test_episodes_enter_as_group_once_all_have_finished(self):
     self.stops, self.calls = (), 0
     self.workdir = self.create_tempdir().full_path
     self.server = self._start()
-    _, said = self._ask("create_session", {})
+    _, response = self._ask("create_session", {})
     _, made = self._ask(
         "create_replay",
         {
             **_BODY,
-            "session_id": said["session_id"],
+            "session_id": response["session_id"],
             "replay_seq_id": 0,
             "base_model": "scratch",
         },
@@ -344,12 +344,12 @@ class ServedReplayTest(absltest.TestCase):
     waiting.wait_until(
         lambda: counts().get("entered") == 2, lambda: str(counts()), 60.0
     )
-    status, said = self._ask("create_episode", asked)
+    status, response = self._ask("create_episode", asked)
     self.assertEqual(status, 422)
-    self.assertIn("group a has its 3 episodes", said["error"])
+    self.assertIn("group a has its 3 episodes", response["error"])
 
   @pytest.mark.slow
-  def test_begins_with_a_checkpoint(self):
+  def test_begins_with_checkpoint(self):
     self.stops, self.calls = (), 0
     self.workdir = self.create_tempdir().full_path
     self.server = self._start()
@@ -383,8 +383,8 @@ class ServedReplayTest(absltest.TestCase):
     ):
       of = {**session, **of, "sampling_session_seq_id": number}
       _, other = self._ask("create_sampling_session", of)
-      found = scores(other["sampling_session_id"])
-      self.assertEqual(found == begun, is_same)
+      actual = scores(other["sampling_session_id"])
+      self.assertEqual(actual == begun, is_same)
     for changes, message in (
         (
             {"lora_config": lora},
@@ -392,7 +392,7 @@ class ServedReplayTest(absltest.TestCase):
         ),
         ({"model_path": f"{path}x"}, "no such checkpoint"),
     ):
-      _, said = self._ask(
+      _, response = self._ask(
           "create_replay", {**body, **changes, "replay_seq_id": 1}
       )
-      self.assertIn(message, said["error"])
+      self.assertIn(message, response["error"])

@@ -23,7 +23,7 @@ class JournalTest(absltest.TestCase):
   def _accept(self, seq, body=b"{}", owner="m", kind="optim_step"):
     return self.journal.accept(f"{owner}:{seq}", owner, seq, kind, body)
 
-  def test_takes_a_request_that_comes_again_for_the_same(self):
+  def test_repeated_request_is_recognized(self):
     first, is_new = self._accept(1, b"a")
     self.assertTrue(is_new)
     again, is_new = self._accept(1, b"a")
@@ -31,7 +31,7 @@ class JournalTest(absltest.TestCase):
     self.assertEqual(again, first)
     self.assertLen(self.journal.pending(), 1)
 
-  def test_refuses_another_request_with_the_same_number(self):
+  def test_refuses_another_request_with_same_number(self):
     self._accept(1, b"a")
     for body, kind in ((b"b", "optim_step"), (b"a", "save_weights")):
       with self.assertRaisesRegex(
@@ -47,7 +47,7 @@ class JournalTest(absltest.TestCase):
     ):
       again(b"b")
 
-  def test_outlives_a_process_that_is_killed(self):
+  def test_survives_killed_process(self):
     """A second connection sees what a killed one would have left."""
     for seq in range(3):
       self._accept(seq)
@@ -61,31 +61,31 @@ class JournalTest(absltest.TestCase):
     self.assertEqual([r.id for r in other.pending()], ["m:2"])
     self.assertEqual(other.next_seq("m"), 2)
 
-  def test_keeps_the_first_outcome(self):
+  def test_keeps_first_outcome(self):
     self._accept(0)
     self.journal.finish({"m:0": b"first"})
     self.journal.finish({"m:0": b"second"})
     self.assertEqual(self.journal.outcome("m:0").result, b"first")
 
-  def test_next_number_stops_at_a_gap(self):
+  def test_next_number_stops_at_gap(self):
     for seq in (0, 1, 3):
       self._accept(seq)
     self.journal.finish({f"m:{seq}": b"r" for seq in (0, 1, 3)})
     self.assertEqual(self.journal.next_seq("m"), 2)
 
-  def test_lists_what_follows_a_checkpoint_with_its_bodies(self):
+  def test_lists_requests_after_checkpoint_with_bodies(self):
     for seq in range(4):
       self._accept(seq, b"%d" % seq)
     self.journal.finish({f"m:{seq}": b"r" for seq in range(3)})
     self.journal.drop_bodies("m", 1)
-    found = list(self.journal.since("m", 1))
+    result = list(self.journal.since("m", 1))
     self.assertEqual(
-        [(r.seq, r.body, done) for r, done in found],
+        [(r.seq, r.body, done) for r, done in result],
         [(2, b"2", True), (3, b"3", False)],
     )
     self.assertIsNone(next(self.journal.since("m", 0))[0].body)
 
-  def test_lists_completions_after_a_cursor(self):
+  def test_lists_completions_after_cursor(self):
     for seq in range(3):
       self._accept(seq, owner="s", kind="sample")
     self.journal.finish({"s:2": b"r"})
@@ -98,7 +98,7 @@ class JournalTest(absltest.TestCase):
       (row,) = self.journal.completions("s", 0, first=0, last=1, limit=1)
       self.assertEqual(row[1], "s:0")
 
-  def test_forgets_old_results_but_no_place_of_a_model_request(self):
+  def test_prunes_old_results_but_keeps_request_order(self):
     """Forward passes lose their body, and stay while others have theirs."""
     kinds = ("create_model", "forward_backward", "forward", "optim_step")
     for seq, kind in enumerate(kinds):
@@ -116,14 +116,18 @@ class JournalTest(absltest.TestCase):
     self.assertIsNone(self.journal.outcome("m:2"))
     self.assertEqual(self.journal.outcome("s:1").result, b"r")
 
-  def test_finds_old_results_without_a_scan(self):
-    with mock.patch.object(self.db, "all", wraps=self.db.all) as run:
+  def test_finds_old_results_without_scan(self):
+    with mock.patch.object(
+        self.db, "fetch_all", wraps=self.db.fetch_all
+    ) as run:
       self.journal.finish({})
     (statement,) = [c.args for c in run.call_args_list if "DELETE" in c.args[0]]
-    plan = self.db.all(f"EXPLAIN QUERY PLAN {statement[0]}", *statement[1:])
+    plan = self.db.fetch_all(
+        f"EXPLAIN QUERY PLAN {statement[0]}", *statement[1:]
+    )
     self.assertIn("USING INDEX by_age", plan[0][-1])
 
-  def test_keeps_the_first_value_of_a_fact(self):
+  def test_keeps_first_value_of_fact(self):
     known = registry.Registry(self.db)
     self.assertEqual(known.fact("base", "a"), "a")
     self.assertEqual(known.fact("base", "b"), "a")

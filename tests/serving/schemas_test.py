@@ -32,7 +32,7 @@ def _drawn(**params):
 
 class JsonTest(absltest.TestCase):
 
-  def test_body_must_be_a_json_object(self):
+  def test_body_must_be_json_object(self):
     for body in (
         b"", b"[", b"\xff", b"NaN", b'{"a": NaN}', b'{"a": -Infinity}',
         b'{"a": "\\uD83D."}', b'{"a": ' + b"[" * 10**5, b'{"a": 1}x',
@@ -117,7 +117,7 @@ class RefusalsTest(parameterized.TestCase):
         for value in ([], None, 10**400, True)),
       (api.LoadWeights, [1], "must be an object"),
   )  # fmt: skip
-  def test_names_field_and_what_must_hold(self, kind, body, message):
+  def test_error_names_field_and_constraint(self, kind, body, message):
     with self.assertRaisesRegex(ValueError, message) as raised:
       api.read(kind, body)
     self.assertNotIn("\n", str(raised.exception))
@@ -195,7 +195,7 @@ class RefusalsTest(parameterized.TestCase):
 
 class ReadingTest(absltest.TestCase):
 
-  def test_fields_that_ask_for_nothing_are_taken(self):
+  def test_accepts_neutral_fields(self):
     nothing = dict(topk_prompt_logprobs=0, base_model=None, seq_id=None, x=[])
     plain = api.read(api.Sample, _SAMPLE)
     body = {**_SAMPLE, **nothing, "type": "sample"}
@@ -211,7 +211,7 @@ class ReadingTest(absltest.TestCase):
     self.assertEqual((drawn.temperature, drawn.top_p), (1.0, 1.0))
 
   def test_stops_of_samples_are_ids_or_texts(self):
-    for stop, wanted in (
+    for stop, expected in (
         (None, (None, ())),
         ("a", (None, ("a",))),
         (["a", "b"], (None, ("a", "b"))),
@@ -219,7 +219,7 @@ class ReadingTest(absltest.TestCase):
         ([], ((), ())),
     ):
       drawn = api.read(api.SamplingParams, {"stop": stop})
-      self.assertEqual(drawn.stops, wanted)
+      self.assertEqual(drawn.stops, expected)
 
   def test_messages_have_one_form(self):
     """Those of the official client have fields that are null."""
@@ -236,26 +236,26 @@ class ReadingTest(absltest.TestCase):
     )
     for form in forms:
       body = {**_CHAT, "messages": [_USER, form]}
-      found = api.read(api.ChatRequest, body).chat
-      self.assertEqual(found, [_USER, plain])
+      result = api.read(api.ChatRequest, body).chat
+      self.assertEqual(result, [_USER, plain])
 
-  def test_tools_stay_as_they_are_unless_none_may_be_called(self):
+  def test_tools_are_kept_unless_choice_is_none(self):
     tool = {"function": {"x": 1, "parameters": {}, "name": "f"}, "type": "t"}
     body = {**_CHAT, "tools": [tool]}
-    found = api.read(api.ChatRequest, body).offered_tools
-    self.assertEqual(str(found), str([tool]))  # Also their order.
-    found = api.read(api.ChatRequest, {**body, "tool_choice": "none"})
-    self.assertEqual(found.offered_tools, [])
+    result = api.read(api.ChatRequest, body).offered_tools
+    self.assertEqual(str(result), str([tool]))  # Also their order.
+    result = api.read(api.ChatRequest, {**body, "tool_choice": "none"})
+    self.assertEqual(result.offered_tools, [])
 
-  def test_newer_name_of_a_limit_counts(self):
+  def test_newer_name_of_limit_counts(self):
     body = {**_CHAT, "max_tokens": 5, "max_completion_tokens": 3}
     self.assertEqual(api.read(api.ChatRequest, body).most_tokens, 3)
     self.assertIsNone(api.read(api.ChatRequest, _CHAT).most_tokens)
 
   def test_replay_waits_for_its_prompts_by_default(self):
-    found = api.read(api.CreateReplay, _REPLAY)
-    self.assertEqual(found.groups_each_step, 1)
-    again = api.read(api.CreateReplay, found.model_dump())
-    self.assertEqual(again, found)
-    found = api.read(api.CreateReplay, {**_REPLAY, "groups_per_step": 0})
-    self.assertEqual(found.groups_each_step, 0)
+    result = api.read(api.CreateReplay, _REPLAY)
+    self.assertEqual(result.groups_each_step, 1)
+    again = api.read(api.CreateReplay, result.model_dump())
+    self.assertEqual(again, result)
+    result = api.read(api.CreateReplay, {**_REPLAY, "groups_per_step": 0})
+    self.assertEqual(result.groups_each_step, 0)

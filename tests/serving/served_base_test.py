@@ -30,7 +30,7 @@ class SettingsTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, "config.seed was 0"):
       self.check(config)
 
-  def test_setting_unknown_at_the_first_start_must_have_its_default(self):
+  def test_setting_unknown_at_first_start_must_have_its_default(self):
     config = serving_case.make_config()
     beta = config.loss.beta
     with config.unlocked():

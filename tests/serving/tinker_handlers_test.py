@@ -19,23 +19,23 @@ class TrainingRunsTest(absltest.TestCase):
     super().setUp()
     self.server = serving_case.HttpServer(self.create_tempdir().full_path)
     self.addCleanup(self.server.close)
-    _, said = self.server.ask("api/v1/create_session", {})
-    self.session = said["session_id"]
+    _, response = self.server.ask("api/v1/create_session", {})
+    self.session = response["session_id"]
 
-  def test_tells_the_metadata_that_a_model_was_made_with(self):
+  def test_returns_user_metadata_of_model(self):
     ask, began = self.server.ask, time.time()
     body = {"session_id": self.session, "model_seq_id": 0}
     made = {"base_model": "scratch", "lora_config": {"rank": 2}}
-    said = {"renderer_name": "qwen3_instruct"}
+    response = {"renderer_name": "qwen3_instruct"}
     self.server.result(
-        ask("api/v1/create_model", {**body, **made, "user_metadata": said})
+        ask("api/v1/create_model", {**body, **made, "user_metadata": response})
     )
     one = f"{self.session}:train:0"
     kept = {"model_id": one, "seq_id": 1, "path": "first"}
     saved = self.server.result(ask("api/v1/save_weights", kept))
     status, run = ask(f"api/v1/training_runs/{one}")
     self.assertEqual(status, 200, run)
-    self.assertEqual(run["user_metadata"], said)
+    self.assertEqual(run["user_metadata"], response)
     self.assertEqual((run["is_lora"], run["lora_rank"]), (True, 2))
     self.assertEqual(run["last_checkpoint"]["tinker_path"], saved["path"])
     self.assertIsNone(run["last_sampler_checkpoint"])
@@ -44,40 +44,42 @@ class TrainingRunsTest(absltest.TestCase):
 
     with self.subTest("a model that a checkpoint makes has its own"):
       load = {**body, "model_seq_id": 1, "path": saved["path"]}
-      said = {"renderer_name": "role_colon"}
-      load |= {"optimizer": False, "user_metadata": said}
+      response = {"renderer_name": "role_colon"}
+      load |= {"optimizer": False, "user_metadata": response}
       self.server.result(ask("api/v1/load_weights", load))
       _, run = ask(f"api/v1/training_runs/{self.session}:train:1")
-      self.assertEqual(run["user_metadata"], said)
+      self.assertEqual(run["user_metadata"], response)
       self.assertEqual((run["base_model"], run["lora_rank"]), ("scratch", 2))
 
     with self.subTest("and all there is is listed, the newest first"):
-      _, said = ask("api/v1/training_runs?limit=1&offset=1")
-      (run,) = said["training_runs"]
+      _, response = ask("api/v1/training_runs?limit=1&offset=1")
+      (run,) = response["training_runs"]
       self.assertEqual(run["training_run_id"], one)
       self.assertEqual(
-          said["cursor"], {"limit": 1, "offset": 1, "total_count": 2}
+          response["cursor"], {"limit": 1, "offset": 1, "total_count": 2}
       )
-      _, said = ask("api/v1/checkpoints")
-      self.assertEqual(said["checkpoints"], [run["last_checkpoint"]])
-      _, said = ask("api/v1/sessions")
-      self.assertEqual(said["sessions"], [self.session])
-      status, said = ask("api/v1/checkpoints?limit=0")
-      self.assertEqual((status, "limit = '0'" in said["error"]), (422, True))
+      _, response = ask("api/v1/checkpoints")
+      self.assertEqual(response["checkpoints"], [run["last_checkpoint"]])
+      _, response = ask("api/v1/sessions")
+      self.assertEqual(response["sessions"], [self.session])
+      status, response = ask("api/v1/checkpoints?limit=0")
+      self.assertEqual(
+          (status, "limit = '0'" in response["error"]), (422, True)
+      )
 
     status, _ = ask("api/v1/training_runs/none")
     self.assertEqual(status, 404)
     lora = {"lora_config": {"rank": 2, "alpha": 1}, "model_seq_id": 2}
-    status, said = ask("api/v1/create_model", {**body, **made, **lora})
-    self.assertEqual((status, "alpha: not" in said["error"]), (422, True))
+    status, response = ask("api/v1/create_model", {**body, **made, **lora})
+    self.assertEqual((status, "alpha: not" in response["error"]), (422, True))
 
-  def test_a_loss_of_tinker_alone_is_refused_with_what_to_take(self):
+  def test_refuses_tinker_only_loss_with_alternative(self):
     ask = self.server.ask
     body = {"session_id": self.session, "sampling_session_seq_id": 0}
     _, made = ask(
         "api/v1/create_sampling_session", {**body, "base_model": "scratch"}
     )
-    status, said = ask(
+    status, response = ask(
         "api/v1/asample",
         {
             "sampling_session_id": made["sampling_session_id"],
@@ -88,9 +90,9 @@ class TrainingRunsTest(absltest.TestCase):
         },
     )
     self.assertEqual(status, 422)
-    self.assertIn("loss_fn=importance_sampling", said["error"])
+    self.assertIn("loss_fn=importance_sampling", response["error"])
 
-  def test_a_prompt_that_is_not_taken_is_told_why(self):
+  def test_refused_prompt_has_reason(self):
     ask = self.server.ask
     body = {"session_id": self.session, "sampling_session_seq_id": 0}
     _, made = ask(
@@ -105,7 +107,7 @@ class TrainingRunsTest(absltest.TestCase):
         ([500], "prompt_tokens: must be integers from 0 to "),
     ):
       chunks = [{"type": "encoded_text", "tokens": tokens}]
-      said = self.server.result(
+      response = self.server.result(
           ask(
               "api/v1/asample",
               {
@@ -116,11 +118,11 @@ class TrainingRunsTest(absltest.TestCase):
               },
           )
       )
-      self.assertIn(why, said["error"])
+      self.assertIn(why, response["error"])
       # No number of the server's own.
-      self.assertNotRegex(said["error"], r"prompt \d")
+      self.assertNotRegex(response["error"], r"prompt \d")
 
-  def test_a_body_may_be_too_large_or_too_slow(self):
+  def test_body_may_be_too_large_or_too_slow(self):
     most = handlers.MOST_OF_JSON + handlers.BYTES_OF_TOKEN * 24
     passes, proto = handlers.MOST_OF_JSON_PASS, "application/x-protobuf"
     for path, kind, most, allowed in (
@@ -131,9 +133,9 @@ class TrainingRunsTest(absltest.TestCase):
     ):
       with self.subTest(path=path, kind=kind):
         # Refused before it has come, and so before it is read as JSON.
-        status, said = self._begin(path, most + 1, **{"Content-Type": kind})
+        status, response = self._begin(path, most + 1, **{"Content-Type": kind})
         self.assertEqual(status, 413)
-        self.assertRegex(said, f"more than {most} bytes.*{allowed}")
+        self.assertRegex(response, f"more than {most} bytes.*{allowed}")
     chunks = (b'{"tags": ["' if n == 0 else b"a" * 2**16 for n in range(40))
     connection = self._connection()
     connection.request(
@@ -143,9 +145,9 @@ class TrainingRunsTest(absltest.TestCase):
     tags = {"tags": ["a" * 2**20]}
     self.assertEqual(self.server.ask("api/v1/create_session", tags)[0], 200)
     with mock.patch.object(handlers, "_BODY_S", 0.2):
-      status, said = self._begin("create_session", 9)
+      status, response = self._begin("create_session", 9)
       self.assertEqual(status, 408)
-      self.assertIn("took more than 0.2 s", said)
+      self.assertIn("took more than 0.2 s", response)
 
   def _headers(self, **more):
     return {"X-API-Key": serving_case.KEY, **more}
@@ -167,7 +169,7 @@ class TrainingRunsTest(absltest.TestCase):
     answer = connection.getresponse()
     return answer.status, answer.read().decode()
 
-  def test_refuses_what_is_nested_too_deeply_or_no_text(self):
+  def test_refuses_deeply_nested_or_binary_body(self):
     for body, message in (
         (b'{"tags": ' + b"[" * 10**5 + b"]" * 10**5 + b"}", "recursion"),
         (b'{"tags": "\\ud800"}', "hex escape"),
@@ -181,9 +183,11 @@ class TrainingRunsTest(absltest.TestCase):
       self.assertEqual(answer.status, 422)
       self.assertIn(message, answer.read().decode())
 
-  def test_says_that_the_journal_cannot_be_written(self):
+  def test_reports_unwritable_journal(self):
     with mock.patch.object(
         self.server.engine.registry, "add_session", side_effect=OSError("full")
     ):
-      status, said = self.server.ask("api/v1/create_session", {})
-    self.assertEqual((status, said["error"]), (503, "full: ask again later"))
+      status, response = self.server.ask("api/v1/create_session", {})
+    self.assertEqual(
+        (status, response["error"]), (503, "full: ask again later")
+    )

@@ -52,7 +52,7 @@ class TlsTest(absltest.TestCase):
     self.config.update(changes)
     return serve._tls(self.config, self.folder)
 
-  def test_clients_with_the_authority_believe_the_names(self):
+  def test_clients_with_authority_believe_names(self):
     files = self._files(host="192.0.2.7", tls_names="pod.example, 198.51.100.3")
     ca = self.folder / tls.CA
     for name in ("192.0.2.7", "pod.example", "198.51.100.3", "localhost"):
@@ -65,7 +65,7 @@ class TlsTest(absltest.TestCase):
       mode = stat.S_IMODE((self.folder / name).stat().st_mode)
       self.assertEqual(mode, 0o600)
 
-  def test_files_stay_until_the_names_change(self):
+  def test_files_stay_until_names_change(self):
     files = self._files(host="192.0.2.7")
     before = pathlib.Path(files["ssl_certfile"]).read_bytes()
     self._files()
@@ -82,7 +82,7 @@ class TlsTest(absltest.TestCase):
     self.assertEqual(self._files(host="0.0.0.0", insecure=True), {})
     self.assertFalse(self.folder.exists())
 
-  def test_takes_files_of_ones_own(self):
+  def test_accepts_custom_certificate_files(self):
     made = self._files(host="192.0.2.7")
     own = {
         "tls_cert_file": made["ssl_certfile"],

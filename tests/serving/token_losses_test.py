@@ -43,23 +43,23 @@ class TokenLossesTest(chex.TestCase):
   @parameterized.parameters(*_WANTED)
   def test_equals_known_numbers(self, name):
     losses, _ = _WANTED[name]
-    found = self.variant(lambda x: _run(name, x))(_LOGPROBS)
-    np.testing.assert_allclose(found, [losses], rtol=1e-6)
+    result = self.variant(lambda x: _run(name, x))(_LOGPROBS)
+    np.testing.assert_allclose(result, [losses], rtol=1e-6)
 
   @parameterized.parameters(*_WANTED)
-  def test_gradient_equals_the_closed_form(self, name):
+  def test_gradient_equals_closed_form(self, name):
     _, grads = _WANTED[name]
-    found = jax.grad(lambda x: _run(name, x).sum())(jnp.asarray(_LOGPROBS))
-    np.testing.assert_allclose(found, [grads], rtol=1e-6)
+    result = jax.grad(lambda x: _run(name, x).sum())(jnp.asarray(_LOGPROBS))
+    np.testing.assert_allclose(result, [grads], rtol=1e-6)
 
   @parameterized.parameters("ppo", "cispo")
-  def test_thresholds_bound_the_ratio(self, name):
+  def test_thresholds_bound_ratio(self, name):
     config = {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1}
-    found = _run(name, _LOGPROBS, config)[0]
+    result = _run(name, _LOGPROBS, config)[0]
     factor = _LOGPROBS[0, 0] if name == "cispo" else 1.0
-    np.testing.assert_allclose(found[0], -1.1 * factor, rtol=1e-6)
+    np.testing.assert_allclose(result[0], -1.1 * factor, rtol=1e-6)
 
-  def test_policy_that_sampled_has_the_policy_gradient(self):
+  def test_on_policy_gradient_is_policy_gradient(self):
     """On-policy all three have the gradient -A."""
     for name in ("importance_sampling", "ppo", "cispo"):
       grad = jax.grad(lambda x, name=name: _run(name, x).sum())(

@@ -35,23 +35,23 @@ class CurvesTest(absltest.TestCase):
     return config
 
   @pytest.mark.slow
-  def test_counts_what_the_steps_until_an_evaluation_sampled(self):
+  def test_counts_samples_before_evaluation(self):
     config = self.make_config(4, 6, every_steps=2)
-    found = curves.run(config, staleness_steps=1)
-    self.assertEqual(found["steps"], [0, 2, 4])
+    result = curves.run(config, staleness_steps=1)
+    self.assertEqual(result["steps"], [0, 2, 4])
     per_step = 6 * config.search.samples_per_prompt
-    self.assertEqual(found["completions"], [0, 2 * per_step, 4 * per_step])
-    self.assertLen(found["rewards"], 4)
+    self.assertEqual(result["completions"], [0, 2 * per_step, 4 * per_step])
+    self.assertLen(result["rewards"], 4)
     for name in curves.EVALUATED:
-      self.assertLen(found[name], 3)
+      self.assertLen(result[name], 3)
 
   @pytest.mark.slow
-  def test_counts_a_solution_once(self):
+  def test_counts_solution_once(self):
     config = self.make_config(2, 3, every_steps=1)
     judge = lambda *_: base.Judgement(1.0, "one")
     with mock.patch.object(countdown_task.Countdown, "judge", judge):
-      found = curves.run(config, staleness_steps=0)
-    self.assertEqual(found["solutions"], [0, 3, 6])
+      result = curves.run(config, staleness_steps=0)
+    self.assertEqual(result["solutions"], [0, 3, 6])
 
   @pytest.mark.slow
   def test_every_setting_is_allowed(self):
@@ -70,7 +70,7 @@ class CurvesTest(absltest.TestCase):
 
 class FewPromptsTest(absltest.TestCase):
 
-  def test_all_splits_are_the_first_training_prompts(self):
+  def test_all_splits_are_first_training_prompts(self):
     config = search.make_config(sparse.get_config("smoke")).task
     fields = {k: config[k] for k in few_prompts.FewPrompts.FIELDS}
     whole = few_prompts.FewPrompts(**fields)

@@ -29,13 +29,13 @@ def _result(name, seed, kl):
 
 class DistillTest(parameterized.TestCase):
 
-  def test_seconds_are_those_until_the_kl_has_fallen(self):
-    found = [
+  def test_seconds_until_kl_falls(self):
+    result = [
         _result("tb", 0, [16.0, 8.0, 2.0]),
         _result("tb", 1, [16.0, 12.0, 4.0]),
         _result("trl_gkd", 0, [16.0, 12.0, 10.0]),
     ]
-    heads, tb, gkd = distill.make_table(found)
+    heads, tb, gkd = distill.make_table(result)
     cells = dict(zip(heads, tb))
     self.assertEqual(cells["seeds"], "0, 1")
     self.assertEqual(cells["s to 8.0 nats"], "15 (10 to 15)")
@@ -57,7 +57,7 @@ class DistillTest(parameterized.TestCase):
     config.update_from_flattened_dict(distill.SETTINGS | distill.OURS[name])
     validate.validate(config)
 
-  def test_a_peer_takes_the_players_completions_of_the_same_prompts(self):
+  def test_peer_takes_players_completions_of_same_prompts(self):
     config = time_to_reward.make_config(countdown.get_config(), 3)
     config.reference.init = "teacher"
     task = task_table.make_task(config.task)

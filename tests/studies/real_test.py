@@ -23,7 +23,7 @@ instructions = variants.import_config("configs/instructions.py")
 
 class RealTest(parameterized.TestCase):
 
-  def test_keeps_a_run_of_the_claims_and_tabulates_it(self):
+  def test_keeps_run_of_claims_and_tabulates_it(self):
     folder = pathlib.Path(self.create_tempdir().full_path)
     config = instructions.get_config("smoke")
     config.init = "scratch"
@@ -57,7 +57,7 @@ class RealTest(parameterized.TestCase):
       real.run(config, ["5", "2", "ours_tb"])
       measure.assert_called_once()
 
-  def test_knows_the_memory_of_a_role(self):
+  def test_reads_memory_of_role(self):
     path = pathlib.Path(self.create_tempdir().full_path) / "peaks.json"
     code = "b = bytearray(50_000_000); print(1, flush=True); input()"
     command = [sys.executable, "-c", code, "tba_jax.system.role", "trainer-0"]
@@ -76,7 +76,7 @@ class RealTest(parameterized.TestCase):
       pass
     self.assertEqual(later.of_roles, memory.of_roles)
 
-  def test_plans_the_memory_of_roles_by_shapes(self):
+  def test_plans_memory_of_roles_by_shapes(self):
     config = instructions.get_config("smoke")
     config.init = "scratch"
     planned = real.planned_bytes(config)
@@ -105,7 +105,7 @@ class RealTest(parameterized.TestCase):
     self.assertEqual(real.step_seconds(folder), [0.0, 10.0, 9.0, 8.0])
 
   @parameterized.parameters(*real.OURS)
-  def test_makes_valid_configs_that_keep_params(self, name):
+  def test_makes_valid_configs_with_saved_params(self, name):
     config = real.make_config(instructions.get_config("smoke"), name, 7, 2.0)
     config.init = "scratch"
     validate.validate(config)
@@ -115,7 +115,7 @@ class RealTest(parameterized.TestCase):
     rates = config.optimizer
     self.assertEqual(rates.learning_rate, rates.learning_rate_final)
 
-  def test_a_run_whose_last_params_were_not_saved_is_no_result(self):
+  def test_refuses_run_without_final_params(self):
     folder = pathlib.Path(self.create_tempdir())
     for name in ("init", "10", "2", "25.orbax-checkpoint-tmp"):
       (folder / "checkpoints" / name).mkdir(parents=True)
@@ -123,7 +123,7 @@ class RealTest(parameterized.TestCase):
     with self.assertRaisesRegex(RuntimeError, "its last step, 25, were not"):
       real.kept_steps(folder, 25)
 
-  def test_runs_of_the_claims_differ_in_objective_or_lag(self):
+  def test_runs_of_claims_differ_in_objective_or_lag(self):
     whole = instructions.get_config()
     make = lambda name: real.make_config(whole, name, 0, 8.0)
     self.assertEqual(make("ours_tb").loss.to_dict(), whole.loss.to_dict())
@@ -151,7 +151,7 @@ class RealTest(parameterized.TestCase):
     self.assertEqual(config.train.num_steps, 160)
     self.assertEqual(config.replay.recent_window_steps, 1)
 
-  def test_gives_trl_the_prompts_and_sizes_of_ours(self):
+  def test_gives_trl_prompts_and_sizes_of_ours(self):
     config = real.make_config(instructions.get_config(), "grpo_kl", 3, 25.0)
     settings = real.peer_settings(config, "grpo_kl", 25.0)
     task = task_table.make_task(config.task)

@@ -12,7 +12,7 @@ class RoundsTest(absltest.TestCase):
   def test_settings_sample_as_many_completions(self):
     for name, setting in rounds.SETTINGS.items():
       with self.subTest(name):
-        own = rounds.own_config(rounds.make_config(setting.size), setting)
+        own = rounds.make_run_config(rounds.make_config(setting.size), setting)
         a_step = own.train.prompts_per_batch * own.train.completions_per_prompt
         sampled = a_step * own.train.num_steps // setting.passes
         self.assertEqual(sampled, 64 * 320)

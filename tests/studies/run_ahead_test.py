@@ -10,7 +10,7 @@ from studies.staleness import staleness
 
 class RunAheadTest(absltest.TestCase):
 
-  def test_settings_are_those_of_the_study_without_its_lag(self):
+  def test_settings_match_study_without_its_lag(self):
     common = staleness.make_config("preference")
     for steps in (1, 16, 64):
       own = run_ahead.make_config(common, "tb", steps, 3e-3, seed=4)

@@ -26,13 +26,13 @@ class StalenessTest(parameterized.TestCase):
 
   def chosen(self, *results_by_rate):
     """Returns the rate of `tb`, given the results of both seeds by rate."""
-    found = {}
+    actual = {}
     for rate, mine in zip(staleness.RATES["preference"], results_by_rate):
       for seed, result in zip(staleness.SELECTION_SEEDS, mine):
-        found["preference", "tb", 4, rate, seed] = result
-    return staleness.chosen_rates(found, "preference").get("tb")
+        actual["preference", "tb", 4, rate, seed] = result
+    return staleness.chosen_rates(actual, "preference").get("tb")
 
-  def test_the_rule_takes_the_best_reward_less_its_kl(self):
+  def test_rule_takes_best_reward_less_its_kl(self):
     low, middle, high = staleness.RATES["preference"]
     a, b = _result(0.3), _result(0.4)
     # 10 nats cost .2.
@@ -44,27 +44,27 @@ class StalenessTest(parameterized.TestCase):
     broken = _result(9.0, diverged_step=7)
     self.assertEqual(self.chosen([b, b], [a, a], [broken, b]), low)
 
-  def test_the_rule_waits_for_all_its_runs(self):
+  def test_rule_waits_for_all_its_runs(self):
     a = _result(0.3)
     self.assertIsNone(self.chosen([a, a], [a, a], [a]))
     self.assertIsNone(self.chosen([a, a], [a, a]))
 
-  def test_rates_at_a_lag_are_chosen_there(self):
-    found = {}
+  def test_rates_at_lag_are_chosen_there(self):
+    result = {}
     for i, rate in enumerate(staleness.LAG_RATES):
       for seed in staleness.SELECTION_SEEDS:
-        found["countdown", "tb", 16, rate, seed] = _result(0.3 - i / 10)
-        found["countdown", "tb", 64, rate, seed] = _result(0.3 + i / 10)
+        result["countdown", "tb", 16, rate, seed] = _result(0.3 - i / 10)
+        result["countdown", "tb", 64, rate, seed] = _result(0.3 + i / 10)
     low, *_, high = staleness.LAG_RATES
     for lag, rate in ((16, low), (64, high)):
-      runs = list(staleness.study_at(lag, found, ["tb", "oapl"]))
+      runs = list(staleness.study_at(lag, result, ["tb", "oapl"]))
       self.assertEqual(
           runs, [("countdown", "tb", lag, rate, s) for s in staleness.SEEDS]
       )
       for run in runs:
-        found[run] = _result(0.2 + run[4] / 100, kl=2.0)
-        found[run]["curve"][-1]["distinct_correct"] = 1.5
-    _, row = staleness.make_lag_table(found)
+        result[run] = _result(0.2 + run[4] / 100, kl=2.0)
+        result[run]["curve"][-1]["distinct_correct"] = 1.5
+    _, row = staleness.make_lag_table(result)
     ends = "0.220 ± 0.020, 2.0, 1.50"
     self.assertEqual(
         row, ["`tb`", f"{low:g}, {ends}", f"{high:g}, {ends}", "5"]
@@ -75,10 +75,10 @@ class StalenessTest(parameterized.TestCase):
       config = staleness.make_config(task)
       self.assertLessEqual(max(staleness.LAGS), config.train.num_steps / 5)
       for objective in staleness.OBJECTIVES:
-        own = staleness.own_config(config, objective, rates[0])
+        own = staleness.make_run_config(config, objective, rates[0])
         self.assertEqual(own.optimizer.learning_rate, rates[0])
 
-  def test_makes_the_runs_that_have_no_row(self):
+  def test_makes_only_missing_runs(self):
     made = []
 
     def run(own):
@@ -102,10 +102,10 @@ class StalenessTest(parameterized.TestCase):
         [("tb_0.001", lag, 100), ("tb_0.001", lag, 101),
          ("tb_0.003", lag, 100)],
     )  # fmt: skip
-    found = staleness.read()
-    self.assertEqual(set(found), set(runs[:3]))
-    self.assertEqual(found[runs[0]]["curve"][-1]["reward"], 0.1235)
-    head, row = staleness.make_table(found)
+    result = staleness.read()
+    self.assertEqual(set(result), set(runs[:3]))
+    self.assertEqual(result[runs[0]]["curve"][-1]["reward"], 0.1235)
+    head, row = staleness.make_table(result)
     self.assertEqual(row[:3], ["preference", "`tb`", "0.123, 0.123, –"], head)
     staleness.run(None, ["table"])
     self.assertTrue((staleness.RESULTS / "staleness.png").exists())

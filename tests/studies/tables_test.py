@@ -23,7 +23,7 @@ _WITHOUT_RUNS = ("enumerable", "free_search")
 class TablesTest(parameterized.TestCase):
 
   @parameterized.parameters(*sorted({*studies.STUDIES} - {*_WITHOUT_RUNS}))
-  def test_a_study_draws_the_tables_that_are_there(self, name):
+  def test_study_reproduces_committed_tables(self, name):
     module = importlib.import_module(studies.MODULES[name])
     own = _ROOT / "studies" / name
     folder = pathlib.Path(self.create_tempdir().full_path)
@@ -37,7 +37,7 @@ class TablesTest(parameterized.TestCase):
     expected = {path.name: path.read_text() for path in own.glob("*.md")}
     expected.pop("README.md", None)
     if expected:
-      found = {path.name: path.read_text() for path in folder.glob("*.md")}
-      self.assertEqual(found, expected, f"run: python -m studies {name} table")
+      actual = {path.name: path.read_text() for path in folder.glob("*.md")}
+      self.assertEqual(actual, expected, f"run: python -m studies {name} table")
       pictures = {path.name for path in own.glob("*.png")}
       self.assertEqual({p.name for p in folder.glob("*.png")}, pictures)

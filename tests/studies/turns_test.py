@@ -33,14 +33,14 @@ class TurnStalenessTest(parameterized.TestCase):
     counts = set()
     for version in range(7):
       params = model.init(jax.random.key(version))
-      found = sampler.sample(
+      result = sampler.sample(
           jax.tree.map(lambda x: 0.2 * x, params),
           requests,
           version=version,
           newer=None,
           turns=scripted_turns.Scripted(delay=1),
       )
-      for completions in found:
+      for completions in result:
         for tokens, versions in zip(
             completions.tokens, completions.token_versions
         ):
@@ -54,13 +54,13 @@ class TurnStalenessTest(parameterized.TestCase):
           counts.add(turn)
     self.assertEqual(counts, {0, 1, 2, 3})
 
-  def test_prompts_of_a_step_are_sampled_as_it_begins(self):
+  def test_prompts_of_step_are_sampled_as_it_begins(self):
     config = sweep.Lag(16).apply(turns.make_config())
     late = turns.LateSchedule(**vars(schedule.make_schedule(config)))
     self.assertEqual([late.admitted_after(t) for t in (0, 1, 20)], [8, 16, 168])
     self.assertEqual([late.version_of(8 * t) for t in (0, 17, 20)], [0, 1, 4])
 
-  def test_params_are_the_newest_from_the_fifth_turn_on(self):
+  def test_params_are_newest_from_fifth_turn_on(self):
     settings, model = sampler_case.make_settings(), fakes.FakeModel(_V, 34)
     sampler = turns.InFlight(model, settings, 16, False)
     sampler.kept.extend((version, {}) for version in range(100))

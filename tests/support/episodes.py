@@ -111,4 +111,4 @@ def play(
         run.cut(owner)
         waiting.discard(owner)
   run.close()
-  return [*answers.values()], [row[0] for row in run.outcomes()]
+  return [*answers.values()], [run.outcomes(i)[0] for i in range(len(players))]

@@ -73,9 +73,9 @@ class Objects:
 
   def read(self, name: str, query: dict[str, str]) -> Object:
     with self._lock:
-      found = self.get(name)
+      result = self.get(name)
       self.check(name, query)
-      return found
+      return result
 
   def get(self, name: str) -> Object:
     if name not in self.by_name:
@@ -123,14 +123,14 @@ class Objects:
     entries: dict[str, dict[str, Any] | None] = {}
     with self._lock:
       objects = dict(self.by_name)
-    for name, found in objects.items():
+    for name, result in objects.items():
       if not name.startswith(prefix) or name < first or (end and name >= end):
         continue
       cut = name.find(delimiter, len(prefix)) if delimiter else -1
       if cut >= 0:
         entries[name[: cut + len(delimiter)]] = None
       else:
-        entries[name] = self.metadata(name, found)
+        entries[name] = self.metadata(name, result)
     names = sorted(n for n in entries if n > query.get("pageToken", ""))
     page = names[: int(query.get("maxResults", 1000))]
     answer: dict[str, Any] = {"kind": "storage#objects"}
@@ -244,17 +244,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
   def _match(self, pattern: re.Pattern[str]) -> list[str] | None:
     """Returns the parts of a path in this bucket, None for another path."""
-    found = pattern.fullmatch(self._path)
-    if found is None:
+    result = pattern.fullmatch(self._path)
+    if result is None:
       return None
-    parts = [parse.unquote(part) for part in found.groups()]
+    parts = [parse.unquote(part) for part in result.groups()]
     if parts[0] != BUCKET:
       raise Refused(404, f"The specified bucket does not exist: {parts[0]}")
     return parts
 
   def _get(self) -> None:
-    if found := self._match(_OBJECT):
-      name, fake = found[1], self.fake
+    if result := self._match(_OBJECT):
+      name, fake = result[1], self.fake
       there = fake.store.read(name, self._query)
       if self._query.get("alt") == "media":
         self._send_data(there)
@@ -270,12 +270,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
   def _send_data(self, found: Object) -> None:
     size, headers = len(found.data), []
     first, last, status = 0, size - 1, 200
-    wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
-    if wanted:
-      if wanted[1]:
-        first, last = int(wanted[1]), min(int(wanted[2] or last), last)
+    expected = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+    if expected:
+      if expected[1]:
+        first, last = int(expected[1]), min(int(expected[2] or last), last)
       else:
-        first = max(0, size - int(wanted[2]))
+        first = max(0, size - int(expected[2]))
       if first > last:
         raise Refused(416, "Request range not satisfiable")
       status = 206
@@ -294,8 +294,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       self._resume(self._query["upload_id"])
     elif self._path.startswith("/upload/") and self._match(_OBJECTS):
       self._upload()
-    elif found := self._match(_COPY):
-      _, source, bucket, target = found
+    elif result := self._match(_COPY):
+      _, source, bucket, target = result
       if bucket != BUCKET:
         raise Refused(404, f"The specified bucket does not exist: {bucket}")
       made = self.fake.store.write(
@@ -305,8 +305,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       done = {"kind": "storage#rewriteResponse", "done": True}
       rewrites = "/rewriteTo/" in self._path
       self._answer({**done, "resource": resource} if rewrites else resource)
-    elif found := self._match(_MOVE):
-      _, source, target = found
+    elif result := self._match(_MOVE):
+      _, source, target = result
       made = self.fake.store.write(
           target, self.fake.store.get(source).data, self._query
       )
@@ -397,8 +397,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     if "upload_id" in self._query:
       self.fake.uploads.pop(self._query["upload_id"], None)
       self._answer({}, 499)
-    elif found := self._match(_OBJECT):
-      self.fake.store.delete(found[1], self._query)
+    elif result := self._match(_OBJECT):
+      self.fake.store.delete(result[1], self._query)
       self._answer({}, 204)
     else:
       raise Refused(501, f"not in this fake: DELETE {self.path}")

@@ -96,8 +96,8 @@ class Server:
     elif path == "/update_weight_version":
       self.weights = body["new_version"]
     else:
-      found = parse.urlsplit(path).path
-      assert found in ("/pause", "/resume", "/reset_prefix_cache"), path
+      result = parse.urlsplit(path).path
+      assert result in ("/pause", "/resume", "/reset_prefix_cache"), path
     return {}
 
   def _generate(self, body: dict[str, Any]) -> Any:
@@ -114,7 +114,7 @@ class Server:
     sampler = _sampler(asked["temperature"], tuple(asked["stop_token_ids"]))
     with self._lock:
       self._seed += 1
-      (found,) = sampler.sample(
+      (result,) = sampler.sample(
           params,
           [
               requests.Request(
@@ -125,14 +125,14 @@ class Server:
           version=0,
       )  # fmt: skip
     choices = []
-    for i, length in enumerate(found.lengths.tolist()):
-      ids = found.tokens[i, :length].tolist()
-      logprobs = found.logprobs[i, :length].tolist()
+    for i, length in enumerate(result.lengths.tolist()):
+      ids = result.tokens[i, :length].tolist()
+      logprobs = result.logprobs[i, :length].tolist()
       spans = [{"version": weights, "start": 0, "end": length}]
       choices.append(
           {
               "index": i,
-              "finish_reason": "stop" if found.stopped[i] else "length",
+              "finish_reason": "stop" if result.stopped[i] else "length",
               "token_ids": ids,
               "logprobs": {
                   "content": [
@@ -158,9 +158,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self._answer(lambda: self.fake.post(self.path, body))
 
   def _answer(self, make) -> None:
-    wanted = f"Bearer {self.fake.key}" if self.fake.key else None
+    expected = f"Bearer {self.fake.key}" if self.fake.key else None
     code, text = 200, b"{}"
-    if self.headers["Authorization"] != wanted:
+    if self.headers["Authorization"] != expected:
       code, text = 401, b'{"error": "Unauthorized"}'
     else:
       try:

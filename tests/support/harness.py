@@ -300,8 +300,8 @@ class Roles:
 
   def events(self, kind: str) -> list[dict[str, Any]]:
     """Returns the events of a kind of all roles."""
-    found = [lines(path) for path in self.folder.glob("*/events.jsonl")]
-    return [one for some in found for one in some if one["kind"] == kind]
+    result = [lines(path) for path in self.folder.glob("*/events.jsonl")]
+    return [one for some in result for one in some if one["kind"] == kind]
 
   def text(self) -> str:
     """Returns the ends of all logs."""
@@ -354,7 +354,7 @@ def run_benchmark(
     timeout_s: float = 280.0,
 ) -> dict[str, Any]:
   """Runs `python -m PACKAGE NAME` in a folder; returns its line of results."""
-  done = subprocess.run(
+  process = subprocess.run(
       [
           *(sys.executable, "-m", package, f"--config={ROOT / config}"),
           *(f"--config.{k}={v}" for k, v in (overrides or {}).items()),
@@ -368,9 +368,11 @@ def run_benchmark(
       env=environment(**(env or {})),
       timeout=timeout_s,
   )
-  if done.returncode:
-    raise AssertionError(f"status {done.returncode}:\n{done.stderr[-3000:]}")
-  (line,) = done.stdout.splitlines()
+  if process.returncode:
+    raise AssertionError(
+        f"status {process.returncode}:\n{process.stderr[-3000:]}"
+    )
+  (line,) = process.stdout.splitlines()
   return json.loads(line)
 
 
@@ -402,15 +404,15 @@ def params_of(workdir: str | os.PathLike[str], step: int) -> dict[str, Any]:
 
 def leftovers(workdir: str | os.PathLike[str]) -> list[str]:
   """Returns processes and sockets of a run that should have ended."""
-  found = [str(p) for p in pathlib.Path(workdir).rglob("*.sock")]
+  result = [str(p) for p in pathlib.Path(workdir).rglob("*.sock")]
   for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
     try:
       argv = path.read_bytes().replace(b"\0", b" ").decode()
     except OSError:
       continue
     if str(workdir) in argv and "tba_jax" in argv:
-      found.append(argv)
-  return found
+      result.append(argv)
+  return result
 
 
 def check_ledger(ledger: dict[str, Any]) -> None:

@@ -111,13 +111,13 @@ def draw(coverage_file: str, seed: int, count: int) -> list[tuple]:
         line: sorted({c.split("|")[0] for c in contexts if "::" in c})
         for line, contexts in by_line.items()
     }
-  found = {
+  result = {
       mutant: ids
       for path in tests
       for mutant in _mutants(path)
       if (ids := tests[path].get(mutant.line))
   }
-  return random.Random(seed).sample(list(found.items()), count)
+  return random.Random(seed).sample(list(result.items()), count)
 
 
 def outcome(mutant: Mutant, tests: Sequence[str]) -> str:

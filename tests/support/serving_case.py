@@ -121,13 +121,13 @@ class HttpServer:
 
   def result(self, answer):
     """Returns the result of a request that was accepted."""
-    status, said = answer
-    assert status == 200, said
-    id = {"request_id": said["request_id"]}
+    status, response = answer
+    assert status == 200, response
+    id = {"request_id": response["request_id"]}
     while True:
-      status, said = self.ask("api/v1/retrieve_future", id)
+      status, response = self.ask("api/v1/retrieve_future", id)
       if status != 408:
-        return said
+        return response
 
   def close(self):
     self._server.should_exit = True

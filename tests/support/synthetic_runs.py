@@ -233,6 +233,11 @@ def _config(**config):
   return {"config": {"config": config}}
 
 
+def _round(**search):
+  sizes = {"prompts_per_round": 32, "samples_per_prompt": 8}
+  return _config(search=sizes | search)
+
+
 def _ledger(**counts):
   return {"ledger": {k: {"completions": n} for k, n in counts.items()}}
 
@@ -254,7 +259,7 @@ _BUSY = {
 _LEAD = {
     # A round takes 3 s, a step 0.5 s.
     "status": roles(0.4, 0.6),
-    "lines": [{"step": i} for i in range(8)],
+    "lines": [{"step": i, "total/completions": 64 * (i + 1)} for i in range(8)],
     "span_kinds": KINDS,
     "lanes": lanes(
         ("trainer", "", {"step": 2.0, "wait_work": 3.0}),
@@ -294,8 +299,8 @@ ADVISED = {
     "both wait": {"status": roles(0.5, 0.2)},
     "both busy": {"status": roles(0.97, 0.93)},
     "both busy, with work": _BUSY | {"status": roles(0.97, 0.94)},
-    "lead too small": _LEAD | _config(search={"lead_steps": 1}),
-    "lead large enough": _LEAD | _config(search={"lead_steps": 6}),
+    "lead too small": _LEAD | _round(lead_steps=1),
+    "lead large enough": _LEAD | _round(lead_steps=6),
     "store limits": {
         "events": [{"kind": "store_lost"}, {"kind": "guard"}],
         "span_kinds": KINDS,

@@ -70,13 +70,13 @@ class AssignTest(parameterized.TestCase):
     self.assertEqual(out["searcher"], [_CPU, _CPU])
     self.assertEqual(out["trainer"], [{"CUDA_VISIBLE_DEVICES": "0"}])
 
-  def test_accelerators_of_the_parent_are_split(self):
+  def test_accelerators_of_parent_are_split(self):
     mine = accelerators.Accelerators("gpu", ("GPU-a", "GPU-b"))
     out = accelerators.assign(mine, _AUTO, [1], [1])
     self.assertEqual(_visible(out["trainer"]), ["GPU-a"])
     self.assertEqual(_visible(out["searcher"]), ["GPU-b"])
 
-  def test_a_single_gpu_is_shared(self):
+  def test_single_gpu_is_shared(self):
     out = accelerators.assign(_gpus(1), _AUTO, [1], [1, 1])
     shares = [float(env[_SHARE]) for envs in out.values() for env in envs]
     self.assertLen(shares, 3)
@@ -89,7 +89,7 @@ class AssignTest(parameterized.TestCase):
     self.assertEqual(alone["trainer"], [{"CUDA_VISIBLE_DEVICES": "0"}])
 
   @parameterized.parameters(({}, "0.9"), ({_SHARE: ".45"}, ".45"))
-  def test_a_process_takes_its_share_of_a_gpu(self, own, expected):
+  def test_process_takes_its_share_of_gpu(self, own, expected):
     with mock.patch.dict(os.environ, own):
       accelerators.prepare()
       self.assertEqual(os.environ[_SHARE], expected)
@@ -104,7 +104,7 @@ class AssignTest(parameterized.TestCase):
       ),
       (accelerators.Accelerators("cpu"), "--a=b", "--a=b"),
   )
-  def test_threads_on_a_gpu_record_no_graphs(self, here, own, expected):
+  def test_threads_on_gpu_record_no_graphs(self, here, own, expected):
     # On an H200 with jax 0.11.2 a trainer with its searchers beside it died of
     # CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED after a few steps.
     with (
@@ -114,7 +114,7 @@ class AssignTest(parameterized.TestCase):
       accelerators.prepare()
       self.assertEqual(os.environ["XLA_FLAGS"], expected)
 
-  def test_tpu_chips_are_split_within_a_host(self):
+  def test_tpu_chips_are_split_within_host(self):
     out = accelerators.assign(_chips(8), _AUTO, [4], [2, 2])
     (trainer,), searchers = out["trainer"], out["searcher"]
     self.assertEqual(trainer["TPU_VISIBLE_CHIPS"], "0,1,2,3")
@@ -124,7 +124,7 @@ class AssignTest(parameterized.TestCase):
     ports = {env["TPU_PROCESS_PORT"] for env in (trainer, *searchers)}
     self.assertLen(ports, 3)
 
-  def test_a_single_tpu_chip_is_the_trainers(self):
+  def test_single_tpu_chip_is_trainers(self):
     out = accelerators.assign(_chips(1), _AUTO, [1], [1])
     self.assertEqual(out, {"trainer": [{}], "searcher": [_CPU]})
 
@@ -144,7 +144,7 @@ class AssignTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, text):
       accelerators.assign(found, devices, trainers, searchers)
 
-  def test_virtual_devices_are_of_the_cpu(self):
+  def test_virtual_devices_are_of_cpu(self):
     config = settings.get_config()
     config.trainer.cpu_devices = 2
     config.mesh.data = 2
@@ -170,7 +170,7 @@ class MemoryTest(parameterized.TestCase):
     ):
       return accelerators.memory()
 
-  def test_gpus_have_the_memory_of_the_smallest(self):
+  def test_gpus_have_memory_of_smallest(self):
     listed = "0, 81559, NVIDIA H100\n1, 40960, NVIDIA A100\n"
     kind, gib, count, name = self.memory(_gpus(2), listed)
     self.assertEqual((kind, gib, count), ("gpu", 40, 2))
@@ -181,11 +181,11 @@ class MemoryTest(parameterized.TestCase):
   @parameterized.parameters(
       ("v5litepod-8", "v5e", 16), ("v5p-8", "v5p", 95), ("", "v5e", 16)
   )
-  def test_chips_have_the_memory_of_their_generation(self, text, kind, gib):
+  def test_chips_have_memory_of_their_generation(self, text, kind, gib):
     with mock.patch.dict(os.environ, TPU_ACCELERATOR_TYPE=text):
       self.assertEqual(self.memory(_chips(4))[:3], (kind, gib, 4))
 
-  def test_cpu_is_one_device_with_the_machines_memory(self):
+  def test_cpu_is_one_device_with_machines_memory(self):
     none = accelerators.Accelerators("cpu")
     with mock.patch.object(
         processes, "memory", return_value=(24 * 2**30 + 5, "")
@@ -216,7 +216,7 @@ class OneProcessTest(parameterized.TestCase):
       (_chips(1), {"run__processes": "many"}, False),
       (_gpus(4), {"run__processes": "one"}, True),
   )
-  def test_one_process_is_chosen_on_a_single_accelerator(
+  def test_one_process_is_chosen_on_single_accelerator(
       self, found, changes, expected
   ):
     config = self.config(**changes)
@@ -228,7 +228,7 @@ class OneProcessTest(parameterized.TestCase):
   @parameterized.parameters(
       (_chips(1), {}), (_gpus(1), {"CUDA_VISIBLE_DEVICES": "0"})
   )
-  def test_the_process_has_the_accelerator_for_itself(self, found, expected):
+  def test_process_owns_accelerator(self, found, expected):
     with mock.patch.object(accelerators, "find", return_value=found):
       out = accelerators.of_run(self.config(), alone=True)
     self.assertEqual(out, {"trainer": [expected], "searcher": []})
@@ -289,14 +289,14 @@ class FindTest(absltest.TestCase):
       return mock.Mock(stdout=out.getvalue())
 
     with mock.patch.object(subprocess, "run", side_effect=run):
-      found = accelerators.find({})
-      self.assertEqual((found.kind, found.ids), ("gpu", ("0", "1")))
+      result = accelerators.find({})
+      self.assertEqual((result.kind, result.ids), ("gpu", ("0", "1")))
       os.environ.pop("JAX_PLATFORMS", None)  # Until the test's end.
       self.assertEqual(
           accelerators.memory(), ("gpu", 79, 2, "2 x GPU 1, 79 GiB each")
       )
 
-  def test_a_driver_without_a_gpu_is_no_error(self):
+  def test_driver_without_gpu_is_not_error(self):
     for status, message in ((100, None), (3, "cuInit: CUDA error 3")):
       with mock.patch.object(ctypes, "CDLL", return_value=self.driver(status)):
         with self.assertRaises(SystemExit) as end:
@@ -308,7 +308,7 @@ class FindTest(absltest.TestCase):
         exec(accelerators.ASK_CUDA, {})  # pylint: disable=exec-used
     self.assertIsNone(end.exception.code)
 
-  def test_a_driver_that_fails_is_said_once(self):
+  def test_driver_failure_is_reported_once(self):
     self.add_gpus(1, status=9)
     with contextlib.redirect_stderr(io.StringIO()) as stderr:
       self.assertEqual(accelerators.find({}).kind, "cpu")

@@ -29,7 +29,7 @@ class WorkerTest(absltest.TestCase):
           call()
     self.assertIn("thread test ended", logged.output[0])
 
-  def test_names_a_hanging_thread(self):
+  def test_names_hanging_thread(self):
     go = threading.Event()
     thread = background.Thread("test", lambda _: go.wait(60), close_s=0.05)
     with self.assertRaisesRegex(TimeoutError, "test: did not end"):
@@ -50,7 +50,7 @@ class JobQueueTest(absltest.TestCase):
     thread.close()
     self.assertEqual(done[-1], "last")
 
-  def test_submit_does_not_wait_for_the_job(self):
+  def test_submit_does_not_wait_for_job(self):
     thread = background.JobQueue("test")
     go, began = threading.Event(), threading.Event()
     thread.submit(lambda: (began.set(), go.wait(10)))
@@ -58,7 +58,7 @@ class JobQueueTest(absltest.TestCase):
     go.set()
     thread.close()
 
-  def test_error_of_a_job_is_raised(self):
+  def test_error_of_job_is_raised(self):
     thread = background.JobQueue("test")
     done = []
 
@@ -73,7 +73,7 @@ class JobQueueTest(absltest.TestCase):
         call()
     self.assertEmpty(done)
 
-  def test_names_a_hanging_job(self):
+  def test_names_hanging_job(self):
     thread = background.JobQueue("slow", max_waiting=1, deadline_s=0.05)
     go, began = threading.Event(), threading.Event()
     thread.submit(lambda: (began.set(), go.wait(10)))

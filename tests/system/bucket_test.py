@@ -78,7 +78,7 @@ class RunDirectoryTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, r"tba_jax\[gcs\]"):
         bucket.stage("gs://bucket/run", "train")
 
-  def test_checkpoints_are_in_the_bucket(self):
+  def test_checkpoints_are_in_bucket(self):
     folder = self.on("a")
     for name in ("checkpoints", "sft/checkpoints"):
       self.assertEqual(bucket.place(folder / name), f"{self.url}/{name}")
@@ -102,13 +102,13 @@ class RunDirectoryTest(parameterized.TestCase):
     self.assertFalse((folder / "late.json").exists())
     self.assertEqual(jsonl.read_json(folder / "config.json"), 2)
 
-  def test_models_are_downloaded_by_programs_that_need_them(self):
+  def test_only_programs_with_models_download_them(self):
     self.work(self.on("a"), config=1)
     (self.copy / "model.safetensors").write_text("weights")
     self.assertFalse((self.on("b", "status") / "model.safetensors").exists())
     self.assertTrue((self.on("b", "evaluate") / "model.safetensors").exists())
 
-  def test_own_lock_of_a_killed_run_is_taken_at_once(self):
+  def test_own_lock_of_killed_run_is_taken_at_once(self):
     folder = self.on("a")
     lock = bucket.Lock(self.url)
     with mock.patch.object(bucket, "Lock", lambda url: lock):
@@ -118,19 +118,19 @@ class RunDirectoryTest(parameterized.TestCase):
     self.work(self.on("a"), config=2)  # The lock is taken at once.
     self.assertEqual(bucket.Lock(self.url).read().holder, "")
 
-  def test_work_of_another_host_in_between_is_an_error(self):
+  def test_work_of_another_host_in_between_is_error(self):
     folder = self.on("a")
     self.work(self.on("b"), config=1)
     with self.assertRaisesRegex(ValueError, "start again"):
       self.hold(folder)
 
-  def test_child_of_a_supervisor_takes_no_lock(self):
+  def test_child_of_supervisor_takes_no_lock(self):
     folder = self.on("a")
     with mock.patch.dict(os.environ, TBA_JAX_SUPERVISED="1"):
       self.work(folder, config=1)
     self.assertEmpty(list(self.copy.iterdir()))
 
-  def test_sends_files_to_the_bucket(self):
+  def test_sends_files_to_bucket(self):
     folder = self.on("a", "report")
     (folder / "report.html").write_text("page")
     bucket.send(folder, "report.html", "none*")
@@ -149,7 +149,7 @@ class LockTest(absltest.TestCase):
   def make(self):
     return bucket.Lock(self.url)
 
-  def test_each_holder_has_a_token(self):
+  def test_each_holder_has_token(self):
     first = self.make()
     self.assertEqual(first.read().token, "")
     one = first.take("")
@@ -159,7 +159,7 @@ class LockTest(absltest.TestCase):
     self.assertNotEqual(one.token, two.token)
     self.assertStartsWith(two.holder, "process ")
 
-  def test_silent_holder_loses_the_lock(self):
+  def test_silent_holder_loses_lock(self):
     first, second = self.make(), self.make()
     first.take("")
     begun = time.monotonic()
@@ -171,7 +171,7 @@ class LockTest(absltest.TestCase):
       first.release()
     second.renew()
 
-  def test_living_holder_keeps_the_lock(self):
+  def test_living_holder_keeps_lock(self):
     first, second = self.make(), self.make()
     first.take("")
     timer = threading.Timer(0.1, first.renew)
@@ -190,7 +190,7 @@ class LockTest(absltest.TestCase):
     self.addCleanup(timer.join)
     self.assertNotEqual(second.take("", gone_s=0.5).holder, "")
 
-  def test_lock_of_a_dead_holder_is_taken_at_once(self):
+  def test_lock_of_dead_holder_is_taken_at_once(self):
     token = self.make().take("").token
     begun = time.monotonic()
     self.make().take(token, gone_s=60)
@@ -204,7 +204,7 @@ class LockTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, "was faster"):
       slow.take("")
 
-  def test_bears_a_lost_answer_to_a_write(self):
+  def test_tolerates_lost_response_to_write(self):
     lock = self.make()
     lock.take("")
     write = lock.store.write
@@ -222,7 +222,7 @@ class LockTest(absltest.TestCase):
     lock.store = Lost(lock.store)
     lock.renew()
 
-  def test_damaged_lock_is_an_error(self):
+  def test_damaged_lock_is_error(self):
     (self.folder / bucket.NAME).write_text("{")
     with self.assertRaisesRegex(OSError, "is damaged"):
       self.make().read()
@@ -250,7 +250,7 @@ class UploaderTest(absltest.TestCase):
     files = (p for p in folder.rglob("*") if p.is_file())
     return {p.relative_to(folder).as_posix() for p in files}
 
-  def test_files_of_the_host_are_not_uploaded(self):
+  def test_files_of_host_are_not_uploaded(self):
     ours = {"config.json", "sft/model/config.json", "logs/trainer-0.log"}
     self.write(*ours)
     self.write(
@@ -274,7 +274,7 @@ class UploaderTest(absltest.TestCase):
     uploader.close()
     self.assertEqual(self.names(self.copy), {"a.jsonl", "late.json"})
 
-  def test_open_segment_is_uploaded_at_the_end(self):
+  def test_open_segment_is_uploaded_at_end(self):
     first, last = "replay/segment-0.journal", "replay/segment-7.journal"
     self.write(first, last)
     uploader = bucket.Uploader(self.folder, self.url)
@@ -283,7 +283,7 @@ class UploaderTest(absltest.TestCase):
     uploader.close()
     self.assertIn(last, self.names(self.copy))
 
-  def test_failed_upload_is_retried_and_raised_at_the_end(self):
+  def test_failed_upload_is_retried_and_raised_at_end(self):
     self.write("a/b.json")
     (self.copy / "a").write_text("not a folder")
     uploader = bucket.Uploader(self.folder, self.url, every_s=0.01)
@@ -295,7 +295,7 @@ class UploaderTest(absltest.TestCase):
     uploader.close()
     self.assertEqual(self.names(self.copy), {"a/b.json"})
 
-  def test_fetch_makes_the_folder_equal(self):
+  def test_fetch_makes_folder_equal(self):
     self.write("a.json", "replay/segment-1.journal", folder=self.copy)
     self.write("sft/model/model.safetensors", folder=self.copy)
     self.write("replay/segment-0.journal", "spool/secret", ".lock")

@@ -65,7 +65,7 @@ class CallablesTest(parameterized.TestCase):
     done = _here(_LOAD, text)
     self.assertEqual(done.stdout, "7\n", done.stderr)
 
-  def test_modules_beside_a_script_are_found_from_elsewhere(self):
+  def test_sibling_modules_of_script_are_importable_elsewhere(self):
     folder = pathlib.Path(self.create_tempdir().full_path)
     (folder / "helper.py").write_text("def triple(x): return 3 * x\n")
     script = folder / "script.py"
@@ -78,19 +78,19 @@ class CallablesTest(parameterized.TestCase):
           text = loan.add("reward", f)
           subprocess.run([sys.executable, "-c", {_LOAD!r}, text], cwd="/")
     """))
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, script], capture_output=True, text=True, check=False,
         env=processes.package_environment(),
     )  # fmt: skip
-    self.assertEqual(done.stdout, "9\n9\n", done.stderr)
+    self.assertEqual(process.stdout, "9\n9\n", process.stderr)
 
-  def test_error_of_a_closure_has_its_file_and_line(self):
+  def test_error_of_closure_has_its_file_and_line(self):
     text = self.loan.add("reward", lambda x: 1 / (x - 3))
     done = _here(_LOAD, text)
     self.assertRegex(done.stderr, 'File ".*/callables_test.py", line [0-9]+')
     self.assertIn("ZeroDivisionError", done.stderr)
 
-  def test_unpicklable_closure_names_the_variable(self):
+  def test_unpicklable_closure_names_variable(self):
     client = threading.Lock()
 
     def polite(completion):
@@ -104,7 +104,7 @@ class CallablesTest(parameterized.TestCase):
       self.loan.add("reward", polite)
     self.assertEmpty(list(self.folder.iterdir()))
 
-  def test_callable_is_refused_once_the_program_lends_it_no_more(self):
+  def test_refuses_callable_after_program_ends(self):
     text = self.loan.add("reward", add)
     path = pathlib.Path(text.rpartition(":")[0])
     copy = self.folder / "copy.callable"
@@ -121,7 +121,7 @@ class CallablesTest(parameterized.TestCase):
       self.loan.close()
     self.assertFalse(path.exists())
 
-  def test_file_that_others_can_read_is_refused(self):
+  def test_refuses_file_readable_by_other_users(self):
     text = self.loan.add("reward", add)
     os.chmod(text.rpartition(":")[0], 0o644)
     with self.assertRaisesRegex(ValueError, "a file of this user alone"):

@@ -47,14 +47,14 @@ class ActivityTest(parameterized.TestCase):
       ages.append(self.activity.beat(self.cpu_s))
     return ages
 
-  def test_counts_beats_since_the_last_mark(self):
+  def test_counts_beats_since_last_mark(self):
     self.activity.mark("step")
     self.assertEqual(self.beat(3), [1, 2, 3])
     self.activity.mark()
     self.activity.mark("record")
     self.assertEqual(self.beat(2), [1, 2])
 
-  def test_a_wait_is_no_lack_of_progress(self):
+  def test_waiting_is_not_stalling(self):
     self.activity.mark("wait_fresh", waits=True)
     self.assertEqual(self.beat(3), [0, 0, 0])
     self.activity.mark("step")
@@ -62,7 +62,7 @@ class ActivityTest(parameterized.TestCase):
 
   # Threads beside a loop that hangs use about one percent.
   @parameterized.parameters((0.5, False), (0.05, False), (0.01, True))
-  def test_the_first_time_may_take_long_while_it_works(self, share, hangs):
+  def test_first_activity_may_take_long(self, share, hangs):
     self.activity.mark("step")
     self.assertEqual(max(self.beat(300, share)) > 100, hangs)
     self.activity.mark("step")
@@ -71,7 +71,7 @@ class ActivityTest(parameterized.TestCase):
     # The second time may not take long.
     self.assertEqual(self.beat(601, share)[-1], 601)
 
-  def test_up_to_twice_the_longest_time_is_usual(self):
+  def test_up_to_twice_longest_time_is_usual(self):
     self.activity.mark("step")
     self.beat(40)
     self.activity.mark("record")
@@ -81,7 +81,7 @@ class ActivityTest(parameterized.TestCase):
     self.activity.mark("record")
     self.assertEqual(self.beat(1), [1])
 
-  def test_a_span_within_another_is_counted(self):
+  def test_span_within_another_is_counted(self):
     self.activity.mark("evaluate")
     with self.activity.span("wait_model", waits=True):
       self.assertEqual(self.beat(2), [0, 0])
@@ -121,7 +121,7 @@ class RoleTest(absltest.TestCase):
     return lines
 
   @pytest.mark.slow
-  def test_lines_of_a_process_until_it_is_stopped(self):
+  def test_lines_of_process_until_it_is_stopped(self):
     process = self.start(_MODULE)
     self.look_for(lambda lines: any(age_s >= 2 for age_s, _, _ in lines))
     lines = self.look_for(bool)
@@ -137,7 +137,7 @@ class RoleTest(absltest.TestCase):
     self.assertLess(max(self.look_for(bool))[0], 10)
     self.assertEqual(self.listener.silent, 0)
 
-  def test_a_process_that_has_no_activity_yet(self):
+  def test_process_without_activity(self):
     self.start("import time; time.sleep(60)")
     self.assertEqual(self.look_for(bool)[0][1:], ("role-0", "start"))
 

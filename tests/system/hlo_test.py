@@ -22,11 +22,11 @@ def _entry(*lines: str) -> str:
 
 class HloTest(parameterized.TestCase):
 
-  def test_a_loop_counts_as_often_as_it_runs(self):
-    found = hlo.costs(_LOOP)
-    self.assertEqual(found.flops, 16 * _PRODUCT_FLOPS)
+  def test_loop_body_counts_once_per_iteration(self):
+    result = hlo.costs(_LOOP)
+    self.assertEqual(result.flops, 16 * _PRODUCT_FLOPS)
     self.assertEqual(
-        found.collectives,
+        result.collectives,
         {
             "all-gather": 16 * _GATHERED,
             "all-reduce": 16 * 2 * 16 * 10 * 4 * 3 / 4,
@@ -51,27 +51,27 @@ class HloTest(parameterized.TestCase):
           8,
       ),
   )  # fmt: skip
-  def test_counts_trips_of_a_loop(self, old, new, trips):
-    found = hlo.costs(_LOOP.replace(old, new))
-    self.assertEqual(found.flops, trips * _PRODUCT_FLOPS)
+  def test_counts_trips_of_loop(self, old, new, trips):
+    result = hlo.costs(_LOOP.replace(old, new))
+    self.assertEqual(result.flops, trips * _PRODUCT_FLOPS)
     # The caller may know the trips that a loop decides.
-    found = hlo.costs(_LOOP.replace(old, new), trips=7)
+    result = hlo.costs(_LOOP.replace(old, new), trips=7)
     trips = 7 if trips == 1 else trips
-    self.assertEqual(found.flops, trips * _PRODUCT_FLOPS)
+    self.assertEqual(result.flops, trips * _PRODUCT_FLOPS)
 
-  def test_attributes_of_a_kernel_may_go_on_over_lines(self):
+  def test_attributes_of_kernel_may_continue_over_lines(self):
     kernel = (
         "  %kernel.1 = f32[8]{0} custom-call(%q.1),"
         ' frontend_attributes={kernel_metadata={\n"block": 128\n}}, x={}\n'
     )
     root = "  ROOT %tuple.1 ="
     self.assertIn(root, _LOOP)
-    found = hlo.costs(_LOOP.replace(root, kernel + root))
-    self.assertEqual(found.flops, 16 * _PRODUCT_FLOPS)
+    result = hlo.costs(_LOOP.replace(root, kernel + root))
+    self.assertEqual(result.flops, 16 * _PRODUCT_FLOPS)
 
   @parameterized.parameters(("fwd", 2), ("dq", 3), ("dkv", 4), ("other", 0))
   def test_counts_products_of_splash_attention(self, kernel, num_products):
-    found = hlo.costs(
+    result = hlo.costs(
         _entry(
             "%mask = s8[3,8,8]{2,1,0} parameter(0)",
             "%q = bf16[3,8,512,64]{3,2,1,0} parameter(1)",
@@ -84,7 +84,7 @@ class HloTest(parameterized.TestCase):
     )
     # The last 512 of 768 tokens, which see the 256 before and themselves.
     pairs = 3 * 8 * (512 * 256 + 512 * 513 // 2)
-    self.assertEqual(found.flops, 2 * num_products * pairs * 64)
+    self.assertEqual(result.flops, 2 * num_products * pairs * 64)
 
   @parameterized.parameters(
       # The name of a kernel is the instruction's on TPU, a scope's on GPU.
@@ -117,10 +117,10 @@ class HloTest(parameterized.TestCase):
         '"lhs_contracting_dimensions":["2"],"rhs_contracting_dimensions":["1"]'
         "}}}",
     )
-    found = hlo.costs(text)
-    self.assertEqual(found.flops, 2 * 8 * 64 * 16 * 32)
+    result = hlo.costs(text)
+    self.assertEqual(result.flops, 2 * 8 * 64 * 16 * 32)
     # The workspace is neither read nor kept.
-    self.assertEqual(found.memory_bytes, 2 * 8 * (64 * 16 + 16 * 32 + 64 * 32))
+    self.assertEqual(result.memory_bytes, 2 * 8 * (64 * 16 + 16 * 32 + 64 * 32))
     self.assertEqual(hlo.kernels(text), {"cublas$lt$matmul": 1})
 
   @parameterized.parameters(
@@ -130,7 +130,7 @@ class HloTest(parameterized.TestCase):
        "while/body/ragged_decode_attention/jit(mqa)", 1),
       ("pallas_call.2", "__gpu$xla.gpu.triton", "while/body/jit(mqa)", 0),
   )  # fmt: skip
-  def test_tells_caches_of_ragged_attention_apart(
+  def test_distinguishes_ragged_attention_caches(
       self, name, target, scope, is_ragged
   ):
     text = _entry(
@@ -141,14 +141,14 @@ class HloTest(parameterized.TestCase):
         f"ROOT %{name} = bf16[4,16,64]{{2,1,0}} custom-call(%start, %q, %k,"
         f' %v), custom_call_target="{target}", metadata={{op_name="{scope}"}}',
     )
-    found = hlo.costs(text)
+    result = hlo.costs(text)
     caches = 2 * 4 * 128 * 64 * 2
-    self.assertEqual(found.memory_bytes, 4 * 4 + 2 * 4 * 16 * 64 * 2 + caches)
-    self.assertEqual(found.cache_bytes, is_ragged * caches)
+    self.assertEqual(result.memory_bytes, 4 * 4 + 2 * 4 * 16 * 64 * 2 + caches)
+    self.assertEqual(result.cache_bytes, is_ragged * caches)
 
   @parameterized.parameters(("", 2), ("Backward", 5))
   def test_counts_products_of_cudnn_attention(self, suffix, num_products):
-    found = hlo.costs(
+    result = hlo.costs(
         _entry(
             "%q = bf16[3,96,8,64]{3,2,1,0} parameter(0)",
             "%k = bf16[3,96,2,64]{3,2,1,0} parameter(1)",
@@ -158,7 +158,7 @@ class HloTest(parameterized.TestCase):
         )
     )
     pairs = 3 * 8 * (96 * 97 // 2)
-    self.assertEqual(found.flops, 2 * num_products * pairs * 64)
+    self.assertEqual(result.flops, 2 * num_products * pairs * 64)
 
   def test_names_kernels(self):
     text = _entry(
@@ -170,13 +170,13 @@ class HloTest(parameterized.TestCase):
     )
     self.assertEqual(hlo.kernels(text), {"cudnn$norm": 1, "splash_mha_fwd": 2})
 
-  def test_a_loop_that_goes_on_with_a_gather_does_not_repeat_it(self):
+  def test_gather_after_loop_is_counted_once(self):
     begun = (
         "  %fusion.9 = (bf16[64,8]{1,0}, bf16[64,128]{1,0}, u32[]{:S(2)})"
         " fusion(%p.2), kind=kCustom, calls=%fused_computation.1\n"
     )
-    found = hlo.costs(_LOOP.replace("  %tuple.2 =", begun + "  %tuple.2 ="))
-    self.assertEqual(found.collectives["all-gather"], _GATHERED)
+    result = hlo.costs(_LOOP.replace("  %tuple.2 =", begun + "  %tuple.2 ="))
+    self.assertEqual(result.collectives["all-gather"], _GATHERED)
 
   @parameterized.parameters(
       ("all-gather(%p)", "replica_groups={{0,1,2,3},{4,5,6,7}}", 3 * 400),
@@ -227,7 +227,7 @@ class HloTest(parameterized.TestCase):
     self.assertAlmostEqual(hlo.costs(text, 4).network_bytes, expected)
     self.assertEqual(hlo.costs(text).network_bytes, 0)
 
-  def test_a_reduce_scatter_of_tpus(self):
+  def test_reduce_scatter_of_tpus(self):
     fused = (
         "%all-reduce-scatter.7 (p: bf16[64,8]) -> bf16[64,1] {\n"
         "  %p = bf16[64,8]{0,1:T(8,128)(2,1)S(1)} parameter(0)\n"
@@ -322,7 +322,7 @@ class HloTest(parameterized.TestCase):
     )
     self.assertEqual(hlo.costs(text).memory_bytes, expected)
 
-  def test_memory_is_counted_as_often_as_a_loop_runs(self):
+  def test_memory_is_counted_as_often_as_loop_runs(self):
     once, twice = (
         hlo.costs(_LOOP.replace("constant(16)", f"constant({n})")).memory_bytes
         for n in (16, 32)
@@ -330,7 +330,7 @@ class HloTest(parameterized.TestCase):
     self.assertGreater(once, 0)
     self.assertAlmostEqual(twice, 2 * once, delta=0.1 * once)
 
-  def test_a_conditional_counts_as_its_most_expensive_branch(self):
+  def test_conditional_counts_as_its_most_expensive_branch(self):
     branch = (
         "%{name} (p: f32[10,10]) -> f32[10,10] {{\n"
         "  %p = f32[10,10]{{1,0}} parameter(0)\n"

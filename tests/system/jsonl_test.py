@@ -37,7 +37,7 @@ class JsonlTest(parameterized.TestCase):
     self.assertEqual(jsonl.read_json(self.path), {"a": None})
     self.assertEqual(os.listdir(self.path.parent), ["a.json"])
 
-  def test_failed_write_keeps_the_old_file(self):
+  def test_failed_write_keeps_old_file(self):
     jsonl.atomic_write_json(self.path, 1)
     with mock.patch.object(os, "fsync", side_effect=OSError(28, "full")):
       with self.assertRaises(OSError):
@@ -60,7 +60,7 @@ class JsonlTest(parameterized.TestCase):
           with self.assertRaises(ValueError, msg=bytes(changed)):
             json.loads(changed)
 
-  def test_a_checksum_is_not_read(self):
+  def test_checksum_is_not_read(self):
     jsonl.atomic_write_json(self.path, _RIGHT)
     self.assertEqual(jsonl.read_object(self.path, _SCHEMA), _RIGHT)
     self.assertEqual(jsonl.read_json(self.path), _RIGHT)
@@ -68,10 +68,10 @@ class JsonlTest(parameterized.TestCase):
     self.assertEqual(jsonl.parse_line(line), _RIGHT)
 
   @parameterized.parameters("{}", '{"a": 1}', '{"a": 1, "checksum": "0000', "")
-  def test_an_object_without_checksum_is_not_judged(self, text):
+  def test_object_without_checksum_is_not_judged(self, text):
     self.assertIsNone(jsonl.is_sound(text.encode()))
 
-  def test_reads_a_valid_object(self):
+  def test_reads_valid_object(self):
     self.assertIsNone(jsonl.read_object(self.path, _SCHEMA))
     for value in (_RIGHT, {"step": 0, "rows": []}, {**_RIGHT, "share": None}):
       self.path.write_text(json.dumps(value))
@@ -89,7 +89,7 @@ class JsonlTest(parameterized.TestCase):
       ({**_RIGHT, "share": "x"}, "'share'"),
       ({**_RIGHT, "other": "x"}, "'other'"),
   )
-  def test_invalid_object_names_the_file(self, value, words):
+  def test_invalid_object_names_file(self, value, words):
     text = value if isinstance(value, str) else json.dumps(value)
     self.path.write_text(text)
     with self.assertRaisesRegex(ValueError, f"^{self.path}: .*{words}"):

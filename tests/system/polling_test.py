@@ -32,7 +32,7 @@ class PollIntervalTest(parameterized.TestCase):
   def test_first_poll_is_due(self):
     self.assertEqual(self.polling.due_in_s(), 0.0)
 
-  def test_interval_is_a_share_of_the_time_without_change(self):
+  def test_interval_is_share_of_time_without_change(self):
     self.polling.polled(True)
     times = self.polls(30.0)
     self.assertAlmostEqual(times[0], 0.02)
@@ -42,7 +42,7 @@ class PollIntervalTest(parameterized.TestCase):
     # A fixed interval of 20 ms would be 1,500 polls.
     self.assertBetween(len(times), 30, 60)
 
-  def test_interval_grows_with_the_wait_of_a_caller(self):
+  def test_interval_grows_with_wait_of_caller(self):
     self.polling.polled(True)
     self.now += 20.0
     self.polling.polled()
@@ -69,7 +69,7 @@ class PollIntervalTest(parameterized.TestCase):
   @parameterized.parameters(
       ("polled", 0.02), ("changed", 0.02), ("at_once", 0.0)
   )
-  def test_change_shortens_the_interval(self, what, pause):
+  def test_change_shortens_interval(self, what, pause):
     self.polling.polled(True)
     self.polls(30.0)
     self.assertGreater(self.polling.due_in_s(), 0.9)
@@ -79,7 +79,7 @@ class PollIntervalTest(parameterized.TestCase):
       self.polling.changed(at_once=what == "at_once")
     self.assertAlmostEqual(self.polling.due_in_s(), pause)
 
-  def test_change_never_delays_a_poll(self):
+  def test_change_never_delays_poll(self):
     self.polling.polled(True)
     self.now += 0.015
     self.polling.changed()

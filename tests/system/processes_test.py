@@ -65,7 +65,7 @@ sys.exit(processes.EXIT_OK)
 
 class OpenFilesTest(absltest.TestCase):
 
-  def test_raises_the_limit_as_far_as_it_may(self):
+  def test_raises_limit_to_hard_limit(self):
     code = (
         "import resource as r, sys\n"
         "from tba_jax.system import processes\n"
@@ -74,14 +74,14 @@ class OpenFilesTest(absltest.TestCase):
         "print(*r.getrlimit(r.RLIMIT_NOFILE))"
     )
     for now, most, expected in ((256, 900, "900 900"), (900, 900, "900 900")):
-      done = subprocess.run(
+      process = subprocess.run(
           [sys.executable, "-c", code, str(now), str(most)],
           cwd=_ROOT,
           capture_output=True,
           text=True,
           check=True,
       )
-      self.assertEqual(done.stdout.strip(), expected)
+      self.assertEqual(process.stdout.strip(), expected)
 
 
 class CoresTest(parameterized.TestCase):
@@ -129,7 +129,7 @@ class CoresTest(parameterized.TestCase):
       (8, 3, 5, [1, 1, 1]),
       (64, 5, 34, [6] * 5),
   )
-  def test_searchers_share_half_of_the_cores(
+  def test_searchers_share_half_of_cores(
       self, count, num_searchers, trainer, searchers
   ):
     mine = [*range(3, 3 + count)]
@@ -194,7 +194,7 @@ class CoresTest(parameterized.TestCase):
       with mock.patch.dict(os.environ, environment, clear=True):
         self.assertEqual(processes.cache_directory(), expected)
 
-  def test_pins_a_process(self):
+  def test_pins_process(self):
     mine = processes.available_cores()
     self.addCleanup(os.sched_setaffinity, 0, mine)
     processes.pin(mine[-1:])
@@ -205,7 +205,7 @@ class CoresTest(parameterized.TestCase):
 
 class SignalsTest(absltest.TestCase):
 
-  def test_restart_as_role_keeps_the_command_and_variables(self):
+  def test_restart_as_role_keeps_command_and_variables(self):
     name = "GLIBC_TUNABLES"
     script = (
         "import os, sys; from tba_jax.system import processes;"
@@ -221,10 +221,10 @@ class SignalsTest(absltest.TestCase):
           text=True,
       ) as process:
         printed, _ = process.communicate(timeout=60)
-      wanted = own.get(name, processes.ROLE_ENVIRONMENT[name])
-      self.assertEqual(printed, f"{process.pid} ['a b', 'c'] {wanted}\n")
+      expected = own.get(name, processes.ROLE_ENVIRONMENT[name])
+      self.assertEqual(printed, f"{process.pid} ['a b', 'c'] {expected}\n")
 
-  def test_memory_of_a_long_compilation_is_given_back(self):
+  def test_memory_of_long_compilation_is_given_back(self):
     ended = subprocess.run(
         [sys.executable, "-c", _COMPILE],
         cwd=_ROOT,
@@ -237,8 +237,8 @@ class SignalsTest(absltest.TestCase):
     self.assertLess(after_short, 0.1)
     self.assertGreater(after_long, 0.7)
 
-  def test_leave_waits_for_threads_unless_they_are_named_so(self):
-    for name, wanted in (("other", "3 done"), (processes.LEFT_BEHIND, "3 ")):
+  def test_leave_waits_for_threads_unless_named_otherwise(self):
+    for name, expected in (("other", "3 done"), (processes.LEFT_BEHIND, "3 ")):
       script = (
           "import threading; from tba_jax.system import processes;"
           " wait = threading.Event().wait;"
@@ -254,7 +254,7 @@ class SignalsTest(absltest.TestCase):
           timeout=60,
           check=False,
       )
-      self.assertEqual(f"{ended.returncode} {ended.stdout.strip()}", wanted)
+      self.assertEqual(f"{ended.returncode} {ended.stdout.strip()}", expected)
 
   def test_stop_on_signals(self):
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -270,7 +270,7 @@ class SignalsTest(absltest.TestCase):
         for n, handler in before.items():
           signal.signal(n, handler)
 
-  def test_dies_with_the_supervisor(self):
+  def test_dies_with_supervisor(self):
     script = (
         "from tba_jax.system import processes; processes.die_with_supervisor()"
     )
@@ -314,7 +314,7 @@ class SignalsTest(absltest.TestCase):
 class FreePortTest(absltest.TestCase):
 
   @unittest.skipUnless(sys.platform == "linux", "kept on Linux alone")
-  def test_is_kept_for_who_knows_it(self):
+  def test_free_port_stays_reserved(self):
     port = processes.free_port()
     with socket.socket() as other:
       with self.assertRaisesRegex(OSError, "in use"):
@@ -338,7 +338,7 @@ class DirectoryTest(absltest.TestCase):
   def assert_private(self, path):
     self.assertEqual(path.stat().st_mode & 0o777, 0o700)
 
-  def test_spool_is_in_the_workdir_or_in_the_set_place(self):
+  def test_spool_is_in_workdir_or_in_set_place(self):
     workdir = str(self.folder / "run")
     for _ in range(2):
       path = processes.spool_directory("", workdir)
@@ -348,7 +348,7 @@ class DirectoryTest(absltest.TestCase):
     self.assertEqual(processes.spool_directory(str(path), "/x"), path)
     self.assert_private(path)
 
-  def test_spool_of_a_workdir_that_no_socket_takes(self):
+  def test_spool_of_workdir_unusable_for_sockets(self):
     for name in ("x,y=z", "a#b", "a?b", "a%41b"):
       with self.subTest(name):
         path = processes.spool_directory("", str(self.folder / name))
@@ -360,7 +360,7 @@ class DirectoryTest(absltest.TestCase):
     path = self.folder / "a b='c' ä%"
     self.assertEqual(processes.spool_directory("", str(path)), path / "spool")
 
-  def test_spool_of_a_long_or_remote_workdir_is_in_the_temporary_directory(
+  def test_spool_of_long_or_remote_workdir_is_in_temporary_directory(
       self,
   ):
     # The length counts in bytes: most of these letters have two.
@@ -410,7 +410,7 @@ class WarmUpTest(parameterized.TestCase):
       ("trainer", 2 * 10**7, processes.EXIT_OK),
   )
   @pytest.mark.slow
-  def test_a_signal_ends_a_role_that_has_not_begun(self, begun, work, status):
+  def test_signal_ends_starting_role(self, begun, work, status):
     process = subprocess.Popen(
         [sys.executable, "-c", _WARM_UP, begun, str(work)],
         stdout=subprocess.PIPE,

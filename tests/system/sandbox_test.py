@@ -29,7 +29,7 @@ print(json.dumps([cell.close(), os.path.exists(file)]))
 
 class SandboxTest(absltest.TestCase):
 
-  def test_shared_memory_stays_where_a_readable_path_lies_in_it(self):
+  def test_readable_path_keeps_shared_memory(self):
     if os.geteuid() or not os.path.isdir("/dev/shm"):
       self.skipTest("only root confines disks, on Linux")
     folder = self.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
@@ -38,13 +38,13 @@ class SandboxTest(absltest.TestCase):
     file.touch()
     for readable in ([], [str(file)]):
       home = self.create_tempdir().full_path
-      done = subprocess.run(
+      process = subprocess.run(
           [sys.executable, "-c", _CONFINED, home, str(file), *readable],
           check=True,
           capture_output=True,
           timeout=60,
       )
-      missing, seen = json.loads(done.stdout)
+      missing, seen = json.loads(process.stdout)
       if "disk" in missing:
         self.skipTest("this system does not permit mount namespaces")
       self.assertEqual(seen, bool(readable))
@@ -60,10 +60,10 @@ class SandboxTest(absltest.TestCase):
           "-c",
           f"{make} home = sandbox.TemporaryHome(); {then}",
       ]
-      done = subprocess.run(
+      process = subprocess.run(
           words, env=environment, capture_output=True, text=True, timeout=60
       )
-      return done.stdout.split()
+      return process.stdout.split()
 
     (left,) = run("print(home.path, flush=True); os.kill(os.getpid(), 9)")
     self.assertTrue(os.path.isdir(left))
@@ -76,7 +76,7 @@ class SandboxTest(absltest.TestCase):
     run("home.close()")
     self.assertEqual(os.listdir(folder), [os.path.basename(kept.path)])
 
-  def test_packages_of_a_venv_below_are_seen_however_many(self):
+  def test_packages_of_venv_below_are_seen_however_many(self):
     root = pathlib.Path(self.create_tempdir().full_path)
     packages, other = root / "below/site-packages", root / "other"
     for folder in (packages, other):

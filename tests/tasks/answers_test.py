@@ -18,7 +18,7 @@ _DATA = pathlib.Path(__file__).parent / "answers_read.jsonl"
 class ParseIntegerTest(parameterized.TestCase):
 
   @parameterized.parameters("0", "7", "10", "123456789")
-  def test_reads_a_canonical_number(self, text):
+  def test_reads_canonical_number(self, text):
     self.assertEqual(answers.parse_integer(text), int(text))
 
   @parameterized.parameters(
@@ -55,14 +55,14 @@ class NumbersTest(parameterized.TestCase):
       ("007", 7.0),
       ("<eos> 3 <pad>", 3.0),
   )
-  def test_reads_the_last_number(self, text, value):
+  def test_reads_last_number(self, text, value):
     self.assertEqual(answers.last_number(text), value)
 
   @parameterized.parameters(
       "", "no number", "٧", "７", "½", "nan", "inf", "-", ".", "1" * 41,
       "7e999", "-7e999", None, 7, b"7",
   )  # fmt: skip
-  def test_returns_none_without_a_number(self, text):
+  def test_returns_none_without_number(self, text):
     self.assertIsNone(answers.last_number(text))
 
   @parameterized.parameters(
@@ -246,10 +246,10 @@ _READ = (
 class FinalAnswerTest(parameterized.TestCase):
 
   @parameterized.parameters(*_READ)
-  def test_final_answer_is_what_a_person_reads(self, text, value):
+  def test_final_answer_matches_human_reading(self, text, value):
     self.assertEqual(answers.final_answer(text), value)
 
-  def test_final_answer_of_the_file_is_what_a_person_reads(self):
+  def test_final_answers_in_file_match_human_reading(self):
     cases = [json.loads(line) for line in _DATA.read_text("utf-8").splitlines()]
     cases = [case for case in cases if "completion" in case]
     self.assertGreater(len(cases), 100)
@@ -342,7 +342,7 @@ class LinearTimeTest(parameterized.TestCase):
       "1 a (1 a) ", r"\text{", "½",
   )  # fmt: skip
   @pytest.mark.slow
-  def test_time_is_linear_in_the_length(self, piece):
+  def test_time_is_linear_in_length(self, piece):
     # A quadratic reader would take minutes.
     started = time.monotonic()
     for read in (

@@ -44,8 +44,8 @@ class ArithmeticTest(parameterized.TestCase):
     train = set(prompts(task, "train"))
     for prompt in prompts(task, "held_out"):
       for operation in "+*":
-        a, found, b = prompt.rstrip("=").partition(operation)
-        if found:
+        a, result, b = prompt.rstrip("=").partition(operation)
+        if result:
           self.assertNotIn(f"{b}{operation}{a}=", train)
 
   def test_references_are_right(self):
@@ -65,7 +65,7 @@ class ArithmeticTest(parameterized.TestCase):
     index = prompts(task, "train").index("9+8=")
     self.assertEqual(task.explain("train", index, "17"), "")
     self.assertEqual(task.explain("train", index, "16"), "gives 16, not 17")
-    self.assertIn("no whole number", task.explain("train", index, "17 "))
+    self.assertIn("not a whole number", task.explain("train", index, "17 "))
 
   def test_wrong_or_badly_written_answers_get_nothing(self):
     task = make_task()
@@ -131,14 +131,14 @@ class ArithmeticTest(parameterized.TestCase):
       ("held_out_fraction", 1.0),
       ("held_out_fraction", "0.5"),
   )
-  def test_refuses_a_bad_field(self, field, value):
+  def test_refuses_bad_field(self, field, value):
     with self.assertRaisesRegex(ValueError, rf"config\.task\.{field}="):
       make_task(**{field: value})
 
-  def test_refuses_an_empty_split(self):
+  def test_refuses_empty_split(self):
     with self.assertRaisesRegex(ValueError, "'held_out' without prompts"):
       make_task(max_number=1, held_out_fraction=0.01)
 
-  def test_refuses_an_unknown_split(self):
+  def test_refuses_unknown_split(self):
     with self.assertRaisesRegex(ValueError, "split 'test'"):
       make_task().prompt("test", 0)

@@ -53,7 +53,7 @@ class ChatTest(parameterized.TestCase):
     fields = {"template": "tulu", **fields}
     return _task(data=str(self.folder), **fields)
 
-  def test_prompts_with_the_conversation_before_the_last_answer(self):
+  def test_prompts_with_conversation_before_last_answer(self):
     task = self.make(_messages("Be kind.", "a", "b", "c", "d", first="system"))
     self.assertEqual(
         task.prompt("train", 0),
@@ -101,9 +101,9 @@ class ChatTest(parameterized.TestCase):
        "rejected": [_USER, _OTHER]},
   )  # fmt: skip
   def test_makes_pairs_of_conversations(self, **fields):
-    found = self.make(_ROW).pair_texts(fields)
+    actual = self.make(_ROW).pair_texts(fields)
     expected = "<|user|>\nWhy?\n<|assistant|>\n", "Because.", "No."
-    self.assertEqual(found, expected)
+    self.assertEqual(actual, expected)
 
   @parameterized.parameters(
       ([_USER, _ANSWER], [{**_USER, "content": "?"}, _OTHER], False),
@@ -113,7 +113,7 @@ class ChatTest(parameterized.TestCase):
       ([_USER, _ANSWER], [_USER, {**_ANSWER, "content": " "}], True),
       ("a", [_ANSWER], True),
   )
-  def test_other_pairs_lack_a_prompt_or_an_answer(
+  def test_other_pairs_lack_prompt_or_answer(
       self, chosen, rejected, has_prompt
   ):
     fields = {"prompt": "p", "chosen": chosen, "rejected": rejected}
@@ -131,7 +131,7 @@ class ChatTest(parameterized.TestCase):
     ):
       task.pair_texts(fields)
 
-  def test_formats_with_a_tokenizer_s_own_template(self):
+  def test_formats_with_tokenizer_s_own_template(self):
     tokenizer = tokenizer_lib.word_level(["a"], ".")
     tokenizer.chat_template = (
         "{% for m in messages %}[{{ m.content }}]{% endfor %}>"

@@ -56,19 +56,19 @@ class EnumerationTest(parameterized.TestCase):
       dict(numbers=4, max_number=4, max_target=99, min_solutions=8),
       dict(numbers=2, max_number=10, max_target=99, min_solutions=1),
   )
-  def test_prompts_are_those_of_brute_force(self, **fields):
+  def test_prompts_match_brute_force(self, **fields):
     task = make_task(**fields)
     expected = {}
     for numbers in itertools.combinations_with_replacement(
         range(1, fields["max_number"] + 1), fields["numbers"]
     ):
-      for target, found in solutions_by_target(numbers).items():
+      for target, result in solutions_by_target(numbers).items():
         if (
-            len(found) >= fields["min_solutions"]
+            len(result) >= fields["min_solutions"]
             and target <= fields["max_target"]
         ):
           for order in itertools.permutations(numbers):
-            expected[order, target] = len(found)
+            expected[order, target] = len(result)
     actual = {}
     for split in ("train", "held_out"):
       for i in range(task.num_prompts(split)):
@@ -88,7 +88,7 @@ class EnumerationTest(parameterized.TestCase):
     share = len(seen["held_out"]) / sum(map(len, seen.values()))
     self.assertBetween(share, 0.1, 0.2)
 
-  def test_first_prompts_of_a_split_are_different_pairs(self):
+  def test_first_prompts_of_split_are_different_pairs(self):
     pairs = []
     for i in range(500):
       numbers, target = parse_prompt(_DEFAULT.prompt("held_out", i))
@@ -168,12 +168,12 @@ class RewardTest(parameterized.TestCase):
   def key(self, text):
     return countdown.solution_key([3, 4, 7, 2], 17, text)
 
-  def test_accepts_a_right_completion(self):
+  def test_accepts_right_completion(self):
     self.assertEqual(
         self.key("4*3=12,12+7=19,19-2=17"), "12+7=19,19-2=17,4*3=12"
     )
 
-  def test_judge_finds_a_key_once(self):
+  def test_judge_finds_key_once(self):
     find = mock.Mock(wraps=_DEFAULT.solution_key)
     right = _DEFAULT.reference_completion(
         base.TRAIN, 0, np.random.default_rng(0)
@@ -186,7 +186,7 @@ class RewardTest(parameterized.TestCase):
     self.assertEqual([j.key is None for j in judgements], [False, True])
     self.assertEqual(find.call_count, 2)
 
-  def test_judge_takes_the_reward_of_a_subclass(self):
+  def test_judge_takes_reward_of_subclass(self):
     class Doubled(countdown.Countdown):
 
       def reward(self, split, index, completion):
@@ -244,7 +244,7 @@ class RewardTest(parameterized.TestCase):
       ("chained_equals", "4*3=12=12,12+7=19,19-2=17"),
       ("null", "4*3=12,12+7=19,19-2=17\0"),
   )
-  def test_cheat_gets_nothing(self, text):
+  def test_cheat_earns_nothing(self, text):
     self.assertIsNone(self.key(text))
 
   def test_results_stay_from_1_to_99(self):
@@ -311,18 +311,18 @@ class FieldsTest(parameterized.TestCase):
       ("held_out_fraction", 0.0),
       ("held_out_fraction", 1.5),
   )
-  def test_refuses_a_bad_field(self, field, value):
+  def test_refuses_bad_field(self, field, value):
     with self.assertRaisesRegex(ValueError, rf"config\.task\.{field}="):
       make_task(**{field: value})
 
   @parameterized.parameters(
       dict(min_solutions=9999), dict(held_out_fraction=0.0001)
   )
-  def test_refuses_an_empty_split(self, **fields):
+  def test_refuses_empty_split(self, **fields):
     with self.assertRaisesRegex(ValueError, "without prompts"):
       make_task(**fields)
 
-  def test_refuses_an_unknown_split(self):
+  def test_refuses_unknown_split(self):
     for call in (_DEFAULT.num_prompts, lambda s: _DEFAULT.prompt(s, 0)):
       with self.assertRaisesRegex(ValueError, "split 'test'"):
         call("test")
@@ -355,11 +355,11 @@ class CountdownReasonTest(parameterized.TestCase):
       ("7-7=0,4*3=12,12+2=14", "step 1: 0 is not from 1 to 99"),
       ("4*3=12, 12+7=19", 'step 2: " 12+7=19" is not of the form 4*3=12'),
   )
-  def test_says_what_is_wrong(self, text, reason):
+  def test_explains_error(self, text, reason):
     self.assertEqual(countdown.explain([3, 4, 7, 2], 17, text), reason)
 
   @parameterized.parameters("train", "held_out")
-  def test_there_is_a_reason_exactly_where_there_is_no_reward(self, split):
+  def test_explains_exactly_unrewarded_completions(self, split):
     task = _DEFAULT
     rng = np.random.default_rng(0)
     words = task.tokenizer_words()
@@ -398,12 +398,12 @@ class CountdownSparseTest(parameterized.TestCase):
   @parameterized.parameters(1, 2)
   def test_no_pair_has_more_solutions(self, limit):
     task = _sparse(max_solutions=limit)
-    found = {
+    result = {
         task.num_solutions(split, i)
         for split in base.SPLITS
         for i in range(0, task.num_prompts(split), 101)
     }
-    self.assertEqual(found, set(range(1, limit + 1)))
+    self.assertEqual(result, set(range(1, limit + 1)))
 
   def test_reward_is_rare(self):
     task = _sparse()
@@ -415,6 +415,6 @@ class CountdownSparseTest(parameterized.TestCase):
     ]
     self.assertBetween(np.mean(rewards), 0.001, 0.02)
 
-  def test_refuses_a_wrong_field(self):
+  def test_refuses_wrong_field(self):
     with self.assertRaisesRegex(ValueError, "config.task.max_solutions=0"):
       _sparse(max_solutions=0)

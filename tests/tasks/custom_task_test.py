@@ -25,7 +25,7 @@ _ROWS = [
 ]
 
 
-class OwnTest(parameterized.TestCase):
+class CustomTaskTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -62,7 +62,7 @@ class OwnTest(parameterized.TestCase):
     self.assertEqual(judged.key is not None, reward == 1.0)
     self.assertEqual(judged.parts, {name: reward})
 
-  def test_reward_of_none_leaves_the_others(self):
+  def test_reward_of_none_leaves_others(self):
     (self.folder / "some.py").write_text(
         "def long(completions, log_metric, **kwargs):\n"
         "  log_metric('n', 3)\n"
@@ -81,7 +81,7 @@ class OwnTest(parameterized.TestCase):
     with self.assertRaisesRegex(base.RewardError, "one returned None: must be"):
       self.make(rewards=f"{file}:one").judge("train", 0, "red")
 
-  def test_a_row_without_an_answer_is_in_no_completion(self):
+  def test_row_without_answer_is_in_no_completion(self):
     self.save("train", {"prompt": "sky?"}, {"prompt": "sea?", "answer": " "})
     task = self.make(rewards="contains", answer_kind="none")
     for index in range(2):
@@ -132,7 +132,7 @@ class OwnTest(parameterized.TestCase):
     task = self.make(rewards=rewards)
     self.assertEqual(task.explain("train", index, text), reason)
 
-  def test_asks_a_reason_of_the_user_s(self):
+  def test_asks_reason_of_user_s(self):
     task = self.make(reason="tests.tasks.own_rewards:why")
     self.assertEqual(task.explain("train", 0, "red"), "not blue: red")
     self.assertEqual(task.explain("train", 0, "blue"), "")
@@ -276,7 +276,7 @@ class OwnTest(parameterized.TestCase):
     self.assertEqual(places("no_answer"), at(4))
     self.assertEqual(places("duplicate"), at(7))
 
-  def test_a_file_of_rewards_may_hold_dataclasses(self):
+  def test_file_of_rewards_may_hold_dataclasses(self):
     path = self.folder / "json.py"
     path.write_text(
         "from __future__ import annotations\n"
@@ -290,7 +290,7 @@ class OwnTest(parameterized.TestCase):
     task = self.make(rewards=f"{path}:size")
     self.assertEqual(task.judge("train", 0, "[1, 2]").reward, 2.0)
 
-  def test_validation_of_a_source_or_cut(self):
+  def test_validation_of_source_or_cut(self):
     rows = [{"prompt": f"v{i}", "answer": "1"} for i in range(3)]
     task = self.make(validation=self.save("dev", *rows))
     self.assertEqual(task.num_prompts("validation"), 3)
@@ -300,7 +300,7 @@ class OwnTest(parameterized.TestCase):
   @parameterized.parameters(
       (None, 10), (0.25, 25), (0.001, 1), (99, 99), (0, 0)
   )
-  def test_rows_without_test_split_hold_a_part_out(self, held_out, size):
+  def test_rows_without_test_split_hold_part_out(self, held_out, size):
     # Rows of one prompt are held out together, and count once.
     self.save(
         "train",
@@ -345,7 +345,7 @@ class OwnTest(parameterized.TestCase):
     self.save("train", *rows)
     self.assertEqual(self.make(test="").num_prompts("held_out"), 1000)
 
-  def test_a_command_judges(self):
+  def test_command_judges(self):
     script = self.folder / "verify.py"
     script.write_text(
         "import json, sys\n"
@@ -360,18 +360,18 @@ class OwnTest(parameterized.TestCase):
         verifier_weight=4.0,
     )  # fmt: skip
     judge = judges.InProcess(task)
-    found = judge.judge(
+    result = judge.judge(
         [
             judges.JudgeRequest("train", 0, t)
             for t in ("blue", "red", "exit", "word")
         ]
     )
-    rewards = [j.reward for j in found]
+    rewards = [j.reward for j in result]
     np.testing.assert_array_equal(rewards, [3.0, 0.0, np.nan, np.nan])
-    self.assertEqual([j.failure for j in found], ["", "", "exit", "nan"])
-    self.assertEqual(found[0].parts, {"exact": 1.0, "verifier": 0.5})
+    self.assertEqual([j.failure for j in result], ["", "", "exit", "nan"])
+    self.assertEqual(result[0].parts, {"exact": 1.0, "verifier": 0.5})
 
-  def test_a_command_has_the_environment_of_its_worker(self):
+  def test_command_has_environment_of_its_worker(self):
     script = self.folder / "verify.py"
     script.write_text(
         "import os\n"
@@ -382,7 +382,7 @@ class OwnTest(parameterized.TestCase):
     with mock.patch.dict(os.environ, mine):
       self.assertEqual(task.judge("train", 0, "x").parts["verifier"], 0.5)
 
-  def test_a_command_requires_the_pool(self):
+  def test_command_requires_pool(self):
     config = base_config.make()
     config.task = ml_collections.ConfigDict(
         self.fields(verifier="echo 1", answer_kind="text")
@@ -431,8 +431,8 @@ class OwnTest(parameterized.TestCase):
       self.make(**changes)
 
   @parameterized.parameters("broken", "leaves")
-  def test_a_bug_costs_one_completion(self, name):
+  def test_bug_costs_one_completion(self, name):
     task = self.make(rewards=f"tests.tasks.own_rewards:{name}")
     judge = judges.InProcess(task)
-    (found,) = judge.judge([judges.JudgeRequest("train", 0, "x")])
-    np.testing.assert_equal((found.reward, found.failure), (np.nan, "error"))
+    (result,) = judge.judge([judges.JudgeRequest("train", 0, "x")])
+    np.testing.assert_equal((result.reward, result.failure), (np.nan, "error"))

@@ -62,8 +62,8 @@ class DataSetsTest(parameterized.TestCase):
   def read(self, source: str, **kwargs):
     """Returns places and prompts of a source below the test's folder."""
     source = str(self.folder / source)
-    found = rows.read_rows("config.task.train", source, **kwargs)
-    return [(row.place, row.fields["prompt"]) for row in found]
+    result = rows.read_rows("config.task.train", source, **kwargs)
+    return [(row.place, row.fields["prompt"]) for row in result]
 
   def prompts(self, source: str, **kwargs):
     return [prompt for _, prompt in self.read(source, **kwargs)]
@@ -76,7 +76,7 @@ class DataSetsTest(parameterized.TestCase):
     (folder / "README.md").write_text(readme)
     return folder
 
-  def test_a_readme_names_the_default_subset_and_others(self):
+  def test_readme_names_default_subset_and_others(self):
     self.write_subsets()
     for source in ("set", "set[train]", "set/default[train]"):
       ((place, prompt),) = self.read(source)
@@ -87,7 +87,7 @@ class DataSetsTest(parameterized.TestCase):
     self.assertEqual(self.prompts("set[test]"), ["test 1"])
     self.assertEqual(self.prompts("set/by_folder"), ["all 1"])
 
-  def test_an_unknown_subset_or_split_lists_those_that_there_are(self):
+  def test_unknown_subset_or_split_lists_available(self):
     self.write_subsets()
     with self.assertRaisesRegex(
         ValueError,
@@ -102,7 +102,7 @@ class DataSetsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "extended has no split 'test'"):
       self.read("set/*[test]")
 
-  def test_several_subsets_without_a_default_are_not_joined(self):
+  def test_several_subsets_without_default_are_not_joined(self):
     self.write_subsets(
         _CONFIGS.replace("config_name: default", "config_name: a")
     )
@@ -111,7 +111,7 @@ class DataSetsTest(parameterized.TestCase):
       self.read("set")
     self.assertEqual(self.prompts("set", preferred="a"), ["data 1"])
 
-  def test_folders_of_equal_names_are_not_joined_without_a_readme(self):
+  def test_folders_of_equal_names_are_not_joined_without_readme(self):
     folder = self.write_subsets()
     (folder / "README.md").unlink()
     # The hub's rule: data/ comes first.
@@ -134,7 +134,7 @@ class DataSetsTest(parameterized.TestCase):
       "default/{}/0000.parquet",
       "default/partial-{}/0000.parquet",
   )
-  def test_files_as_the_hub_names_them(self, name):
+  def test_files_as_hub_names_them(self, name):
     for split in ("train", "test"):
       write(self.folder / "d" / name.format(split), split)
     for split in ("train", "test"):
@@ -149,9 +149,9 @@ class DataSetsTest(parameterized.TestCase):
     (self.folder / "d" / "train.jsonl").write_text(
         '{"prompt": "2020-01-01"}\nnot json\n{"prompt": 5}\n{"prompt": "5"}\n'
     )
-    found = list(rows.read_rows("k", f"{self.folder}/d[train]"))
+    result = list(rows.read_rows("k", f"{self.folder}/d[train]"))
     self.assertEqual(
-        [(row.place, row.fields) for row in found],
+        [(row.place, row.fields) for row in result],
         [
             ("train.jsonl:1", {"prompt": "2020-01-01"}),
             ("train.jsonl:2", None),
@@ -162,21 +162,21 @@ class DataSetsTest(parameterized.TestCase):
     self.assertLen(self.read("d[test]"), 2)
 
   @parameterized.parameters("csv", "tsv")
-  def test_csv_keeps_texts_that_look_like_numbers(self, end):
+  def test_csv_keeps_numeric_texts(self, end):
     lines = ["prompt,answer", "a,007", "b,1.50", "c,12", "d,true", "e,"]
     text = "\n".join(lines).replace(",", {"csv": ",", "tsv": "\t"}[end])
     (self.folder / f"d.{end}").write_text(text)
-    found = rows.read_rows("k", str(self.folder / f"d.{end}"))
+    result = rows.read_rows("k", str(self.folder / f"d.{end}"))
     self.assertEqual(
-        [row.fields["answer"] for row in found],
+        [row.fields["answer"] for row in result],
         ["007", "1.50", "12", "true", ""],
     )
 
-  def test_csv_keeps_texts_that_look_like_gaps(self):
+  def test_csv_keeps_texts_like_na(self):
     (self.folder / "d.csv").write_text("prompt,n\nNA,1\nNone,\nnan,3\n")
-    found = rows.read_rows("k", str(self.folder / "d.csv"))
+    result = rows.read_rows("k", str(self.folder / "d.csv"))
     self.assertEqual(
-        [row.fields for row in found],
+        [row.fields for row in result],
         [
             {"prompt": "NA", "n": "1"},
             {"prompt": "None", "n": ""},
@@ -189,7 +189,7 @@ class DataSetsTest(parameterized.TestCase):
       ("train.json", '[{"prompt": 1}, '),
       ("train-0.parquet", "PAR1"),
   )
-  def test_a_damaged_file_is_an_error(self, name, content):
+  def test_damaged_file_is_error(self, name, content):
     (self.folder / "d").mkdir()
     (self.folder / "d" / name).write_text(content)
     for source in ("d", f"d/{name}"):
@@ -198,7 +198,7 @@ class DataSetsTest(parameterized.TestCase):
       ):
         self.read(source)
 
-  def test_missing_shards_are_an_error(self):
+  def test_missing_shards_are_error(self):
     for number in (0, 2):
       write(self.folder / "d" / f"train-0000{number}-of-00003.parquet", "a")
     with self.assertRaisesRegex(ValueError, "has 2 of the 3 files .*d/train-"):
@@ -206,7 +206,7 @@ class DataSetsTest(parameterized.TestCase):
     write(self.folder / "d" / "train-00001-of-00003.parquet", "b")
     self.assertEqual(self.prompts("d"), ["a", "b", "a"])
 
-  def test_options_of_a_readme_are_kept(self):
+  def test_options_of_readme_are_kept(self):
     (self.folder / "set").mkdir()
     (self.folder / "set" / "train.csv").write_text("prompt;n\na,b;1\n")
     (self.folder / "set" / "README.md").write_text(
@@ -224,7 +224,7 @@ class DataSetsTest(parameterized.TestCase):
     (row,) = rows.read_rows("k", f"{self.folder}/set")
     self.assertEqual(row, rows.Row("set[train]:1", {"prompt": "a"}))
 
-  def test_a_readme_that_cannot_be_read_is_an_error(self):
+  def test_unreadable_readme_raises(self):
     self.write_subsets("---\nconfigs: [\n---\n")
     with self.assertRaisesRegex(ValueError, "^config.task.train='.*/set'"):
       self.read("set")
@@ -236,7 +236,7 @@ class DataSetsTest(parameterized.TestCase):
       os.utime(path, (0, 0))
       self.assertEqual(self.prompts("d"), [prompt])
 
-  def test_reads_what_save_to_disk_wrote(self):
+  def test_reads_save_to_disk_output(self):
     make = lambda *p: datasets.Dataset.from_dict({"prompt": list(p)})
     make("a", "b").save_to_disk(self.folder / "one", num_shards=2)
     self.assertEqual(self.read("one"), [("one:1", "a"), ("one:2", "b")])
@@ -252,7 +252,7 @@ class DataSetsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "^config.task.train='.*/one'"):
       self.read("one")
 
-  def test_a_missing_package_is_told(self):
+  def test_missing_package_is_reported(self):
     write(self.folder / "d" / "train.parquet", "a")
     write(self.folder / "train.jsonl", "a")
     with mock.patch.object(
@@ -277,7 +277,7 @@ class DataSetsTest(parameterized.TestCase):
     )
     home = self.folder / "home"
     home.touch()  # Nothing can be written in it.
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, f"{self.folder}/set", "org/none"],
         cwd=_ROOT,
         env={**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"},
@@ -285,8 +285,8 @@ class DataSetsTest(parameterized.TestCase):
         text=True,
         timeout=120,
     )
-    self.assertEqual(done.stdout, "['data 1']\n")
-    *_, last = done.stderr.splitlines()
+    self.assertEqual(process.stdout, "['data 1']\n")
+    *_, last = process.stderr.splitlines()
     self.assertRegex(last, "^ValueError: k='org/none': .*hf download org/none")
 
 
@@ -304,7 +304,7 @@ class HubTest(parameterized.TestCase):
   def read(self, source: str) -> list[str]:
     return [row.fields["prompt"] for row in rows.read_rows("k", source)]
 
-  def test_reads_what_hf_download_fetched(self):
+  def test_reads_hf_download_output(self):
     hub_cache.add(self.cache, "org/set", self.folder, kind="dataset")
     self.assertEqual(self.read("org/set"), ["data"])
     self.assertEqual(self.read("org/set@main/extended[train]"), ["extended"])
@@ -316,7 +316,7 @@ class HubTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "--repo-type dataset --rev.* v2 "):
       self.read("org/set@v2")
 
-  def test_a_folder_of_a_data_set_without_subsets(self):
+  def test_folder_of_data_set_without_subsets(self):
     (self.folder / "README.md").write_text("# Text alone")
     hub_cache.add(self.cache, "org/set", self.folder, kind="dataset")
     self.assertEqual(self.read("org/set"), ["data"])
@@ -328,7 +328,7 @@ class HubTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "hf download org/set --repo-type "):
       self.read("org/set")
 
-  def test_reads_what_the_package_prepared(self):
+  def test_reads_prepared_package_data(self):
     builder = datasets.load_dataset_builder(
         str(self.folder), "extended", cache_dir=str(self.cache / "other")
     )
@@ -345,7 +345,7 @@ class HubTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "hf download org/set .* v1 "):
       self.read("org/set@v1/extended")
 
-  def test_a_saved_data_set(self):
+  def test_saved_data_set(self):
     saved = datasets.DatasetDict(
         test=datasets.Dataset.from_dict({"prompt": ["s"]})
     )
@@ -354,7 +354,7 @@ class HubTest(parameterized.TestCase):
     self.assertEqual(self.read("org/set[test]"), ["s"])
 
   @parameterized.parameters(PermissionError, NotADirectoryError, OSError)
-  def test_a_cache_that_cannot_be_written(self, kind):
+  def test_refuses_unwritable_cache(self, kind):
     with mock.patch.object(
         datasets, "load_dataset_builder", side_effect=kind("it is /x")
     ):
@@ -370,7 +370,7 @@ class HubTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, "no such file or folder"):
         self.read(path)
 
-  def test_a_folder_that_exists_comes_first(self):
+  def test_existing_folder_takes_precedence(self):
     before = os.getcwd()
     self.addCleanup(os.chdir, before)
     os.chdir(self.folder)

@@ -31,30 +31,30 @@ class Gsm8kBuilderTest(absltest.TestCase):
     folder = pathlib.Path(self.create_tempdir().full_path)
     self.published, self.out = folder / "published", folder / "out"
     self.published.mkdir()
-    for split, found in _ROWS.items():
-      text = "".join(json.dumps(row) + "\n" for row in found)
+    for split, result in _ROWS.items():
+      text = "".join(json.dumps(row) + "\n" for row in result)
       (self.published / f"{split}.jsonl").write_text(text)
 
   def check(self, prepared):
-    for split, found in _ROWS.items():
+    for split, result in _ROWS.items():
       read = list(rows.read_rows("k", f"{prepared}[{split}]"))
       # Rows keep the order of the file.
-      self.assertEqual([row.fields for row in read], found)
+      self.assertEqual([row.fields for row in read], result)
       self.assertEqual(read[0].place, f"gsm8k[{split}]:1")
     with self.assertRaisesRegex(ValueError, r"one of \['test', 'train'\]"):
       list(rows.read_rows("k", f"{prepared}[dev]"))
 
-  def test_prepares_from_a_folder_without_tensorflow(self):
+  def test_prepares_from_folder_without_tensorflow(self):
     code = (
         "import sys; from tba_jax.tasks import gsm8k_data;"
         f"gsm8k_data.main([{str(self.out)!r}, '--manual_dir',"
         f" {str(self.published)!r}]);"
         "sys.exit(bool({'tensorflow', 'jax'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=True,
+    process = subprocess.run([sys.executable, "-c", code], check=True,
                           capture_output=True, text=True)  # fmt: skip
     prepared = self.out / "gsm8k" / "1.0.0"
-    self.assertEqual(done.stdout.split()[-1], str(prepared))
+    self.assertEqual(process.stdout.split()[-1], str(prepared))
     self.check(prepared)
 
   def test_prepares_by_download(self):

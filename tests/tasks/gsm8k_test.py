@@ -34,9 +34,9 @@ class Gsm8kTest(parameterized.TestCase):
     self.folder = pathlib.Path(self.create_tempdir().full_path)
 
   def write(self, **splits):
-    for split, found in splits.items():
+    for split, result in splits.items():
       text = "".join(
-          json.dumps({"question": q, "answer": a}) + "\n" for q, a in found
+          json.dumps({"question": q, "answer": a}) + "\n" for q, a in result
       )
       (self.folder / f"{split}.jsonl").write_text(text)
     return str(self.folder)
@@ -68,7 +68,7 @@ class Gsm8kTest(parameterized.TestCase):
         task.reference_completion("train", 0, None), "\nTwo 2.\n#### 2"
     )
 
-  def test_braces_in_a_question_are_text(self):
+  def test_braces_in_question_are_text(self):
     data = self.write(train=[("{question} {x}?", "1")], test=[("a?", "1")])
     task = _task(data=data, prompt_format="plain")
     self.assertEqual(task.prompt("train", 0), "{question} {x}?\n")
@@ -87,7 +87,7 @@ class Gsm8kTest(parameterized.TestCase):
       ("hash", "So.\n#### 2", 1.0),
       ("hash", "#### 2\n#### 3", 0.0),
   )
-  def test_reward_follows_the_answer_rule(self, rule, completion, reward):
+  def test_reward_follows_answer_rule(self, rule, completion, reward):
     task = self.make(answer_rule=rule)
     self.assertEqual(task.reward("train", 0, completion), reward)
     key = task.solution_key("train", 0, completion)
@@ -100,11 +100,11 @@ class Gsm8kTest(parameterized.TestCase):
       ("hash", "It is 2", "no number found"),
       ("hash", "#### 1,080,000", "read 1080000, wanted 2"),
   )
-  def test_reason_follows_the_answer_rule(self, rule, completion, reason):
+  def test_reason_follows_answer_rule(self, rule, completion, reason):
     task = self.make(answer_rule=rule)
     self.assertEqual(task.explain("train", 0, completion), reason)
 
-  def test_reads_parquet_files_of_the_hub(self):
+  def test_reads_parquet_files_of_hub(self):
     for split, question in (("train", "a?"), ("test", "b?")):
       for name in ("main", "socratic"):
         path = self.folder / name / f"{split}-00000-of-00001.parquet"
@@ -115,7 +115,7 @@ class Gsm8kTest(parameterized.TestCase):
     self.assertEqual(task.num_prompts("train"), 1)
     self.assertEqual(task.prompt("train", 0), "main a?\n")
 
-  def test_white_space_is_no_other_solution(self):
+  def test_white_space_does_not_make_new_solution(self):
     task = self.make()
     keys = {
         task.solution_key("train", 0, text)
@@ -123,7 +123,7 @@ class Gsm8kTest(parameterized.TestCase):
     }
     self.assertEqual(keys, {"1+1 = 2"})
 
-  def test_rows_that_cannot_be_used(self):
+  def test_reports_unusable_rows(self):
     data = self.write(
         train=[
             ("a?", "#### 1"),

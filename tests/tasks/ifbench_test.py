@@ -92,7 +92,7 @@ class IfBenchTest(absltest.TestCase):
         task.explain("held_out", 0, "12"), "does not follow count:numbers"
     )
 
-  def test_instructions_without_a_check_are_named_and_not_counted(self):
+  def test_instructions_without_check_are_named_and_not_counted(self):
     task = self.make(*_ROWS)
     self.assertEqual(task.num_prompts("held_out"), 3)
     self.assertEqual(task.num_prompts("train"), 0)
@@ -102,11 +102,11 @@ class IfBenchTest(absltest.TestCase):
     self.assertIn("has no instruction that can be checked", lines)
     self.assertEqual(task.judge("held_out", 1, "NoSpace").reward, 1.0)
 
-  def test_a_text_that_a_checker_cannot_read_does_not_follow(self):
+  def test_unparsable_text_earns_no_reward(self):
     task = self.make(_ROWS[-1])
     self.assertEqual(task.judge("held_out", 0, "- \n-").reward, 0.0)
 
-  def test_the_package_has_294_prompts(self):
+  def test_package_has_294_prompts(self):
     task = self.task()
     self.assertEqual(task.report.read["held_out"], 294)
     self.assertEqual(task.num_prompts("held_out"), 270)
@@ -126,14 +126,14 @@ class IfBenchTest(absltest.TestCase):
         for text in _TEXTS:
           task.judge("held_out", index, text)
 
-  def test_refuses_a_file_of_other_rows(self):
+  def test_refuses_file_of_other_rows(self):
     with self.assertRaisesRegex(ValueError, "config.task.data=.*has no answer"):
       self.make({"prompt": "Why?", "answer": "So."})
 
 
 class MissingPackageTest(absltest.TestCase):
 
-  def test_names_the_package_and_the_extra(self):
+  def test_names_package_and_extra(self):
     with mock.patch.dict("sys.modules", {"nltk": None}):
       with self.assertRaisesRegex(ValueError, r"tba_jax\[ifbench\]"):
         ifbench.IfBench(data="")

@@ -139,7 +139,7 @@ class ChecksTest(parameterized.TestCase):
       "if_verifiable is not installed",
   )
   @parameterized.named_parameters((kind, kind) for kind in _IFEVAL)
-  def test_answer_that_follows_also_follows_by_ifeval(self, kind):
+  def test_following_answer_passes_ifeval_checker(self, kind):
     value, right, _ = _CASES[kind]
     name, arguments = _IFEVAL[kind]
     module = importlib.import_module("if_verifiable.ifeval")
@@ -148,7 +148,7 @@ class ChecksTest(parameterized.TestCase):
     for text in right:
       self.assertTrue(checker.check_following(text), text)
 
-  def test_a_value_is_in_each_wording_that_needs_one(self):
+  def test_wordings_have_placeholder_exactly_for_kinds_with_values(self):
     for name, kind in instructions.KINDS.items():
       needs = [*kind.values] != [""]
       for wording in kind.wordings:
@@ -177,9 +177,9 @@ class InstructionsTest(parameterized.TestCase):
     for split in self.splits:
       for index in range(self.task.num_prompts(split)):
         text = base.reference_text(self.task, split, index)
-        found = self.task.judge(split, index, text)
-        self.assertEqual(found.reward, 1.0, self.task.prompt(split, index))
-        self.assertIsNotNone(found.key)
+        result = self.task.judge(split, index, text)
+        self.assertEqual(result.reward, 1.0, self.task.prompt(split, index))
+        self.assertIsNotNone(result.key)
 
   def test_splits_share_neither_topics_nor_prompts(self):
     topics = {
@@ -218,13 +218,13 @@ class InstructionsTest(parameterized.TestCase):
     single = _task(max_instructions=1)
     self.assertLen(single.instructions("held_out", 0), 1)
 
-  def test_prompts_are_a_function_of_the_seed(self):
+  def test_prompts_are_function_of_seed(self):
     again, other = _task(), _task(split_seed=1)
     for split in self.splits:
       self.assertEqual(self.prompts(split, again), self.prompts(split))
     self.assertNotEqual(self.prompts("train", other), self.prompts("train"))
 
-  def test_the_reward_is_the_share_of_instructions_that_hold(self):
+  def test_reward_is_fraction_of_followed_instructions(self):
     task = self.task
     index = next(
         i
@@ -242,7 +242,7 @@ class InstructionsTest(parameterized.TestCase):
         task.explain("train", index, "Why is it?"), "does not follow: "
     )
 
-  def test_a_completion_that_was_cut_off_has_no_reward(self):
+  def test_truncated_completion_has_no_reward(self):
     text = base.reference_text(self.task, "train", 0)
     judge = judges.InProcess(self.task)
     done, cut = judge.judge(
@@ -254,7 +254,7 @@ class InstructionsTest(parameterized.TestCase):
     self.assertEqual((done.reward, cut.reward, cut.key), (1.0, 0.0, None))
     self.assertEqual(cut.parts, dict.fromkeys(done.parts, 0.0))
 
-  def test_a_completion_always_gets_the_same_reward(self):
+  def test_completion_always_gets_same_reward(self):
     texts = ["ok", "It is 12, OK?", '- a\n- "b"!', '{"answer": "so"}']
     task, again = self.task, _task()
     for split in self.splits:
@@ -264,7 +264,7 @@ class InstructionsTest(parameterized.TestCase):
               task.judge(split, index, text), again.judge(split, index, text)
           )
 
-  def test_long_prompts_are_dropped_and_workers_find_the_others(self):
+  def test_long_prompts_are_dropped_with_stable_indices_in_workers(self):
     task = _task()
     task.drop_long(fakes.Characters(), 90)
     for split in self.splits:
@@ -296,7 +296,7 @@ class InstructionsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, f"config.task.{name}={value!r}"):
       _task(**{name: value})
 
-  def test_refuses_more_prompts_than_there_are(self):
+  def test_refuses_more_prompts_than_available(self):
     with self.assertRaisesRegex(ValueError, "config.task: no 2000 distinct"):
       _task(
           held_out_kinds="no_period",

@@ -44,7 +44,7 @@ class EqualTest(parameterized.TestCase):
       ("1,080", r"1,\!080."),
       ("2^{10}", "1024"),
   )
-  def test_accepts_the_same_answer(self, reference, answer):
+  def test_accepts_same_answer(self, reference, answer):
     self.assertTrue(math_answers.equal(reference, answer))
 
   @parameterized.parameters(
@@ -70,7 +70,7 @@ class EqualTest(parameterized.TestCase):
   def test_refuses_another_answer(self, reference, answer):
     self.assertFalse(math_answers.equal(reference, answer))
 
-  def test_reads_answers_as_a_person_does(self):
+  def test_reads_answers_like_human(self):
     cases = [json.loads(line) for line in _READ.read_text("utf-8").splitlines()]
     cases = [case for case in cases if "reference" in case]
     self.assertGreater(len(cases), 150)

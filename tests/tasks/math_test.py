@@ -71,9 +71,9 @@ class MathTest(parameterized.TestCase):
         "train": ["49", r"\frac{1}{2}", "x^2+2x+1", "3,-3", "3"],
         "held_out": [r"2\sqrt{3}", r"\text{Ann}"],
     }
-    for split, found in answers.items():
-      self.assertEqual(task.num_prompts(split), len(found))
-      for i, answer in enumerate(found):
+    for split, result in answers.items():
+      self.assertEqual(task.num_prompts(split), len(result))
+      for i, answer in enumerate(result):
         self.assertEqual(task.example(split, i).answer, answer)
         solution = task.reference_completion(split, i, None)
         self.assertEqual(task.reward(split, i, solution), 1.0)
@@ -88,7 +88,7 @@ class MathTest(parameterized.TestCase):
       ("1/2", 0.0),
       ("", 0.0),
   )
-  def test_reward_is_of_the_last_box(self, completion, reward):
+  def test_reward_is_of_last_box(self, completion, reward):
     task = _task()
     self.assertEqual(task.reward("train", 1, completion), reward)
     key = task.solution_key("train", 1, completion)
@@ -101,10 +101,10 @@ class MathTest(parameterized.TestCase):
       # Only math-verify knows, which may take for ever.
       (r"\boxed{\frac{98}{2}}", ""),
   )
-  def test_why_it_is_wrong(self, completion, why):
+  def test_explains_error(self, completion, why):
     self.assertEqual(_task().explain("train", 0, completion), why)
 
-  def test_rows_that_cannot_be_used(self):
+  def test_reports_unusable_rows(self):
     task = _task(prompt_format="bare")
     task.drop_long(fakes.Characters(), 200)
     self.assertEqual(task.report.read, {"train": 12, "held_out": 2})
@@ -127,7 +127,7 @@ class MathTest(parameterized.TestCase):
         task.report.lines(),
     )
 
-  def test_an_answer_may_be_a_number(self):
+  def test_answer_may_be_number(self):
     path = self.folder / "numbers.jsonl"
     path.write_text(
         "".join(
@@ -144,7 +144,7 @@ class MathTest(parameterized.TestCase):
     self.assertEqual(task.reward("train", 0, r"\boxed{204}"), 1.0)
     self.assertEqual(task.reward("train", 1, r"\boxed{\frac{1}{2}}"), 1.0)
 
-  def test_overlap_with_the_test_split(self):
+  def test_overlap_with_test_split(self):
     train = self.rows("train.jsonl", "Ours?", "Theirs?", "Both of us?")
     test = self.rows("test.jsonl", "Others?", "both  of US?", "theirs? ")
     with self.assertRaisesRegex(
@@ -162,7 +162,7 @@ class MathTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "task.train=.*every prompt"):
       _task(train=test, test=test, overlap="leave_out")
 
-  def test_reads_a_folder_of_parquet_files(self):
+  def test_reads_folder_of_parquet_files(self):
     # The hub has a folder for each subject.
     import pyarrow
     from pyarrow import parquet

@@ -76,9 +76,10 @@ class ReadTest(parameterized.TestCase):
       ),
   )  # fmt: skip
   def test_formats(self, record, expected):
-    found = offline_completions.read(self.write(record))
+    actual = offline_completions.read(self.write(record))
     self.assertEqual(
-        found, {"p": [offline_completions.Completion(*one) for one in expected]}
+        actual,
+        {"p": [offline_completions.Completion(*one) for one in expected]},
     )
 
   @parameterized.parameters(
@@ -88,9 +89,9 @@ class ReadTest(parameterized.TestCase):
       {"prompt": "p", "completions": [{"text": "a", "": 1.0}]},
   )
   def test_no_field_reads_no_rewards(self, **record):
-    found = offline_completions.read(self.write(record), "")
+    result = offline_completions.read(self.write(record), "")
     self.assertEqual(
-        found,
+        result,
         {
             "p": [
                 offline_completions.Completion("a", None, None, None, -1, None)
@@ -99,7 +100,7 @@ class ReadTest(parameterized.TestCase):
     )
 
   @parameterized.parameters("prompt", "messages")
-  def test_messages_are_found_by_those_of_the_task(self, name):
+  def test_messages_match_those_of_task(self, name):
     chat = [{"role": "user", "content": "two"}]
     completions = offline_completions.read(
         self.write({name: chat, "completion": "a", "reward": 1})
@@ -109,10 +110,10 @@ class ReadTest(parameterized.TestCase):
         num_prompts=lambda split: 2, prompt=lambda split, i: prompts[i]
     )
     tokenizer = types.SimpleNamespace(encode_prompt=str, decode=str)
-    found = offline_completions.by_prompt_id(completions, task, tokenizer)
-    self.assertEqual({i: c[0].text for i, c in found.items()}, {1: "a"})
+    result = offline_completions.by_prompt_id(completions, task, tokenizer)
+    self.assertEqual({i: c[0].text for i, c in result.items()}, {1: "a"})
 
-  def test_refuses_rewards_of_a_prompt_that_two_problems_share(self):
+  def test_refuses_rewards_of_ambiguous_prompt(self):
     task = types.SimpleNamespace(
         num_prompts=lambda split: 2, prompt=lambda split, i: "guess"
     )
@@ -128,8 +129,8 @@ class ReadTest(parameterized.TestCase):
     )
     self.assertEqual([*both], [0, 1])
 
-  def test_lines_of_a_prompt_come_together(self):
-    found = offline_completions.read(
+  def test_lines_of_prompt_come_together(self):
+    result = offline_completions.read(
         self.write(
             {"prompt": "p", "completion": "a", "score": 1},
             "",
@@ -138,7 +139,7 @@ class ReadTest(parameterized.TestCase):
         ),
         "score",
     )
-    self.assertEqual([c.reward for c in found["p"]], [1.0, 3.0])
+    self.assertEqual([c.reward for c in result["p"]], [1.0, 3.0])
 
   @parameterized.parameters(
       ("{", "Expecting"),
@@ -194,12 +195,12 @@ class ReadTest(parameterized.TestCase):
           "version: must be",
       ),
   )
-  def test_errors_name_the_line(self, line, message):
+  def test_errors_name_line(self, line, message):
     path = self.write({"prompt": "p", "completion": "a", "reward": 1}, line)
     with self.assertRaisesRegex(ValueError, f"{path} line 2: {message}"):
       offline_completions.read(path)
 
-  def test_missing_logprobs_are_an_error_where_they_are_needed(self):
+  def test_refuses_missing_logprobs_if_required(self):
     line = {"prompt": "p", "completion": "a", "reward": 1}
     for more in ({}, {"logprobs": [-math.inf]}, {"logprobs": [math.nan]}):
       path = self.write({**line, **more})
@@ -210,13 +211,13 @@ class ReadTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "line 1: token_ids are missing"):
       offline_completions.read(path, needs_logprobs=True)
 
-  def test_a_byte_order_mark_is_none_of_the_text(self):
+  def test_byte_order_mark_is_none_of_text(self):
     path = self.write(
         "\ufeff" + '{"prompt": "p", "completion": "a", "reward": 1}'
     )
     self.assertEqual(list(offline_completions.read(path)), ["p"])
 
-  def test_an_empty_file_is_an_error(self):
+  def test_empty_file_is_error(self):
     with self.assertRaisesRegex(ValueError, "one completion or more"):
       offline_completions.read(self.write(""))
 
@@ -237,7 +238,7 @@ class ValuesTest(absltest.TestCase):
         path, TASK, TOKENIZER, reward_field="reward", temperature=temperature
     )
 
-  def test_a_value_is_the_log_mean_exp(self):
+  def test_value_is_log_mean_exp(self):
     # A prompt may be written as its tokens decode.
     path = self.write(("^two", np.log(3.0)), ("one", 0.0))
     np.testing.assert_allclose(self.values(path), [0.0, np.log(2.0)], atol=1e-6)
@@ -245,7 +246,7 @@ class ValuesTest(absltest.TestCase):
         self.values(path, 0.5), [0.0, np.log(5.0) / 2], atol=1e-6
     )
 
-  def test_all_prompts_must_be_there(self):
+  def test_refuses_missing_prompts(self):
     path = self.write(("one", 0.0), ("three", 1.0))
     with self.assertRaisesRegex(
         ValueError, "loss.baseline_file.*1 are missing, the first is 'two'"
@@ -260,10 +261,10 @@ class ValuesTest(absltest.TestCase):
     tokenizer = mock.Mock()
     tokenizer.encode_prompt = lambda prompt: [base.plain_text(prompt)]
     tokenizer.decode = lambda ids: ids[0]
-    (found,) = offline_completions.by_prompt_id(
+    (result,) = offline_completions.by_prompt_id(
         {"user: two": ["log"]}, task, tokenizer
     ).items()
-    self.assertEqual(found, (0, ["log"]))
+    self.assertEqual(result, (0, ["log"]))
     with self.assertRaisesRegex(ValueError, "the first is 'user: two'"):
       offline_completions.values(
           self.write(("other", 0.0)), task, tokenizer, reward_field="reward",

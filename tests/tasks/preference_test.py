@@ -28,7 +28,7 @@ class PreferenceTest(absltest.TestCase):
     )
     self.assertEqual(task.num_prompts("held_out"), 4)
 
-  def test_the_reward_is_the_sum_of_scores(self):
+  def test_reward_is_sum_of_scores(self):
     task = make_task(num_letters=4, max_letters=8, held_out_fraction=0.5)
     where = {
         task.prompt(s, i): (s, i)
@@ -56,7 +56,7 @@ class PreferenceTest(absltest.TestCase):
         task.reward(*where["ac:"], "abbd:"), expected - 1 / 8, places=6
     )
 
-  def test_the_best_letter_repeated_is_best(self):
+  def test_best_letter_repeated_is_best(self):
     task = make_task(num_letters=6, max_letters=3)
     for index in range(task.num_prompts("train")):
       best = task.best_reward("train", index)
@@ -68,7 +68,7 @@ class PreferenceTest(absltest.TestCase):
       ]
       self.assertAlmostEqual(best, max(*rewards, 0.0), places=6)
 
-  def test_half_of_the_best_is_right(self):
+  def test_half_of_best_is_right(self):
     task = make_task(num_letters=6, max_letters=4)
     rng = np.random.default_rng(0)
     seen = set()
@@ -85,7 +85,7 @@ class PreferenceTest(absltest.TestCase):
         seen.add(is_right)
     self.assertEqual(seen, {True, False})
 
-  def test_the_language_is_a_chain_that_the_prompt_begins(self):
+  def test_language_is_markov_chain_from_prompt(self):
     task = make_task(num_letters=5, max_letters=6)
     rng = np.random.default_rng(1)
     after = collections.defaultdict(collections.Counter)
@@ -111,7 +111,7 @@ class PreferenceTest(absltest.TestCase):
         task.reference_completion("train", 0, np.random.default_rng(2)),
     )
 
-  def test_texts_fit_what_the_task_says(self):
+  def test_texts_fit_declared_lengths(self):
     task = make_task()
     words = set(task.tokenizer_words())
     rng = np.random.default_rng(0)

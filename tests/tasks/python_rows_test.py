@@ -34,7 +34,7 @@ class PythonRowsTest(parameterized.TestCase):
       ("DataFrame", pd.DataFrame(_ROWS)),
       ("Dataset", datasets.Dataset.from_list(_ROWS)),
   )
-  def test_rows_are_the_same_of_all_kinds(self, data):
+  def test_rows_are_same_of_all_kinds(self, data):
     self.assertEqual(self.write(data), ({"train": _ROWS}, "{prompt}"))
 
   def test_prompts_and_messages_are_rows(self):
@@ -46,7 +46,7 @@ class PythonRowsTest(parameterized.TestCase):
     )
     self.assertEqual(template, "{messages}")
 
-  def test_splits_are_a_mapping_and_paths_stay(self):
+  def test_splits_are_mapping_and_paths_are_kept(self):
     data = datasets.DatasetDict(train=datasets.Dataset.from_list(_ROWS))
     self.assertEqual(self.write(data)[0], {"train": _ROWS})
     sources, _ = python_rows.sources(
@@ -78,7 +78,7 @@ class PythonRowsTest(parameterized.TestCase):
     rows = [{"question": "1+2"}]
     self.assertEqual(self.write(rows, "Q: {question}")[1], "Q: {question}")
 
-  def test_other_rows_than_the_run_began_with_are_refused(self):
+  def test_other_rows_than_run_began_with_are_refused(self):
     self.write(_ROWS)
     self.write(_ROWS)
     with self.assertRaisesRegex(

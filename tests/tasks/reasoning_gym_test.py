@@ -54,7 +54,7 @@ class ReasoningGymTest(parameterized.TestCase):
           guess = task.judge(split, 0, "no idea").reward
           self.assertLess(guess, 1.1 if name in _ANY_TEXT else 0.5)
 
-  def test_problems_are_a_function_of_the_seed_and_differ_between_splits(self):
+  def test_problems_are_function_of_seed_and_differ_between_splits(self):
     task, again = (_task(train_prompts=50) for _ in range(2))
     other = _task(train_prompts=50, split_seed=1)
     prompts = lambda task, split: [
@@ -74,7 +74,7 @@ class ReasoningGymTest(parameterized.TestCase):
     self.assertLess(task.num_prompts("train"), 400)
     self.assertIn("test split", "".join(task.report.lines()))
 
-  def test_takes_arguments_of_the_data_set(self):
+  def test_takes_arguments_of_data_set(self):
     task = _task(
         source="reasoning_gym:chain_sum",
         arguments='{"min_terms": 2, "max_terms": 2}',
@@ -102,7 +102,7 @@ class ReasoningGymTest(parameterized.TestCase):
     right = base.reference_text(mixed, "held_out", 0)
     self.assertEqual(mixed.judge("held_out", 0, right).reward, 1.0)
 
-  def test_reads_the_answer_between_tags(self):
+  def test_reads_answer_between_tags(self):
     task = _task(tags=True)
     system, user = task.prompt("train", 0)
     self.assertEqual((system["role"], user["role"]), ("system", "user"))
@@ -115,7 +115,7 @@ class ReasoningGymTest(parameterized.TestCase):
     self.assertEqual(reward(number), 0.0)
     self.assertLess(reward(f"<answer>{number}</answer><answer>x</answer>"), 1.0)
 
-  def test_says_what_is_wrong(self):
+  def test_explains_error(self):
     task = _task()
     right = task.example("train", 0).answer
     self.assertEqual(task.explain("train", 0, "x"), f'wanted "{right}"')
@@ -139,7 +139,7 @@ class ReasoningGymTest(parameterized.TestCase):
 
 class MissingPackageTest(absltest.TestCase):
 
-  def test_names_the_package_and_the_extra(self):
+  def test_names_package_and_extra(self):
     with absltest.mock.patch.dict("sys.modules", {"reasoning_gym": None}):
       with self.assertRaisesRegex(ValueError, r"tba_jax\[reasoning_gym\]"):
         _task()

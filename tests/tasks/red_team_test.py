@@ -34,7 +34,7 @@ class RedTeamTest(parameterized.TestCase):
         {task.prompt(base.TRAIN, 0)},
     )
 
-  def test_synthetic_instructions_are_words_of_the_tokenizer(self):
+  def test_synthetic_instructions_are_words_of_tokenizer(self):
     task = _make()
     made = tokenizer.word_level(task.tokenizer_words(), task.tokenizer_pattern)
     rng = np.random.default_rng(0)
@@ -49,14 +49,14 @@ class RedTeamTest(parameterized.TestCase):
     prompt = made.encode_prompt(task.prompt(base.TRAIN, 0))
     self.assertLen(prompt, task.max_prompt_tokens)
 
-  def test_reads_instructions_of_a_file(self):
+  def test_reads_instructions_of_file(self):
     path = self.folder / "instructions.jsonl"
     rows = [{"instruction": t} for t in ("Name a tree. ", "Sing.", "Sing.")]
     path.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     task = _make(instructions=str(path))
     rng = np.random.default_rng(0)
-    found = {task.reference_completion(base.TRAIN, 0, rng) for _ in range(40)}
-    self.assertEqual(found, {" Name a tree.", " Sing."})
+    result = {task.reference_completion(base.TRAIN, 0, rng) for _ in range(40)}
+    self.assertEqual(result, {" Name a tree.", " Sing."})
     # " Name", " a", " tree", "." and the stop token.
     self.assertEqual(task.max_completion_tokens, 5)
 
@@ -94,7 +94,7 @@ class RedTeamTest(parameterized.TestCase):
       ("[", "not a JSON object.*instructions.jsonl:1"),
       ("", "train: 0 prompts of 0 rows"),
   )
-  def test_a_file_that_is_wrong(self, text, message):
+  def test_refuses_invalid_file(self, text, message):
     path = self.folder / "instructions.jsonl"
     path.write_text(text)
     with self.assertRaisesRegex(ValueError, message):
@@ -118,6 +118,6 @@ class RedTeamTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       _make(**changes)
 
-  def test_nothing_is_judged_without_a_victim(self):
+  def test_nothing_is_judged_without_victim(self):
     with self.assertRaises(base.RewardError):
       _make().judge(base.TRAIN, 0, " red")

@@ -50,11 +50,11 @@ class RewardCallsTest(parameterized.TestCase):
   @parameterized.parameters(
       (ours, False), (ours_async, True), (trl, True), (trl_async, True)
   )
-  def test_forms_give_the_same_numbers(self, function, takes_group):
+  def test_forms_give_same_numbers(self, function, takes_group):
     self.assertEqual(_call(function, "ab", "abc"), [8, 9])
     self.assertEqual(reward_calls.takes_group(function), takes_group)
 
-  def test_completions_of_a_prompt_are_judged_together(self):
+  def test_completions_of_prompt_are_judged_together(self):
     self.assertTrue(reward_calls.takes_group(Ranks()))
     self.assertEqual(_call(Ranks(), "ccc", "a", "bb"), [2, 0, 1])
 
@@ -93,8 +93,8 @@ class RewardCallsTest(parameterized.TestCase):
     given = reward_calls.call(
         trl, "Sky?", ["blue", "red"], _ROW, _ROW, [(4, 2), (5, 6, 2)]
     )
-    wanted = [{"reward": 2, "longest": 3}, {"reward": None, "longest": 3}]
-    self.assertEqual(given, wanted)
+    expected = [{"reward": 2, "longest": 3}, {"reward": None, "longest": 3}]
+    self.assertEqual(given, expected)
     # As in TRL's own example, with the other arguments left in kwargs.
     lengths = lambda completion_ids, **kwargs: [len(i) for i in completion_ids]
     self.assertTrue(reward_calls.takes_group(lengths))

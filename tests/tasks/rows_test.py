@@ -36,8 +36,8 @@ class ReadRowsTest(parameterized.TestCase):
     self.folder = pathlib.Path(self.create_tempdir().full_path)
 
   def read(self, source: str):
-    found = rows.read_rows("config.task.train", str(self.folder / source))
-    return [(row.place, row.fields) for row in found]
+    result = rows.read_rows("config.task.train", str(self.folder / source))
+    return [(row.place, row.fields) for row in result]
 
   def test_reads_jsonl(self):
     (self.folder / "train.jsonl").write_bytes(
@@ -120,7 +120,7 @@ class ReadRowsTest(parameterized.TestCase):
     for name, (_, value) in columns.items():
       self.assertIs(type(fields[name]), type(value))
 
-  def test_all_kinds_of_files_read_the_same(self):
+  def test_all_kinds_of_files_read_same(self):
     fields = {
         "prompt": "a",
         "day": "2024-01-02",
@@ -145,7 +145,7 @@ class ReadRowsTest(parameterized.TestCase):
     )
     self.assertEqual(self.read("e.parquet"), [("e.parquet:1", fields)])
 
-  def test_reads_a_file_of_the_working_directory(self):
+  def test_reads_file_of_working_directory(self):
     (self.folder / "a.csv").write_text("prompt\nx\n")
     with contextlib.chdir(self.folder):
       (row,) = rows.read_rows("config.task.train", "a.csv")
@@ -177,11 +177,11 @@ class ReadRowsTest(parameterized.TestCase):
       ({"a": 1}, "'x' is an object: .* field of the object, such as x.a"),
       (b"\xff", "'x' is bytes, not UTF-8 text"),
   )
-  def test_refuses_what_is_no_text(self, value, message):
+  def test_refuses_non_text(self, value, message):
     with self.assertRaisesRegex(rows.UnusableError, message):
       rows.as_text("x", value)
 
-  def test_names_a_source_without_files(self):
+  def test_names_source_without_files(self):
     (self.folder / "empty").mkdir()
     (self.folder / "a.jsonl").write_text("{}")
     for source in ("nope.jsonl", "empty", "a.jsonl[train]"):
@@ -222,7 +222,7 @@ class MessagesTest(parameterized.TestCase):
   @parameterized.parameters(
       "text", "[1, 2]", '[{"a": 1}]', "[{", 5, None, ([],)
   )
-  def test_is_no_conversation(self, value):
+  def test_non_conversation_is_none(self, value):
     self.assertIsNone(rows.messages_of("chat", value))
 
   @parameterized.parameters(
@@ -270,8 +270,8 @@ def _rows(split: str, prompts: str) -> list[rows.Row]:
 
 def _letters(*, kwargs=None, **splits) -> _Letters:
   made = {
-      split: _rows(split, found) if isinstance(found, str) else found
-      for split, found in splits.items()
+      split: _rows(split, result) if isinstance(result, str) else result
+      for split, result in splits.items()
   }
   return _Letters(made, **kwargs or {})
 
@@ -295,10 +295,10 @@ class RowsTaskTest(parameterized.TestCase):
                      ["f:1", "f:6"])  # fmt: skip
     self.assertEqual(task.report.read, {"train": 12, "held_out": 1})
     self.assertEqual(task.report.used, {"train": 2, "held_out": 1})
-    found = task.report.to_json()["left_out"]["train"]
-    self.assertEqual(found["no_prompt"], ["f:3"])
-    self.assertEqual(found["no_answer"], ["f:4"])
-    self.assertEqual(found["duplicate"], ["f:5"])
+    result = task.report.to_json()["left_out"]["train"]
+    self.assertEqual(result["no_prompt"], ["f:3"])
+    self.assertEqual(result["no_answer"], ["f:4"])
+    self.assertEqual(result["duplicate"], ["f:5"])
     # A line names the first five places.
     (line,) = [line for line in task.report.lines() if "JSON" in line]
     self.assertIn("train: 7 rows left out", line)
@@ -309,7 +309,7 @@ class RowsTaskTest(parameterized.TestCase):
       (b"\x00\xff\x93PK\n\x01", "not a JSON object.*train.jsonl:1"),
       (b'{"question": "a"}\n', r"has no prompt.*fields \['question'\]"),
   )
-  def test_a_file_without_a_usable_row_is_the_culprit(self, content, why):
+  def test_file_without_usable_row_is_culprit(self, content, why):
     path = pathlib.Path(self.create_tempdir().full_path) / "train.jsonl"
     path.write_bytes(content)
     with self.assertRaisesRegex(ValueError, f"task.train='{path}'.*{why}"):
@@ -319,7 +319,7 @@ class RowsTaskTest(parameterized.TestCase):
           kwargs={"validation_prompts": 20},
       )
 
-  def test_splits_that_share_prompts(self):
+  def test_reports_prompts_in_both_splits(self):
     test = [rows.Row("t:1", {"prompt": "What  is\nit?", "answer": "1"})]
     mine = [rows.Row("x:1", {"prompt": "what is it?", "answer": "1"})]
     for splits in (
@@ -372,14 +372,14 @@ class RowsTaskTest(parameterized.TestCase):
 
   def test_rows_of_one_prompt_may_be_different_problems(self):
     made = _rows("t", "a a a a a")
-    with self.assertRaisesRegex(ValueError, "'keep' where rows of one prompt"):
+    with self.assertRaisesRegex(ValueError, "'keep' if rows of one prompt"):
       _letters(train=made, held_out="a")
     kwargs = {"overlap": "keep", "validation_prompts": 2}
     task = _letters(train=made, held_out="a", kwargs=kwargs)
     self.assertEqual(task.num_prompts("train"), 3)
     self.assertEqual(task.num_prompts("validation"), 2)
 
-  def test_a_row_that_cannot_be_read_says_why(self):
+  def test_unreadable_row_has_reason(self):
 
     class Task(_Letters):
 
@@ -438,7 +438,7 @@ class RowsTaskTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "max_prompt_tokens=0.*'train'"):
       task.drop_long(fakes.Characters(), 0)
 
-  def test_a_task_may_shorten_a_prompt(self):
+  def test_task_may_shorten_prompt(self):
     row = rows.Row("s:1", {"prompt": "aaa", "answer": "1", "short": "a"})
     task = _letters(train=[row], held_out="x")
     task.drop_long(fakes.Characters(), 1)
@@ -457,14 +457,14 @@ class RowsTaskTest(parameterized.TestCase):
     self.assertEqual(task.num_prompts("held_out"), 1)
     self.assertEqual(task.report.places("train", "answer_too_long"), ["a"])
 
-  def test_answers_that_a_chat_template_writes_otherwise_are_counted(self):
+  def test_counts_rerendered_answers(self):
 
     class Templated(fakes.Characters):
 
       def encode_answered(self, prompt, answer):
-        found = super().encode_answered(prompt, answer)
-        changed = dataclasses.replace(found, num_untrained=2)
-        return {"a": None, "b": changed}.get(prompt, found)
+        result = super().encode_answered(prompt, answer)
+        changed = dataclasses.replace(result, num_untrained=2)
+        return {"a": None, "b": changed}.get(prompt, result)
 
     task = _letters(train="a b c", held_out="d")
     task.drop_long(Templated(), 1)
@@ -474,7 +474,7 @@ class RowsTaskTest(parameterized.TestCase):
     self.assertEqual(task.report.places("train", "rerendered"), ["train:0"])
     self.assertStartsWith(task.report.warnings[-1], "warning: 2 of the assist")
 
-  def test_unseen_words_are_a_warning(self):
+  def test_unseen_words_are_warning(self):
     task = _letters(train="one two", held_out="answer")
     task.warn_of_unseen_words()
     self.assertEqual(task.report.warnings, [])
@@ -487,7 +487,7 @@ class RowsTaskTest(parameterized.TestCase):
 
 class ReportTest(absltest.TestCase):
 
-  def test_reports_of_a_run(self):
+  def test_reports_of_run(self):
     folder = pathlib.Path(self.create_tempdir().full_path)
     events = []
     for task in (
@@ -504,7 +504,7 @@ class ReportTest(absltest.TestCase):
     saved = jsonl.read_json(folder / rows.REPORT_FILE)
     self.assertEqual(saved["used"], {"train": 2, "held_out": 1})
 
-  def test_the_terminal_shows_what_is_too_long_and_what_is_unseen(self):
+  def test_terminal_shows_overlong_and_unseen_counts(self):
     folder = pathlib.Path(self.create_tempdir().full_path)
     write = lambda name, *words: (folder / f"{name}.jsonl").write_text(
         "".join(json.dumps({"prompt": w, "answer": w}) + "\n" for w in words)

@@ -33,7 +33,7 @@ class MakeTaskTest(absltest.TestCase):
       for split in base.SPLITS:
         self.assertGreater(task.num_prompts(split), 0)
 
-  def test_fields_reach_the_task(self):
+  def test_fields_reach_task(self):
     task = task_table.make_task(
         ml_collections.ConfigDict({"name": "arithmetic", "max_number": 3})
     )
@@ -48,14 +48,14 @@ class MakeTaskTest(absltest.TestCase):
     self.assertEqual(judged, [1, failure, 3])
     judge.assert_called_with("train", 5, "c")
 
-  def test_refuses_an_unknown_name(self):
+  def test_refuses_unknown_name(self):
     for fields in ({"name": "chess"}, {}):
       with self.assertRaisesRegex(
           ValueError, r"config\.task\.name=.*arithmetic.*countdown"
       ):
         task_table.make_task(ml_collections.ConfigDict(fields))
 
-  def test_makes_a_class_from_outside(self):
+  def test_makes_class_from_outside(self):
     self.enter_context(mock.patch.dict(sys.modules, mine=sys.modules[__name__]))
     task = task_table.make_task(
         ml_collections.ConfigDict({"name": "mine:Mine"})
@@ -64,7 +64,7 @@ class MakeTaskTest(absltest.TestCase):
     self.assertEqual(task_table.fields("mine:Mine")["max_number"], 3)
     self.assertIsNone(task_table.fields("mine:Yours"))
 
-  def test_says_why_a_class_from_outside_is_none(self):
+  def test_gives_reason_class_from_outside_is_none(self):
     folder = self.create_tempdir()
     folder.create_file("broken_task.py", "1 / 0")
     self.enter_context(mock.patch.object(sys, "path", [folder.full_path]))
@@ -78,12 +78,12 @@ class MakeTaskTest(absltest.TestCase):
       with self.assertRaisesRegex(ValueError, f"task.name='{name}': .*{why}"):
         task_table.find(name)
 
-  def test_refuses_a_field_of_another_task(self):
+  def test_refuses_field_of_another_task(self):
     config = ml_collections.ConfigDict({"name": "arithmetic", "numbers": 4})
     with self.assertRaisesRegex(ValueError, r"config\.task\.numbers=4"):
       task_table.make_task(config)
 
-  def test_a_seed_is_an_integer_from_0(self):
+  def test_seed_is_integer_from_0(self):
     for name, seed in (("arithmetic", -1), ("math", 1.5), ("countdown", True)):
       config = ml_collections.ConfigDict({"name": name, "split_seed": seed})
       with self.assertRaisesRegex(ValueError, r"config\.task\.split_seed="):

@@ -44,7 +44,7 @@ class ThinkingTest(parameterized.TestCase):
     self.assertEqual(names, {*_FIELDS, *_OTHERS})
 
   @parameterized.parameters(*_FIELDS)
-  def test_only_the_answer_after_thoughts_counts(self, name):
+  def test_only_answer_after_thoughts_counts(self, name):
     package = _PACKAGES.get(name)
     if package and importlib.util.find_spec(package) is None:
       self.skipTest(f"{package} is not installed")
@@ -74,7 +74,7 @@ class ThinkingTest(parameterized.TestCase):
       self.assertNotEqual(task.explain(split, index, text), "")
 
   @parameterized.parameters("exact", "answer", "number", "contains")
-  def test_built_in_rewards_of_a_custom_task(self, rule):
+  def test_built_in_rewards_of_custom_task(self, rule):
     task = self.make("custom", rewards=rule)
     self.assertEqual(task.reward("train", 0, "<think>5</think>4"), 1)
     self.assertEqual(task.reward("train", 0, "<think>4</think>5"), 0)

@@ -65,7 +65,7 @@ class TldrTest(parameterized.TestCase):
   @parameterized.parameters(
       ("query", "reference_response"), ("prompt", "completion")
   )
-  def test_a_ready_query_stays_as_it_is(self, query, response):
+  def test_formatted_query_is_unchanged(self, query, response):
     task = self.make(train=[{query: "Q\n\nTL;DR:", response: " short"}])
     self.assertEqual(task.prompt("train", 0), "Q\n\nTL;DR:")
     self.assertEqual(base.reference_text(task, "train", 0), " short")
@@ -94,13 +94,13 @@ class TldrTest(parameterized.TestCase):
     self.assertEqual(task.num_prompts("train"), 1)
 
   @parameterized.parameters("", "/nowhere")
-  def test_refuses_a_folder_without_data(self, folder):
+  def test_refuses_folder_without_data(self, folder):
     with self.assertRaisesRegex(
         ValueError, "config.task.data=.*no such file or folder"
     ):
       _task(data=folder)
 
-  def test_a_long_post_loses_paragraphs_from_its_end(self):
+  def test_long_post_loses_paragraphs_from_its_end(self):
     task = self.make()
     whole = len(task.prompt("train", 0))
     shorter = lambda limit: task._shortened(
@@ -114,7 +114,7 @@ class TldrTest(parameterized.TestCase):
     self.assertIn("POST: I\n\nTL;DR:", shorter(fixed + 1))
     self.assertIsNone(shorter(fixed))
 
-  def test_policy_sees_the_shortened_query(self):
+  def test_policy_sees_shortened_query(self):
     task = self.make(train=[_ROW, {**_ROW, "post": "x" * 9, "title": "y" * 99}])
     whole = len(task.prompt("train", 0))
     task.drop_long(fakes.Characters(), whole - 1)
@@ -124,7 +124,7 @@ class TldrTest(parameterized.TestCase):
     self.assertFalse(task.has_reward)
 
 
-class MadeUpTest(parameterized.TestCase):
+class SyntheticTest(parameterized.TestCase):
 
   QUERY = tldr.QUERY.format(
       subreddit="pets",
@@ -145,7 +145,7 @@ class MadeUpTest(parameterized.TestCase):
   def test_gold_reward_counts_facts(self, summary, reward):
     self.assertAlmostEqual(synthetic.tldr_reward(self.QUERY, summary), reward)
 
-  def test_right_is_what_beats_the_reference(self):
+  def test_correct_means_better_than_reference(self):
     task = _task(data="synthetic", synthetic_prompts=50)
     self.assertTrue(task.has_reward)
     for index in range(10):
@@ -156,7 +156,7 @@ class MadeUpTest(parameterized.TestCase):
       self.assertEqual(judged.reward, synthetic.tldr_reward(prompt, reference))
       self.assertEqual(judged.reward, task.reward_of(prompt, reference))
 
-  def test_pairs_are_of_the_splits_own_posts(self):
+  def test_pairs_are_of_splits_own_posts(self):
     task = _task(data="synthetic", synthetic_prompts=50, synthetic_pairs=200)
     again = _task(data="synthetic", synthetic_prompts=50, synthetic_pairs=200)
     for split, count in (("train", 200), ("held_out", 40)):
@@ -172,7 +172,7 @@ class MadeUpTest(parameterized.TestCase):
     # The label is a person's, and often not the gold reward's.
     self.assertTrue(any(g > 0 for g in gains) and any(g < 0 for g in gains))
 
-  def test_every_text_is_words_of_the_tokenizer(self):
+  def test_every_text_is_words_of_tokenizer(self):
     task = _task(data="synthetic", synthetic_prompts=100)
     self.assertLess(len(task.tokenizer_words()), 90)
     self.assertLessEqual(task.max_prompt_tokens, 40)

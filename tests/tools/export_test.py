@@ -90,7 +90,7 @@ class ExportTest(parameterized.TestCase):
     self.assert_same(again.params, self.params[expected])
     self.assertEqual(again.tokenizer.encode("1+2"), [4, 13, 5])
 
-  def test_writes_to_the_workdir_without_a_folder(self):
+  def test_writes_to_workdir_without_folder(self):
     self.assertEqual(self.run_quietly([]), 0)
     folder = pathlib.Path(self.workdir) / "export"
     generation = json.loads((folder / "generation_config.json").read_text())
@@ -99,7 +99,7 @@ class ExportTest(parameterized.TestCase):
     self.assertEqual(self.run_quietly(["3"]), 0)
     self.assert_same(hf.load(folder)[1], self.params[3])
 
-  def test_the_task_s_data_may_be_gone(self):
+  def test_task_data_may_be_missing(self):
     folder = str(self.directory / "start")
     self.assertEqual(self.run_quietly([folder]), 0)
     config = self.config.copy_and_resolve_references()
@@ -116,7 +116,7 @@ class ExportTest(parameterized.TestCase):
     self.config = before
     self.assert_same(hf.load(folder)[1], self.params[3])
 
-  def test_a_flipped_bit_in_the_checkpoint_is_refused(self):
+  def test_flipped_bit_in_checkpoint_is_refused(self):
     workdir = str(self.directory / "damaged")
     shutil.copytree(self.workdir, workdir)
     files = pathlib.Path(workdir, "checkpoints", "5").rglob("*")
@@ -153,7 +153,7 @@ class ExportTest(parameterized.TestCase):
       self.assertIn(message, self.stderr.getvalue())
     os.close(run_directory.lock(self.workdir))
 
-  def test_adapters_of_a_multimodal_base_are_refused(self):
+  def test_adapters_of_multimodal_base_are_refused(self):
     folder = self.directory / "multimodal"
     folder.mkdir()
     settings = {"model_type": "gemma3", "text_config": {}}
@@ -162,18 +162,18 @@ class ExportTest(parameterized.TestCase):
     with mock.patch.object(
         model_source, "adapters_of_checkpoint", return_value=made
     ):
-      found = self.run_quietly([str(self.directory / "no")], adapter=True)
-    self.assertEqual(found, 2)
+      result = self.run_quietly([str(self.directory / "no")], adapter=True)
+    self.assertEqual(result, 2)
     self.assertIn("multimodal", self.stderr.getvalue())
 
-  def test_a_run_that_trains_is_left_alone(self):
+  def test_refuses_running_run(self):
     lock = run_directory.lock(self.workdir)
     self.addCleanup(os.close, lock)
     self.assertEqual(self.run_quietly([str(self.directory / "no")]), 2)
     self.assertIn("already runs there", self.stderr.getvalue())
 
   @parameterized.parameters(("", 5), ("/checkpoints/3", 3))
-  def test_a_run_is_a_source(self, suffix, step):
+  def test_run_is_source(self, suffix, step):
     source = model_source.load(
         "any", self.workdir + suffix, bos="auto", dtype=None
     )
@@ -181,7 +181,7 @@ class ExportTest(parameterized.TestCase):
     self.assertEqual(source.name, f"{self.workdir}/checkpoints/{step}")
 
   @pytest.mark.slow
-  def test_exports_a_model_of_the_hub_s_cache(self):
+  def test_exports_model_of_hub_s_cache(self):
     folder = self.directory / "published"
     self.assertEqual(self.run_quietly([str(folder)]), 0)
     snapshot = hub_cache.add(hub_cache.make(self), "org/tiny", folder)
@@ -205,7 +205,7 @@ class ExportTest(parameterized.TestCase):
     make_run(workdir, config)
     self.assertEqual(export.run_export(config, workdir, []), 0)
 
-  def test_paths_that_are_no_source_are_named(self):
+  def test_refuses_paths_without_source(self):
     for path, message in (
         (f"{self.workdir}/none", "generate.model=.*none'.*no such folder"),
         (f"{self.workdir}/checkpoints/4", "no such folder"),
@@ -214,7 +214,7 @@ class ExportTest(parameterized.TestCase):
       with self.assertRaisesRegex((ValueError, OSError), message):
         model_source.load("generate.model", path, bos="auto", dtype=None)
 
-  def test_a_tokenizer_that_knows_more_than_the_model_is_refused(self):
+  def test_refuses_tokenizer_larger_than_model(self):
     folder = self.directory / "narrow"
     source = model_source.load("any", self.workdir, bos="auto", dtype=None)
     model = tiny_model.make_model(vocab_size=7)
@@ -228,7 +228,7 @@ class ExportTest(parameterized.TestCase):
     ):
       model_source.load("generate.model", str(folder), bos="auto", dtype=None)
 
-  def test_ends_of_a_text_survive_the_round_trip(self):
+  def test_ends_of_text_survive_round_trip(self):
     folder = str(self.directory / "ends")
     self.assertEqual(self.run_quietly([folder]), 0)
     path = pathlib.Path(folder) / "generation_config.json"
@@ -257,7 +257,7 @@ class ExportTest(parameterized.TestCase):
     with torch.no_grad():
       expected = theirs(tokens).logits.numpy()
     source = model_source.load("any", folder, bos="auto", dtype=None)
-    found = source.model.logits(
+    actual = source.model.logits(
         source.params, jnp.asarray(tokens.numpy()), jnp.ones(tokens.shape)
     )
-    np.testing.assert_allclose(found, expected, atol=2e-4)
+    np.testing.assert_allclose(actual, expected, atol=2e-4)

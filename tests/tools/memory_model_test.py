@@ -33,7 +33,7 @@ def _bytes(shape):
   return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params))
 
 
-class HeldTest(parameterized.TestCase):
+class ResidentTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -56,7 +56,7 @@ class HeldTest(parameterized.TestCase):
   def totals(self):
     """Returns the bytes that a trainer's and a searcher's device hold."""
     roles = self.trainer(), self.searcher()
-    return tuple(sum(role.held.values()) for role in roles)
+    return tuple(sum(role.resident.values()) for role in roles)
 
   def added(self, before):
     return tuple(now - was for now, was in zip(self.totals(), before))
@@ -73,14 +73,16 @@ class HeldTest(parameterized.TestCase):
     (folder / "config.json").write_text(json.dumps(hf_config.to_hf(shape)))
     return str(folder), _bytes(shape)
 
-  def test_a_mesh_splits_params(self):
-    before = self.trainer().held
+  def test_mesh_splits_params(self):
+    before = self.trainer().resident
     self.assertEqual(before["params"], self.params)
     self.assertBetween(before["optimizer"] / self.params, 2.0, 2.001)
     self.config.mesh.fsdp = 2
-    self.assertBetween(self.trainer().held["params"] / self.params, 0.5, 0.6)
+    self.assertBetween(
+        self.trainer().resident["params"] / self.params, 0.5, 0.6
+    )
 
-  def test_an_evaluation_runs_on_the_devices_of_one_process(self):
+  def test_evaluation_runs_on_devices_of_one_process(self):
     self.config.evaluate.update(batch_prompts=4096, num_completions=64)
     self.config.mesh.fsdp = 8
     alone = self.trainer().evaluation
@@ -103,7 +105,7 @@ class HeldTest(parameterized.TestCase):
     self.config.evaluate.batch_prompts = 1
     self.assertIn("gradients", self.trainer().peak)
 
-  def test_a_step_keeps_activations(self):
+  def test_step_keeps_activations(self):
     name = "activations kept for them, at least"
     dots = self.trainer().step[name]
     self.config.train.remat = "none"
@@ -115,7 +117,7 @@ class HeldTest(parameterized.TestCase):
     self.config.train.micro_batch_prompts //= 4
     self.assertBetween(full / self.trainer().step[name], 3.0, 4.1)
 
-  def test_a_step_keeps_the_stream_of_a_teacher(self):
+  def test_step_keeps_stream_of_teacher(self):
     name = "activations kept for them, at least"
     alone = self.trainer().step[name]
     self.config.reference.init, _ = self.make_folder(num_labels=0)
@@ -129,31 +131,31 @@ class HeldTest(parameterized.TestCase):
     stream = num_tokens * self.shape.width * 4
     self.assertGreaterEqual(self.trainer().step[name], alone + stream)
 
-  def test_a_role_holds_the_reference(self):
-    self.assertEqual(self.trainer().held["reference"], self.params)
-    self.assertNotIn("reference", self.searcher().held)
+  def test_role_holds_reference(self):
+    self.assertEqual(self.trainer().resident["reference"], self.params)
+    self.assertNotIn("reference", self.searcher().resident)
     self.config.reference.role = "searcher"
-    self.assertNotIn("reference", self.trainer().held)
-    self.assertEqual(self.searcher().held["reference"], self.params)
+    self.assertNotIn("reference", self.trainer().resident)
+    self.assertEqual(self.searcher().resident["reference"], self.params)
     # Adapters have their base there already.
     self.config.lora.rank = 2
-    self.assertNotIn("reference", self.searcher().held)
+    self.assertNotIn("reference", self.searcher().resident)
 
-  def test_the_state_holds_copies_of_params(self):
+  def test_state_holds_copies_of_params(self):
     self.config.reference.mode = "ema"
-    parts = self.trainer().held
+    parts = self.trainer().resident
     self.assertEqual(parts["reference that moves"], self.params)
     self.assertNotIn("reference", parts)
     self.config.rounds.update(mini_batches=2, lag_rounds=1)
     self.config.loss.behavior_logprobs = "recomputed"
-    parts = self.trainer().held
+    parts = self.trainer().resident
     self.assertEqual(parts["params of a round ago"], self.params)
     self.assertEqual(parts["params of the proximal policy"], self.params)
 
-  def test_adapters_have_the_moments(self):
+  def test_adapters_have_moments(self):
     self.config.lora.rank = 2
     self.config.lora.targets = "q,down"
-    parts = self.trainer().held
+    parts = self.trainer().resident
     self.assertNotIn("reference", parts)
     # 3 layers, of each 2 (64 + 4 x 16) and 2 (172 + 64), two moments.
     count = 3 * (2 * 128 + 2 * 236)
@@ -161,33 +163,33 @@ class HeldTest(parameterized.TestCase):
     self.assertEqual(parts["base of the adapters"], self.params)
     self.assertBetween(parts["optimizer"], 8 * count, 8 * count + 100)
 
-  def test_devices_of_a_searcher_share_cache_and_params(self):
+  def test_devices_of_searcher_share_cache_and_params(self):
     name = "rows and KV cache"
     # Keys and values of 3 layers of 64, float32; tokens, masks and the rest.
     token, others = 2 * 3 * 64 * 4, 256 * 16 * 30
-    own = self.searcher().held[name]
+    own = self.searcher().resident[name]
     self.assertBetween(own - 256 * 40 * token, 0, others)
     # Where 8 completions share a prompt, of 16 tokens, in bfloat16.
     self.config.search.prompts_per_round = 32
-    shared = self.searcher("gpu").held[name]
+    shared = self.searcher("gpu").resident[name]
     self.assertBetween(shared - (32 * 16 + 256 * 24) * token // 2, 0, others)
     self.config.search.mesh.update(data=2, tensor=2)
-    parts = self.searcher().held
+    parts = self.searcher().resident
     self.assertBetween(parts[name] - 64 * 40 * token, 0, others)
     self.assertBetween(parts["params"] / self.params, 0.5, 0.6)
 
-  def test_a_searcher_holds_matrices_of_int8(self):
+  def test_searcher_holds_matrices_of_int8(self):
     self.config.search.quantization = "int8"
     for mesh, least in ((dict(), 1 / 4), (dict(data=2, tensor=2), 1 / 8)):
       self.config.search.mesh.update(mesh)
-      parts = self.searcher().held
+      parts = self.searcher().resident
       # Scales, norms, embeddings and tables of positions beside them.
       share = parts["params"] / self.params
       self.assertBetween(share, least, 1.4 * least)
-    self.assertEqual(self.trainer().held["params"], self.params)
+    self.assertEqual(self.trainer().resident["params"], self.params)
 
   @pytest.mark.slow
-  def test_a_reward_model_is_on_the_mesh_of_its_role(self):
+  def test_reward_model_is_on_mesh_of_its_role(self):
     before = self.totals()
     self.config.reward.backend = "model"
     # One that is trained later has the policy's shape.
@@ -196,15 +198,15 @@ class HeldTest(parameterized.TestCase):
     self.assertEqual(self.added(before), (size, size))
     # None of the policy's vocabulary of 17 is split.
     self.config.mesh.tensor = 2
-    split = self.trainer().held["reward_model"]
+    split = self.trainer().resident["reward_model"]
     self.assertBetween(split / size, 0.5, 0.55)
 
-  def test_a_trainer_holds_the_gold_model(self):
+  def test_trainer_holds_gold_model(self):
     before = self.totals()
     self.config.evaluate.judge, size = self.make_folder()
     self.assertEqual(self.added(before), (size, 0))
 
-  def test_both_roles_hold_the_models_of_red_teaming(self):
+  def test_both_roles_hold_models_of_red_teaming(self):
     with self.config.unlocked():
       self.config.task = {"name": "red_team", **red_team.RedTeam.FIELDS}
     before = self.totals()
@@ -227,18 +229,18 @@ class HeldTest(parameterized.TestCase):
     more = (victim + 2 * encoder, victim + encoder)
     self.assertEqual(self.added(before), more)
 
-  def test_a_value_model_is_trained(self):
+  def test_value_model_is_trained(self):
     before = self.trainer()
     self.config.loss.name = "ppo"
     own = self.trainer()
     name = "value model with its optimizer"
-    self.assertBetween(own.held[name] / self.scorer, 3.0, 3.001)
+    self.assertBetween(own.resident[name] / self.scorer, 3.0, 3.001)
     added = own.step["gradients"] - before.step["gradients"]
     self.assertEqual(added, self.scorer)
     self.config.loss.value_init, size = self.make_folder()
-    self.assertBetween(self.trainer().held[name] / size, 3.0, 3.001)
+    self.assertBetween(self.trainer().resident[name] / size, 3.0, 3.001)
 
-  def test_refuses_a_folder_without_a_model(self):
+  def test_refuses_folder_without_model(self):
     self.config.evaluate.judge = self.create_tempdir().full_path
     with self.assertRaisesRegex(ValueError, "config.evaluate.judge="):
       self.totals()

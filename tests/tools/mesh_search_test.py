@@ -91,7 +91,7 @@ class MeshesTest(absltest.TestCase):
           {mesh_search.describe(sizes) for sizes in tried}, len(tried)
       )
 
-  def test_names_the_fastest_that_fits(self):
+  def test_chooses_fastest_fitting_mesh(self):
     devices = targets.devices("")
     tried = [*mesh_search.try_trainer(self.config, devices)]
     self.assertEqual(
@@ -114,7 +114,7 @@ class MeshesTest(absltest.TestCase):
         dict(mesh_search.rows("mesh", tried[1:2]))["chosen"], "NO mesh"
     )
 
-  def test_the_plan_balances_the_best_meshes(self):
+  def test_plan_balances_best_meshes(self):
     config = self.config
     config.search.update(prompts_per_step=32, samples_per_prompt=8)
     config.sampling.update(num_slots=64, max_completion_tokens=100)
@@ -129,6 +129,6 @@ class MeshesTest(absltest.TestCase):
     )
     self.assertStartsWith(rows["searchers that balance one trainer"], "4;")
 
-  def test_kinds_without_a_number_of_devices_are_refused(self):
+  def test_kinds_without_number_of_devices_are_refused(self):
     with self.assertRaisesRegex(ValueError, "--meshes: needs topologies"):
       list(plan.plan(self.config, None, ["v5e", "--meshes"]))

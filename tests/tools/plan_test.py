@@ -42,7 +42,7 @@ class PlanTest(parameterized.TestCase):
     super().setUp()
     self.config = settings.get_config()
 
-  def test_disk_of_the_journal(self):
+  def test_disk_of_journal(self):
     config = self.config
     config.sampling.update(max_prompt_tokens=100, max_completion_tokens=1000)
     config.search.update(
@@ -66,7 +66,7 @@ class PlanTest(parameterized.TestCase):
         dict(plan.disk_rows(config))["journal of a step"], "3.193 MB"
     )
 
-  def test_disk_of_all_that_a_group_may_have(self):
+  def test_disk_estimate_covers_all_group_fields(self):
     S, T, P, N, A = 2, 30, 20, 3, 2
     config = guess.get_config("smoke")
     config.loss.name = "ppo"
@@ -108,9 +108,9 @@ class PlanTest(parameterized.TestCase):
         titled_rows.format_bytes(size + plan.HEADER_BYTES),
     )
 
-  def test_roles_on_a_single_gpu_share_a_process(self):
-    found = accelerators.Accelerators("gpu", ("0",))
-    with mock.patch.object(accelerators, "find", return_value=found):
+  def test_roles_on_single_gpu_share_process(self):
+    result = accelerators.Accelerators("gpu", ("0",))
+    with mock.patch.object(accelerators, "find", return_value=result):
       rows = _rows(self.config)
     self.assertStartsWith(rows["processes of `train`"], "one for trainer and")
     self.assertEqual(rows["trainer on this machine's gpus"], "0")
@@ -124,12 +124,12 @@ class PlanTest(parameterized.TestCase):
       ("gpu", True, 512, "auto", "auto: by the device, gpu"),
   )
   @pytest.mark.slow
-  def test_the_dtype_that_is_computed_in(self, kind, fast, width, dtype, text):
+  def test_shows_compute_dtype(self, kind, fast, width, dtype, text):
     self.config.model.update(width=width, compute_dtype=dtype)
-    found = accelerators.Accelerators(kind, ("0",) * (kind == "gpu"))
+    result = accelerators.Accelerators(kind, ("0",) * (kind == "gpu"))
     with mock.patch.multiple(
         accelerators,
-        find=lambda: found,
+        find=lambda: result,
         multiplies_bfloat16=lambda: fast,
     ):
       self.assertStartsWith(_rows(self.config)["computes in"], text)
@@ -139,7 +139,7 @@ class PlanTest(parameterized.TestCase):
         text = "bfloat16: by the device, h100"
         self.assertEqual(rows["computes in"], text)
 
-  def test_a_folder_s_width_counts(self):
+  def test_folder_s_width_counts(self):
     shape = tiny_model.make_model(width=512).config
     folder = pathlib.Path(self.create_tempdir().full_path)
     (folder / "config.json").write_text(json.dumps(hf_config.to_hf(shape)))
@@ -147,7 +147,7 @@ class PlanTest(parameterized.TestCase):
     with mock.patch.object(accelerators, "multiplies_bfloat16", lambda: True):
       self.assertEqual(model_sizes.compute_dtype(self.config)[0], "bfloat16")
 
-  def test_tells_how_a_mesh_splits_params(self):
+  def test_shows_how_mesh_splits_params(self):
     self.assertNotIn("replicated on every device", _rows(self.config))
     self.config.mesh.tensor = 3
     with self.assertRaisesRegex(ValueError, "up/kernel: .* does not divide"):
@@ -161,7 +161,7 @@ class PlanTest(parameterized.TestCase):
     )
     self.assertStartsWith(rows["replicated on every device"], "5 of 12 leaves")
 
-  def test_rows_of_a_forward_backward_are_told(self):
+  def test_shows_rows_of_forward_backward(self):
     name, parts = "rows of a forward-backward", "of {} tokens, at most {} times"
     for micro_prompts, micro_completions in ((32, 0), (12, 0), (16, 2)):
       self.config.train.micro_batch_prompts = micro_prompts
@@ -181,7 +181,7 @@ class PlanTest(parameterized.TestCase):
     self.config.search.lockstep = True
     self.assertEqual(plan.staleness_bound(self.config), "2 steps (lockstep)")
 
-  def test_a_hugging_face_folder_gives_the_shape(self):
+  def test_hugging_face_folder_gives_shape(self):
     with tempfile.TemporaryDirectory() as folder:
       shape = model_sizes.model_of(self.config)
       with open(os.path.join(folder, "config.json"), "w") as f:
@@ -198,7 +198,7 @@ class PlanTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "config.init="):
       model_sizes.model_of(self.config)
 
-  def test_the_program_prints_the_plan(self):
+  def test_program_prints_plan(self):
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
       self.assertEqual(plan.run(self.config, None), 0)
@@ -206,7 +206,7 @@ class PlanTest(parameterized.TestCase):
     with contextlib.redirect_stderr(io.StringIO()):
       self.assertEqual(plan.run(self.config, None, ["x"]), 2)
 
-  def test_a_kind_says_what_fits(self):
+  def test_hardware_kind_shows_whether_run_fits(self):
     self.assertStartsWith(_rows(self.config, None, ["l4"])["fits"], "yes: ")
     self.config.sampling.num_slots = 2**24
     self.assertStartsWith(_rows(self.config, None, ["l4"])["fits"], "NO: ")
@@ -215,7 +215,7 @@ class PlanTest(parameterized.TestCase):
 
   @parameterized.parameters(([],), (["cpu"],))
   @pytest.mark.slow
-  def test_reads_the_memory_and_cores_of_this_machine(self, operands):
+  def test_reads_memory_and_cores_of_this_machine(self, operands):
     gib = 2**30
     with mock.patch.multiple(
         processes,
@@ -237,7 +237,7 @@ class PlanTest(parameterized.TestCase):
     # The plan of other machines is none of this one.
     self.assertNotIn("fits", _rows(self.config, None, ["--elsewhere"]))
 
-  def test_a_real_model_fits_into_24_gb(self):
+  def test_real_model_fits_into_24_gb(self):
     published = pathlib.Path(__file__).parents[1] / "models"
     shapes = json.loads((published / "published_configs.json").read_text())
     folder = pathlib.Path(self.create_tempdir().full_path)
@@ -260,7 +260,7 @@ class PlanTest(parameterized.TestCase):
   @parameterized.parameters(
       (["b200"],), (["v4", "v4", "v4"],), (["v4", "v5e:4x4"],)
   )
-  def test_operands_that_are_refused(self, operands):
+  def test_refuses_operands(self, operands):
     with self.assertRaises(ValueError):
       plan.parse(operands)
 
@@ -272,13 +272,13 @@ class PlanTest(parameterized.TestCase):
         "list(plan.plan(settings.get_config(), None))\n"
         "assert {d.platform for d in jax.devices()} == {'cpu'}"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
         # A platform that JAX would fail to initialize here.
         env={**os.environ, "JAX_PLATFORMS": "rocm"},
         timeout=120,
     )
-    self.assertEqual(done.returncode, 0)
+    self.assertEqual(process.returncode, 0)
 
 
 class BalanceTest(parameterized.TestCase):
@@ -306,7 +306,7 @@ class BalanceTest(parameterized.TestCase):
     # config samples and trains 256 a step.
     self.make_run(sample_s * 40, train_s * 40)
 
-  def test_seconds_of_an_unfinished_run_are_those_of_its_spans(self):
+  def test_seconds_of_unfinished_run_match_its_spans(self):
     fake_run.make_run(self.workdir, num_steps=40, finished=False)
     pathlib.Path(self.workdir, "status.json").unlink()
     config = fake_run.config()
@@ -317,7 +317,7 @@ class BalanceTest(parameterized.TestCase):
     self.assertBetween(train_s * 256, 0.6, 1.0)
     self.assertBetween(sample_s * 512, 0.8, 1.4)
 
-  def test_seconds_a_completion_are_those_of_the_run(self):
+  def test_seconds_completion_match_run(self):
     self.make_run(64.0, 20.0)
     sample_s, train_s = plan.read_measured(self.workdir)
     self.assertAlmostEqual(sample_s, 2 * 64 / (512 * 40))
@@ -331,7 +331,7 @@ class BalanceTest(parameterized.TestCase):
       (1.0, 80.0, 4, "hardly helps: 1.00", "1;"),
       (8.0, 2.0, 4, "helps: 2.00", "4;"),
   )
-  def test_the_verdict(self, sample_s, train_s, count, words, balanced):
+  def test_verdict(self, sample_s, train_s, count, words, balanced):
     self.config.search.num_searchers = count
     self.make_step(sample_s, train_s)
     rows = self.balance()
@@ -390,7 +390,7 @@ class BalanceTest(parameterized.TestCase):
         plan.expected_staleness(self.config, sample_s, 3.2, w), steps
     )
 
-  def test_a_run_shows_which_learning_rate_is_safe(self):
+  def test_run_shows_safe_learning_rate(self):
     self.make_step(12.8, 3.2)
     path = pathlib.Path(self.workdir)
     records = [
@@ -414,7 +414,7 @@ class BalanceTest(parameterized.TestCase):
         "0.002 by staleness, 0.002 by the number of steps",
     )
 
-  def test_a_run_on_policy_shows_no_rate_for_stale_data(self):
+  def test_run_on_policy_shows_no_rate_for_stale_data(self):
     self.make_step(12.8, 3.2)
     path = pathlib.Path(self.workdir)
     (path / "metrics.jsonl").write_text(
@@ -440,7 +440,7 @@ class BalanceTest(parameterized.TestCase):
         plan.expected_staleness(self.config, 1.0, 1.0), lag * 4 * 32 / 16
     )
 
-  def test_a_run_without_measurements_is_refused(self):
+  def test_run_without_measurements_is_refused(self):
     for folder in (self.workdir, os.path.join(self.workdir, "none")):
       with self.assertRaisesRegex(ValueError, folder):
         plan.read_measured(folder)

@@ -111,7 +111,7 @@ class ReplayTest(absltest.TestCase):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return copy
 
-  def test_all_steps_from_the_start_and_from_checkpoints_have_the_same_bits(
+  def test_all_steps_from_start_and_from_checkpoints_have_same_bits(
       self,
   ):
     recording = decisions.read(self.whole)
@@ -124,7 +124,7 @@ class ReplayTest(absltest.TestCase):
       for step in checkpoints:
         self.assertIn(f"checkpoints/{step}", out)
 
-  def test_changed_settings_are_an_event_of_their_first_step(self):
+  def test_changed_settings_are_event_of_their_first_step(self):
     events = jsonl.read_jsonl(self.whole / "events.jsonl")
     changes = metrics.settings_changes(events)
     self.assertEqual([*changes], [8])
@@ -141,7 +141,7 @@ class ReplayTest(absltest.TestCase):
     self.assertEqual(status, 2)
     self.assertIn("config.mesh.fsdp changed at step 8; must be", errors)
 
-  def test_a_changed_draw_is_told_with_its_step_and_fields(self):
+  def test_changed_draw_is_reported_with_its_step_and_fields(self):
     names = list(decisions.read(self.whole).steps[6].draw)
 
     def edit(line):
@@ -152,7 +152,7 @@ class ReplayTest(absltest.TestCase):
     self.assertEqual(status, 1)
     self.assertIn("step 6: the draw differs in rewards", out)
 
-  def test_a_step_is_drawn_before_or_after_the_end_of_another_as_recorded(self):
+  def test_step_is_drawn_before_or_after_end_of_another_as_recorded(self):
 
     def edit(line):
       if "draw" in line:
@@ -181,7 +181,7 @@ class ReplayTest(absltest.TestCase):
     end = "finish"
     self.assertEqual(log, [8, end, 9, 10, end, end, 11, end])
 
-  def test_a_changed_metric_is_told_with_both_values(self):
+  def test_changed_metric_is_reported_with_both_values(self):
 
     def edit(line):
       if line.get("step") == 9 and "draw" in line:
@@ -191,7 +191,7 @@ class ReplayTest(absltest.TestCase):
     self.assertEqual(status, 1)
     self.assertRegex(out, r"step 9: train/learning_rate is \S+, was \S+")
 
-  def test_changed_params_are_told_with_their_leaf(self):
+  def test_changed_params_are_reported_with_their_leaf(self):
     copy = self.change(lambda line: None)
     path = copy / "checkpoints/12/host" / host_state.NAME
     with path.open("rb") as file:
@@ -205,7 +205,7 @@ class ReplayTest(absltest.TestCase):
     self.assertIn("step 11: 1 of ", out)
     self.assertIn(f"checkpoints/12: {name};", out)
 
-  def test_steps_that_cannot_be_replayed_are_refused(self):
+  def test_refuses_unrepeatable_steps(self):
     for operands, error in (
         (["4"], "step 4: must be a checkpoint .*: 0, 8;"),
         (["8", "99"], "must be an end of 9 to 12"),
@@ -222,7 +222,7 @@ class ReplayTest(absltest.TestCase):
       self.assertIn(error, errors)
       shutil.copy(self.whole / "config.json", empty)
 
-  def test_a_step_s_file_is_computed_again(self):
+  def test_step_s_file_is_computed_again(self):
     status, out, _ = self.replay("8", "11", "--export_step=10")
     self.assertEqual(status, 0)
     path = self.whole / "step-10.npz"

@@ -60,7 +60,7 @@ class StatusTest(parameterized.TestCase):
     self.enterContext(host)
     return host
 
-  def test_the_live_state_comes_from_the_store(self):
+  def test_live_state_comes_from_store(self):
     self._write_file(step=1)
     client = self._host().client(root=self.run_info.root)
     client.put(status.STATUS_KEY, self._message(time=time.time()))
@@ -69,7 +69,7 @@ class StatusTest(parameterized.TestCase):
     self.assertIn("step 77/320", out)
     self.assertIn("from the store, generation", out)
 
-  def test_a_state_that_the_run_did_not_write_is_not_shown(self):
+  def test_foreign_state_is_not_shown(self):
     self._write_file(step=33)
     client = self._host().client(root=self.run_info.root)
     forged = wire.encode_message(fake_run.status(step=77), b"x" * 32)
@@ -81,14 +81,14 @@ class StatusTest(parameterized.TestCase):
       self.assertIn("step 33/320", out)
       self.assertIn("no readable state", out)
 
-  def test_a_store_without_a_state_says_so(self):
+  def test_reports_store_without_state(self):
     self._write_file(step=33)
     self._host()
     _, out, _ = self._status()
     self.assertIn("step 33/320", out)
     self.assertIn("nothing in the store yet", out)
 
-  def test_file_is_shown_and_named_without_a_store(self):
+  def test_file_is_shown_and_named_without_store(self):
     self._write_file(time=time.time() - 200)
     code, out, _ = self._status()
     self.assertEqual(code, 0)
@@ -96,7 +96,7 @@ class StatusTest(parameterized.TestCase):
     self.assertIn("from status.json: its store is not running", out)
     self.assertRegex(out, r"written 3:2\d min ago; no sign of life for 3:2")
 
-  def test_tells_what_happened(self):
+  def test_reports_events(self):
     self._write_file()
     self.assertNotIn("what happened", self._status()[1])
     with open(os.path.join(self.workdir, "events.jsonl"), "w") as f:
@@ -112,7 +112,7 @@ class StatusTest(parameterized.TestCase):
     self.assertIn("from status.json: threads have no store; written", out)
     self.assertNotIn("generation", out)
 
-  def test_while_it_fine_tunes_there_is_no_state_to_name(self):
+  def test_fine_tuning_has_no_store_state(self):
     os.makedirs(os.path.join(self.workdir, "sft"))
     with open(os.path.join(self.workdir, "sft", "metrics.jsonl"), "w") as f:
       f.write('{"step": 10, "train/loss": 2.5}\n')
@@ -131,15 +131,15 @@ class StatusTest(parameterized.TestCase):
   def _ended(self):
     """Leaves the lock of a process that has ended; returns its pid."""
     script = "import os; print(os.getpid())"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, check=True
     )
     with open(os.path.join(self.workdir, ".lock"), "wb") as f:
-      f.write(done.stdout)
-    return int(done.stdout)
+      f.write(process.stdout)
+    return int(process.stdout)
 
   @parameterized.parameters("sft", "reward_model")
-  def test_fine_tuning_that_died_is_known_to_have_ended(self, role):
+  def test_dead_fine_tuning_is_shown_as_ended(self, role):
     self._fine_tunes(role, 200)
     pid = self._ended()
     _, out, _ = self._status()
@@ -152,7 +152,7 @@ class StatusTest(parameterized.TestCase):
     self.assertNotIn("no sign of life", out)
     self.assertIn(f"its process {pid} has ended", out)
 
-  def test_fine_tuning_that_lives_is_told_from_one_that_hangs(self):
+  def test_distinguishes_live_from_hanging_fine_tuning(self):
     lock = run_directory.lock(self.workdir)
     self.addCleanup(os.close, lock)
     self._fine_tunes("sft", 2)
@@ -164,13 +164,13 @@ class StatusTest(parameterized.TestCase):
         out, rf"no sign of life for 3:2\d min; its process {os.getpid()} is"
     )
 
-  def test_silence_alone_is_known_of_another_host(self):
+  def test_remote_host_shows_only_silence(self):
     self._fine_tunes("sft", 200)
     _, out, _ = self._status()
     self.assertRegex(out, r"no sign of life for 3:2\d min")
     self.assertNotIn("process", out)
 
-  def test_a_trainer_that_was_started_by_hand_is_found(self):
+  def test_finds_manually_started_trainer(self):
     self._ended()
     lock = run_directory.lock(self.workdir, "trainer")
     self.addCleanup(os.close, lock)
@@ -178,14 +178,14 @@ class StatusTest(parameterized.TestCase):
     _, out, _ = self._status()
     self.assertIn(f"its process {os.getpid()} is there", out)
 
-  def test_a_run_that_is_done_has_no_life_to_show(self):
+  def test_finished_run_shows_no_liveness(self):
     self._ended()
     self._write_file(time=time.time() - 200, phase="done")
     _, out, _ = self._status()
     self.assertNotIn("no sign of life", out)
     self.assertNotIn("has ended", out)
 
-  def test_a_dead_store_is_given_up_in_time(self):
+  def test_dead_store_is_given_up_in_time(self):
     self.config.store.deadline_s = 0.9
     self._write_file()
     locator.write_locator(
@@ -196,7 +196,7 @@ class StatusTest(parameterized.TestCase):
     self.assertEqual(code, 0)
     self.assertIn("its store does not answer", out)
 
-  def test_a_run_without_any_state_is_an_error(self):
+  def test_run_without_any_state_is_error(self):
     code, _, err = self._status()
     self.assertEqual(code, 1)
     self.assertIn("no state yet", err)

@@ -51,7 +51,7 @@ class LagTest(parameterized.TestCase):
       (dict(mini_batches=3), "N=3", [0, 0, 0, 3, 3, 3]),
       (dict(mini_batches=3, passes=2), "N=3,T=2", [0, 0, 0, 6, 6, 6]),
   )
-  def test_version_that_samples_a_step(self, fields, label, versions):
+  def test_behavior_version_of_each_step(self, fields, label, versions):
     lag = sweep.Lag(**fields)
     config = lag.apply(load())
     config.train.num_steps = 6
@@ -61,7 +61,7 @@ class LagTest(parameterized.TestCase):
     self.assertEqual(lag.label, label)
 
   @parameterized.parameters(sweep.Lag(), sweep.Lag(mini_batches=3))
-  def test_keeps_all_that_a_batch_is_drawn_from(self, lag):
+  def test_buffer_keeps_enough_for_batch(self, lag):
     config = lag.apply(
         load(
             "replay.capacity_per_prompt=2",
@@ -101,7 +101,7 @@ class ExpandTest(parameterized.TestCase):
         ],
     )
 
-  def test_an_objective_has_its_own_settings(self):
+  def test_objective_has_its_own_settings(self):
     config = load(
         "sweep.objectives=a: loss.name=rloo; b: loss.name=tb"
         " loss.ratio_clip=0.1 optimizer.learning_rate=0.5",
@@ -116,7 +116,7 @@ class ExpandTest(parameterized.TestCase):
     self.assertEqual(config.loss.name, "tb")
     self.assertEqual(sweep.run_settings(second)["optimizer.learning_rate"], 0.5)
 
-  def test_the_study_and_its_short_forms(self):
+  def test_study_and_its_short_forms(self):
     full = {run.objective for run in sweep.expand_runs(load_arg(""))}
     quick = sweep.expand_runs(load_arg("quick"))
     self.assertEqual(
@@ -155,7 +155,7 @@ class ExpandTest(parameterized.TestCase):
     with self.assertRaisesRegex(load_lib.ConfigError, message):
       sweep.expand_runs(load(override))
 
-  def test_refuses_to_have_no_lag(self):
+  def test_refuses_missing_lag(self):
     config = load("sweep.staleness_steps=", "sweep.mini_batches=")
     with self.assertRaisesRegex(
         load_lib.ConfigError, "staleness_steps = '': must be one or more"
@@ -165,7 +165,7 @@ class ExpandTest(parameterized.TestCase):
 
 class ResultTest(absltest.TestCase):
 
-  def test_is_of_the_same_settings(self):
+  def test_is_of_same_settings(self):
     workdir = self.create_tempdir().full_path
     run = sweep.expand_runs(load())[0]
     self.assertIsNone(sweep.read_result(workdir, run))
@@ -182,7 +182,7 @@ class ResultTest(absltest.TestCase):
     ):
       sweep.read_result(workdir, other)
 
-  def test_is_of_the_same_settings_of_sampling_and_rewards(self):
+  def test_is_of_same_settings_of_sampling_and_rewards(self):
     workdir = self.create_tempdir().full_path
     only_tb = "sweep.objectives=tb: loss.name=tb"
     run = sweep.expand_runs(load(only_tb))[0]
@@ -204,7 +204,7 @@ class ResultTest(absltest.TestCase):
     same = sweep.expand_runs(load(only_tb, "reward.num_workers=3"))[0]
     self.assertIsNotNone(sweep.read_result(workdir, same))
 
-  def test_result_of_a_version_that_did_not_know_a_key(self):
+  def test_reads_result_without_new_key(self):
     workdir = self.create_tempdir().full_path
     run = sweep.expand_runs(load())[0]
     path = sweep.result_path(workdir, run)
@@ -218,7 +218,7 @@ class ResultTest(absltest.TestCase):
     ):
       sweep.read_result(workdir, sweep.expand_runs(other)[0])
 
-  def test_a_damaged_file_is_refused(self):
+  def test_damaged_file_is_refused(self):
     workdir = self.create_tempdir().full_path
     run = sweep.expand_runs(load())[0]
     path = sweep.result_path(workdir, run)
@@ -260,7 +260,7 @@ class CellsTest(absltest.TestCase):
     self.assertEqual(mean, 0.5)
     self.assertTrue(math.isnan(half))
 
-  def test_counts_what_is_done_and_what_diverged(self):
+  def test_counts_finished_and_diverged_runs(self):
     results = {
         "tb-s0-seed0": make_result(0.2),
         "tb-s0-seed1": make_result(0.4),
@@ -363,7 +363,7 @@ class SweepTest(absltest.TestCase):
     (pathlib.Path(self.workdir) / ".lock").unlink(missing_ok=True)
     return status, out.getvalue(), errors.getvalue()
 
-  def test_two_runs_with_a_stop_between_them(self):
+  def test_two_runs_with_stop_between_them(self):
     config = load(
         "sweep.objectives=tb: loss.name=tb", "sweep.staleness_steps=0,2"
     )
@@ -397,20 +397,20 @@ class SweepTest(absltest.TestCase):
     self.assertEqual(status, processes.EXIT_CONFIG)
     self.assertIn("config.loss.ratio_clip = 0.2, was 0.0", errors)
 
-  def test_fine_tunes_only_where_runs_start_from_that(self):
+  def test_fine_tunes_only_for_runs_from_sft(self):
     self.run_sweep(load())
     self.fine_tune.assert_called_once()
     self.run_sweep(load("init=scratch"))
     self.fine_tune.assert_called_once()
 
-  def test_makes_no_run_of_an_unfinished_model(self):
+  def test_skips_run_of_unfinished_model(self):
     self.fine_tune.return_value = {"interrupted": True}
     status, out, _ = self.run_sweep(load())
     self.assertEqual(status, processes.EXIT_INTERRUPTED)
     self.assertIn("the same command continues", out)
     self.assertEmpty(FakeBench.made)
 
-  def test_a_run_that_another_process_has_is_left_to_it(self):
+  def test_skips_run_of_other_process(self):
     runs = sweep.expand_runs(load())
     with sweep.claim(self.workdir, runs[0]) as first:
       with sweep.claim(self.workdir, runs[0]) as second:
@@ -428,7 +428,7 @@ class SweepTest(absltest.TestCase):
     self.assertIn("takes no operands", errors)
     self.assertEmpty(list(pathlib.Path(self.workdir).iterdir()))
 
-  def test_leaves_the_run_of_another_program_alone(self):
+  def test_ignores_run_of_other_program(self):
     config = load("sweep.objectives=")
     for is_trained in (False, True):
       run, _ = run_directory.create(self.workdir, config)
@@ -438,7 +438,7 @@ class SweepTest(absltest.TestCase):
         run_directory.next_epoch(run)
       status, _, errors = self.run_sweep(load())
       self.assertEqual(status, processes.EXIT_CONFIG)
-      self.assertIn("a run of another program is there", errors)
+      self.assertIn("contains a run of another program", errors)
       self.assertEqual(
           run_directory.load_config(self.workdir).to_dict(), config.to_dict()
       )

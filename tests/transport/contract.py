@@ -23,7 +23,7 @@ class TransportContract:
     self.assertIsNone(client.get("a/b"))
     client.delete("a/b")
 
-  def test_put_without_overwrite_keeps_the_first(self):
+  def test_put_without_overwrite_keeps_first(self):
     first, second = self.make_client(), self.make_client()
     self.assertTrue(first.put("once", b"1", overwrite=False))
     self.assertFalse(second.put("once", b"2", overwrite=False))
@@ -52,8 +52,8 @@ class TransportContract:
     names = ["b", "a/z", "a", "B", "10", "2", "é", "a.b"]
     for name in names:
       client.put(f"sorted/{name}", b"x")
-    wanted = sorted((f"sorted/{name}" for name in names), key=str.encode)
-    self.assertEqual(list(client.list("sorted")), wanted)
+    expected = sorted((f"sorted/{name}" for name in names), key=str.encode)
+    self.assertEqual(list(client.list("sorted")), expected)
 
   def test_delete_is_recursive(self):
     client = self.make_client()
@@ -85,7 +85,7 @@ class TransportContract:
     with self.assertRaises(ValueError):
       client.delete_all(["a//b"])
 
-  def test_many_after_a_loss(self):
+  def test_many_after_loss(self):
     client = self.make_client()
     self.lose_generation()
     with self.assertRaises(byte_store.TransportError):
@@ -125,7 +125,7 @@ class TransportContract:
     self.assertIsNone(client.get("held"))
     self.assertTrue(client.put("held", b"z", overwrite=False))
 
-  def test_reconnect_without_a_failed_call(self):
+  def test_reconnect_without_failed_call(self):
     client = self.make_client()
     old = client.generation
     self.lose_generation()

@@ -23,7 +23,7 @@ class InProcessTest(contract.TransportContract, absltest.TestCase):
   def lose_generation(self):
     self.store.lose()
 
-  def test_reconnect_waits_for_the_store(self):
+  def test_reconnect_waits_for_store(self):
     client = self.make_client()
     self.store.lose(restart=False)
     timer = threading.Timer(0.2, self.store.restart)
@@ -43,7 +43,7 @@ class InProcessTest(contract.TransportContract, absltest.TestCase):
     with self.assertRaises(byte_store.DeadlineExceededError):
       in_process.InProcessTransport(self.store, deadline_s=0.0)
 
-  def test_restart_of_a_live_store_does_nothing(self):
+  def test_restart_of_live_store_does_nothing(self):
     client = self.make_client()
     client.put("a", b"x")
     self.store.restart()
@@ -53,7 +53,7 @@ class InProcessTest(contract.TransportContract, absltest.TestCase):
 
 class CheckTest(absltest.TestCase):
 
-  def test_size_of_a_value_is_limited(self):
+  def test_size_of_value_is_limited(self):
     limit = byte_store.MAX_VALUE_BYTES
     self.addCleanup(setattr, byte_store, "MAX_VALUE_BYTES", limit)
     byte_store.MAX_VALUE_BYTES = 4

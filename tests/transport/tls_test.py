@@ -72,12 +72,12 @@ class NamedFilesTest(parameterized.TestCase):
 
   def forwarded(self, tls, deadline_s=60.0):
     """Puts and gets a value; returns the bytes on the way."""
-    found = locator.read_locator(self.host.host.locator_path)
+    result = locator.read_locator(self.host.host.locator_path)
     proxy = self.enterContext(
-        tcp_proxy.TcpProxy(locator.split_address(found.address))
+        tcp_proxy.TcpProxy(locator.split_address(result.address))
     )
     near = dataclasses.replace(
-        found, address=proxy.address, tls=tls is not None
+        result, address=proxy.address, tls=tls is not None
     )
     client = self.host.client(
         locator_path=lambda: near, tls=tls, deadline_s=deadline_s
@@ -86,7 +86,7 @@ class NamedFilesTest(parameterized.TestCase):
     self.assertEqual(client.get("k"), _TEXT)
     return bytes(proxy.forwarded)
 
-  def test_client_with_a_certificate_is_served_encrypted(self):
+  def test_client_with_certificate_is_served_encrypted(self):
     forwarded = self.forwarded(self.ours)
     self.assertGreater(len(forwarded), 2 * len(_TEXT))
     self.assertNotIn(_TEXT, forwarded)
@@ -122,7 +122,7 @@ class OwnFilesTest(parameterized.TestCase):
     folder.mkdir()
     return certificates.make(folder, self.secret)
 
-  def test_another_host_with_the_secret_is_served_by_each_generation(self):
+  def test_another_host_with_secret_is_served_by_each_generation(self):
     client = self.running.client(tls=self.make("another"))
     client.put("k", _TEXT)
     self.assertEqual(client.get("k"), _TEXT)
@@ -135,14 +135,14 @@ class OwnFilesTest(parameterized.TestCase):
     self.assertEqual(client.get("k"), _TEXT)
 
   @parameterized.parameters("127.0.0.1", "localhost", "::1")
-  def test_any_name_of_the_host_will_do(self, name):
+  def test_any_name_of_host_will_do(self, name):
     tls = self.make("host")
     with running_host.RunningHost(address=f"[{name}]:0", tls=tls) as running:
       client = running.client(tls=tls)
       client.put("k", b"v")
       self.assertEqual(client.get("k"), b"v")
 
-  def test_strangers_get_nothing_and_the_store_goes_on(self):
+  def test_strangers_get_nothing_and_store_continues(self):
     client = self.running.client(tls=self.make("another"))
     client.put("k", _TEXT)
     address, tls = self.found.address, self.make("mine")
@@ -161,10 +161,10 @@ class OwnFilesTest(parameterized.TestCase):
     self.assertEqual(client.get("k"), _TEXT)
     self.assertEqual(self.running.kinds(), ["started"])
 
-  def test_a_client_without_tls_is_told_so(self):
+  def test_client_without_tls_is_reported_so(self):
     self.assertTrue(self.found.tls)
     with self.assertRaisesRegex(
         byte_store.TransportError,
-        "the store has mutual TLS and this process has not",
+        "the store uses mutual TLS",
     ):
       self.running.client(tls=None)

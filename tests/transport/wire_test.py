@@ -70,7 +70,7 @@ class RoundTripTest(parameterized.TestCase):
       self.assertFalse(decoded[name].flags.writeable)
       self.assertTrue(decoded[name].flags.aligned)
 
-  def test_arrays_do_not_keep_the_message(self):
+  def test_arrays_do_not_keep_message(self):
     data = bytearray(wire.encode({}, {"x": np.ones(3)}, SECRET))
     _, decoded = wire.decode(data, SECRET)
     data[:] = bytes(len(data))
@@ -94,7 +94,7 @@ class RoundTripTest(parameterized.TestCase):
         wire.encode({}, {"x": base}, SECRET),
     )
 
-  def test_bytes_are_the_documented_format(self):
+  def test_bytes_are_documented_format(self):
     x = np.array([1, -1], np.int16)
     data = wire.encode({"a": 1}, {"x": x}, SECRET)
     self.assertEqual(data[:8], b"TBAJ\x02\x00\x00\x00")
@@ -174,7 +174,7 @@ class RefusalTest(parameterized.TestCase):
       self.assert_refused(data[:length], "truncated")
     self.assert_refused(data + b"\0", "length")
 
-  def test_an_audit_reads_without_the_secret(self):
+  def test_audit_reads_without_secret(self):
     data = wire.encode(HEADER, {"x": np.ones(3)}, SECRET)
     header, arrays = wire.decode_unverified(data)
     self.assertEqual(header, HEADER)
@@ -213,7 +213,7 @@ class RefusalTest(parameterized.TestCase):
           table(x=("I8", [8], 0, 8), y=("I8", [8], 0, 8)),
       ),
   )
-  def test_invalid_arrays_with_a_valid_hash(self, record):
+  def test_invalid_arrays_with_valid_hash(self, record):
     self.assert_refused(forge(record, b"\2" * 8), "array")
     wire.decode(forge(table(x=("I8", [8], 0, 8)), b"\2" * 8), SECRET)
 
@@ -231,13 +231,13 @@ class RefusalTest(parameterized.TestCase):
     self.assert_refused(forge(record), reason)
     wire.decode(forge(table(x=("I8", [0], 0, 0))), SECRET)
 
-  def test_table_with_a_wrong_size_is_refused(self):
+  def test_table_with_wrong_size_is_refused(self):
     for size in (3, 2**31, 2**63, 2**64 - 1):
       self.assert_refused(seal(struct.pack("<Q", size) + b"{}"), "array")
     for size in range(8):
       self.assert_refused(seal(bytes(size)), "array")
 
-  def test_flipped_bytes_under_a_valid_hash_are_read_or_refused(self):
+  def test_flipped_bytes_under_valid_hash_are_read_or_refused(self):
     body = wire.encode(HEADER, example_arrays(), SECRET)[wire.BODY_START :]
     refused = 0
     for offset in range(len(body)):
@@ -257,7 +257,7 @@ class RefusalTest(parameterized.TestCase):
     self.assert_refused(forge(record, bytes(8)), "array")
     self.assertLess(time.monotonic() - start, 2.0)
 
-  def test_reading_holds_one_copy_of_the_arrays(self):
+  def test_reading_holds_one_copy_of_arrays(self):
     data = wire.encode({}, {"x": np.zeros(1 << 22, np.uint8)}, SECRET)
     tracemalloc.start()
     self.addCleanup(tracemalloc.stop)
@@ -265,7 +265,7 @@ class RefusalTest(parameterized.TestCase):
     self.assertLess(tracemalloc.get_traced_memory()[1], 2.5 * len(data))
 
   @parameterized.parameters({"a": 1.0}, {"a": True}, {"b": 1}, {"a": None})
-  def test_fields_must_match_the_schema(self, **message):
+  def test_fields_must_match_schema(self, **message):
     data = wire.encode_message({"run": "r", "key": "k", **message}, SECRET)
     for decode in (
         lambda schema: wire.decode_message(data, SECRET, schema),
@@ -293,7 +293,7 @@ class SecretTest(absltest.TestCase):
     other = wire.load_or_make_secret(self.path.with_name("other"))
     self.assertNotEqual(other, secret)
 
-  def test_processes_that_start_together_share_it(self):
+  def test_concurrent_processes_share_secret(self):
     barrier, secrets = threading.Barrier(8), []
 
     def work() -> None:
@@ -320,7 +320,7 @@ class SecretTest(absltest.TestCase):
       with self.assertRaisesRegex(ValueError, f"mode {mode:04o}"):
         wire.load_or_make_secret(self.path)
 
-  def test_file_that_root_mounts_for_a_group(self):
+  def test_accepts_secret_mounted_by_root_for_group(self):
     secret = wire.load_or_make_secret(self.path)
     user = os.geteuid() + 1
     for owner, mode, allowed in (

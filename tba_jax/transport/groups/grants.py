@@ -3,6 +3,7 @@
 """Grants of blocks of the prompt order to searchers."""
 
 from collections.abc import Collection
+import dataclasses
 import heapq
 from typing import Any
 
@@ -10,9 +11,24 @@ from tba_jax import schedule as schedule_lib
 from tba_jax.replay import prompt_order
 from tba_jax.transport.groups import inbox as inbox_lib
 
-# Undelivered blocks that a searcher may hold; with barriers one, so that they
-# wait for no block that is still to begin.
+# Blocks that a searcher may hold and has not begun; with barriers one in all.
 BLOCKS_AHEAD = 2
+
+
+@dataclasses.dataclass
+class _Granted:
+  """A block that is not all in the journal.
+
+  number: number of the grant.
+  version: params to sample with.
+  positions: its prompts.
+  is_begun: whether its searcher is known to sample it.
+  """
+
+  number: int
+  version: int
+  positions: list[int]
+  is_begun: bool = False
 
 
 class Grants:
@@ -44,7 +60,7 @@ class Grants:
     self._blocks_ahead = 1 if schedule.takes_newer else BLOCKS_AHEAD
     self._is_paused = False
     self._least_version = -1
-    self._blocks: dict[str, list[tuple[int, int, list[int]]]] = {}
+    self._blocks: dict[str, list[_Granted]] = {}
     self._num_blocks = 0
     self._changed: set[str] = set()
 
@@ -78,29 +94,45 @@ class Grants:
       # The searcher is gone, or the block's prompts are unknown.
       self.forget(sid)
 
+  def note_begun(self, sid: str, number: int) -> None:
+    """Notes that a searcher has begun its blocks up to this number."""
+    for block in self._blocks.get(sid, ()):
+      block.is_begun |= block.number <= number
+
   def note_journaled(self, sid: str, positions: Collection[int]) -> None:
-    """Removes a searcher's blocks with these positions."""
+    """Notes what a searcher has delivered; blocks end with their last group."""
     self._ungranted.note_journaled(positions)
+    is_journaled = self._ungranted.is_journaled
+    begun = -1
     for block in list(self._blocks.get(sid, ())):
-      if not set(block[2]).isdisjoint(positions):
-        self._take_back(sid, block)
+      if not set(block.positions).isdisjoint(positions):
+        begun = block.number
+      if all(map(is_journaled, block.positions)):
+        self._blocks[sid].remove(block)
+    self.note_begun(sid, begun)
 
   def forget(self, sid: str) -> None:
     """Takes back all blocks of a searcher, to be granted again."""
-    for block in list(self._blocks.get(sid, ())):
-      self._take_back(sid, block)
-    self._blocks.pop(sid, None)
+    ungranted = self._ungranted
+    for block in self._blocks.pop(sid, ()):
+      ungranted.release(
+          p for p in block.positions if not ungranted.is_journaled(p)
+      )
     self._changed.discard(sid)
 
   def holds(self, sid: str) -> bool:
     """Returns whether a searcher has blocks that are not in the journal."""
     return bool(self._blocks.get(sid))
 
-  def _take_back(self, sid: str, block: tuple[int, int, list[int]]) -> None:
-    """Removes a block; positions not in the journal are granted again."""
-    self._blocks[sid].remove(block)
-    ungranted = self._ungranted
-    ungranted.release(p for p in block[2] if not ungranted.is_journaled(p))
+  def _num_ahead(self, sid: str) -> int:
+    """Returns the number of a searcher's blocks that are not begun.
+
+    With barriers, which wait for all of them, those that are begun count, too.
+    """
+    blocks = self._blocks.get(sid, ())
+    if self._schedule.takes_newer:
+      return len(blocks)
+    return sum(not block.is_begun for block in blocks)
 
   def assign_again(self) -> None:
     """Makes the next `assign` return the blocks of every searcher."""
@@ -109,7 +141,7 @@ class Grants:
   def assign(
       self, alive: Collection[str], asked: Collection[str] = ()
   ) -> dict[str, list[Any]]:
-    """Grants admitted positions, each block to the searcher with the fewest.
+    """Grants admitted positions, each to the searcher with the fewest ahead.
 
     Args:
       alive: searchers that may be granted blocks.
@@ -119,46 +151,63 @@ class Grants:
       sid -> all its blocks, for searchers whose blocks changed, as in the
       message "work".
     """
-    # Searchers by blocks held, then by name. The list is not built when nothing
-    # is available: there may be thousands of them.
+    # Searchers by blocks ahead, then held, then by name. The list is not built
+    # when nothing is available: there may be thousands of them.
     held = []
-    if not self._is_paused and self._ungranted.available(self._limit):
-      held = [(len(self._blocks.get(sid, ())), sid) for sid in alive]
+    if not self._is_paused and self._ungranted.available(self._open_limit):
+      held = [
+          (self._num_ahead(sid), len(self._blocks.get(sid, ())), sid)
+          for sid in alive
+      ]
       heapq.heapify(held)
     while held and held[0][0] < self._blocks_ahead:
-      count, sid = held[0]
+      ahead, count, sid = held[0]
       block = self._next_block()
       if block is None:
         break
       self._blocks.setdefault(sid, []).append(block)
       self._changed.add(sid)
-      heapq.heapreplace(held, (count + 1, sid))
+      heapq.heapreplace(held, (ahead + 1, count + 1, sid))
     changed = {sid for sid in self._changed if sid in alive} | set(asked)
     self._changed -= changed
     return {
         sid: [
             {
-                "number": number,
-                "version": version,
-                "prompts": [(p, *self._order.prompt(p)) for p in positions],
+                "number": block.number,
+                "version": block.version,
+                "prompts": [
+                    (p, *self._order.prompt(p)) for p in block.positions
+                ],
             }
-            for number, version, positions in self._blocks.get(sid, ())
+            for block in self._blocks.get(sid, ())
         ]
         for sid in changed
     }
 
-  def _next_block(self) -> tuple[int, int, list[int]] | None:
-    available = self._ungranted.available(self._limit)
-    size = self._prompts_per_round
-    # A partial block is granted only when no other block is outstanding.
-    if not available or (available < size and any(self._blocks.values())):
+  @property
+  def _open_limit(self) -> int:
+    """Limit of what may be granted now.
+
+    Where each position belongs to a step, a step's are granted once all of the
+    step before have arrived: the journal has the steps one after the other, and
+    is applied up to the data of a step.
+    """
+    schedule = self._schedule
+    if not schedule.is_pinned:
+      return self._limit
+    step = schedule.step_of(self._ungranted.first_missing)
+    return min(self._limit, schedule.needed(step))
+
+  def _next_block(self) -> _Granted | None:
+    limit, size = self._open_limit, self._prompts_per_round
+    available = self._ungranted.available(limit)
+    # A partial block is granted only when no other block is still to begin.
+    if not available:
       return None
-    positions = self._ungranted.grant(size, self._limit)
-    # A block arrives at once, with one version: it has prompts of one step.
-    step_of, version_of = self._schedule.step_of, self._schedule.version_of
-    step = step_of(positions[0])
-    own = [p for p in positions if step_of(p) == step]
-    self._ungranted.release(p for p in positions if step_of(p) != step)
+    if available < size and any(map(self._num_ahead, self._blocks)):
+      return None
+    positions = self._ungranted.grant(size, limit)
     self._num_blocks += 1
-    version = max(version_of(own[0]), self._least_version)
-    return self._num_blocks, version, own
+    version = self._schedule.version_of(positions[0])
+    version = max(version, self._least_version)
+    return _Granted(self._num_blocks, version, positions)

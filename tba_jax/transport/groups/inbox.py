@@ -14,9 +14,9 @@ class Record:
   """A record of the journal.
 
   position: end of the record in the journal.
-  header: header of a block, of a departed searcher (`kind` "gone"), of blocks
-    that never come ("missing"), or of unknown losses ("unknown").
-  groups: groups of a block; None if its arrays are invalid.
+  header: kind and fields: a block, a lost searcher (`kind` "gone"), blocks that
+    never arrive ("missing"), or unknown losses ("unknown").
+  groups: content of a block; None if its arrays are invalid.
   """
 
   position: int

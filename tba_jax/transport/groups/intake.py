@@ -25,8 +25,8 @@ from tba_jax.transport.groups import messages
 class Entry(NamedTuple):
   """A record to be journaled.
 
-  header: header of the record.
-  arrays: arrays of a block.
+  header: fields of the record.
+  arrays: content of a block.
   data: wire message of both; None to encode it.
   groups: a block's, if they are unpacked already.
   """
@@ -120,11 +120,11 @@ class Intake:
     """
     positions = self.journal.append([self._data_of(entry) for entry in entries])
     for position, entry in zip(positions, entries, strict=True):
-      self._tell_missing(entry.header)
+      self._report_missing(entry.header)
       self._note(position, entry)
 
   def try_to_write(self, entries: Sequence[Entry]) -> bool:
-    """Journals records; returns False if there is no room for them."""
+    """Journals records; returns False without room for them."""
     try:
       self.write(entries)
     except journal_lib.JournalFullError as error:
@@ -133,7 +133,7 @@ class Intake:
     return True
 
   def write_off(self, sid: str, totals: Mapping[str, int], cause: str) -> bool:
-    """Journals that a searcher is gone; returns False if there is no room."""
+    """Journals the loss of a searcher; returns False without room."""
     header = {"kind": "gone", "sid": sid, "cause": cause, "totals": totals}
     if not self.try_to_write([Entry(header)]):
       return False
@@ -149,17 +149,17 @@ class Intake:
       self._on_event("journal_room", "the journal has room again")
     self.obstacle = error and f"the journal has no room: {error}"
 
-  def replay(self, kept: Mapping[str, Mapping[str, Any]]) -> None:
+  def replay(self, leases: Mapping[str, Mapping[str, Any]]) -> None:
     """Delivers what the journal has beyond the checkpoint.
 
     Args:
-      kept: leases on disk.
+      leases: content of the lease files, by searcher.
     """
     if self.written_off:
       # The checkpoint has all that these searchers announced.
       ended = [
           sid
-          for sid, lease in kept.items()
+          for sid, lease in leases.items()
           if self.written_off.get(sid) == lease["totals"]
       ]
       leases_lib.remove_files(self._run, ended)
@@ -172,17 +172,19 @@ class Intake:
         self._on_event("journal_refused", f"record at {position}: {error}")
         continue
       self._note(position, Entry(header, arrays))
-    known = {*saved.get("acknowledged", {}), *self.watermarks}
-    unknown = self._unknown_loss(bool(saved), known - {*self.written_off}, kept)
+    searchers = {*saved.get("acknowledged", {}), *self.watermarks}
+    unknown = self._unknown_loss(
+        bool(saved), searchers - {*self.written_off}, leases
+    )
     marks = dict(saved.get("acknowledged", {}))
-    told = {
+    announced = {
         sid: [
             lease["first"],
             *(lease["acked"][unit] for unit in messages.UNITS),
         ]
-        for sid, lease in kept.items()
+        for sid, lease in leases.items()
     }
-    for source in (self.ack_log.marks, told):
+    for source in (self.ack_log.marks, announced):
       for sid, mark in source.items():
         marks[sid] = max(marks.get(sid, mark), mark)
     for sid, (sequence, *totals) in marks.items():
@@ -211,8 +213,8 @@ class Intake:
   def _unknown_loss(
       self,
       is_resumed: bool,
-      known: Collection[str],
-      kept: Mapping[str, Mapping[str, Any]],
+      searchers: Collection[str],
+      leases: Mapping[str, Mapping[str, Any]],
   ) -> str:
     """Returns why acknowledged blocks may be lost unnoticed, "" if they cannot.
 
@@ -221,8 +223,8 @@ class Intake:
 
     Args:
       is_resumed: whether there is a checkpoint.
-      known: searchers that have sent blocks and are not written off.
-      kept: leases on disk.
+      searchers: have sent blocks and are not written off.
+      leases: content of the lease files, by searcher.
     """
     log = self.ack_log
     damage = log.damage
@@ -231,11 +233,11 @@ class Intake:
       self._on_event("journal_missing", damage)
     elif damage:
       self._on_event("damaged", damage)
-    if not damage or (known and all(sid in kept for sid in known)):
+    if not damage or (searchers and all(sid in leases for sid in searchers)):
       return ""
     return f"{damage}; blocks since the checkpoint may be lost"
 
-  def _tell_missing(self, header: Mapping[str, Any]) -> None:
+  def _report_missing(self, header: Mapping[str, Any]) -> None:
     if header.get("kind") == "missing":
       sid = header["sid"]
       first, last = self.watermarks.get(sid, 0), header["next"] - 1

@@ -10,7 +10,7 @@ Numbers are little-endian. `start` is the position of the first byte, so that a
 copy elsewhere (inside a payload, in a reused disk block) is not taken for a
 record. The digest is a 16-byte BLAKE2b of header fields and payload.
 
-The *position* of a record is that of its end: `replay(position)` continues
+The *position* of a record is its end: `replay(position)` continues
 after it. Positions only increase, also across restarts and repairs. Payloads
 are on disk when `append` returns. Damage is skipped and reported, and never
 hides the records after it.
@@ -60,7 +60,7 @@ def read_segment(
   """Returns a segment's records with the damage between them, and its size.
 
   Args:
-    path: path of the file.
+    path: segment file.
     start: position of its first byte.
     size: number of bytes to read, None for all.
 
@@ -109,7 +109,7 @@ def _header_bytes(path: pathlib.Path, data: bytes) -> int:
 
 
 def header_error(data: bytes, start: int) -> str:
-  """Returns what is wrong with the header of a segment at a position."""
+  """Returns the error in the header of a segment at a position."""
   fields, digest = data[: _SEGMENT.size], data[_SEGMENT.size : HEADER_BYTES]
   if len(data) < HEADER_BYTES:
     return "is cut off"
@@ -175,7 +175,7 @@ def find_segments(directory: pathlib.Path) -> dict[int, pathlib.Path]:
 def read_records(
     directory: pathlib.Path, from_position: int
 ) -> Iterator[tuple[int, bytes]]:
-  """Yields what `Journal.replay` does, of a journal that nobody writes.
+  """Yields what `Journal.replay` does, for a closed journal.
 
   Raises:
     ValueError: a segment has a newer format.
@@ -191,7 +191,7 @@ def read_records(
 
 
 class JournalFullError(OSError):
-  """There is no room for the payloads; the journal is unchanged."""
+  """No room for the payloads; the journal is unchanged."""
 
 
 class Journal:
@@ -211,7 +211,7 @@ class Journal:
     """Opens or creates a journal, and repairs its end.
 
     Args:
-      directory: directory of the segments, created or changed to mode 0700.
+      directory: holds the segments; created or changed to mode 0700.
       max_segment_bytes: size at which a new segment begins; one append may
         exceed it.
       on_event: function called with (kind, message); kinds are journal_torn,
@@ -402,7 +402,7 @@ class AckLog:
   sequence, prompts, completions, tokens, CRC-32 of these]; a searcher's last
   line counts.
 
-  path: path of the file.
+  path: segment file.
   marks: sid -> [next sequence, prompts, completions, tokens].
   existed: whether the file exists.
   damage: problem with the file, "" for none.

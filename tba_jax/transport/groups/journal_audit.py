@@ -35,7 +35,7 @@ class _Journal:
   """Content of the journal.
 
   segments: files by position, in order.
-  blocks: blocks in order.
+  blocks: journaled blocks, in order.
   ends: positions of records and segments.
   end: position after the last segment.
   num_records, num_bytes: counts over all segments.
@@ -180,7 +180,7 @@ def _hole(
 
 
 def _advice(run: auditing.AuditedRun, position: int) -> str:
-  """Returns what it means that the record up to a position is lost."""
+  """Returns the consequence of losing the record up to a position."""
   restorable = run.restorable
   needing = [n for n, data in restorable.items() if data["applied"] < position]
   if restorable and not needing:
@@ -213,7 +213,9 @@ def _read_block(
   mask = arrays["sampled_mask"]
   counts = [len(mask), math.prod(mask.shape[:2]), int(mask.sum())]
   if counts != amount:
-    raise ValueError(f"has {counts} {', '.join(_UNITS)}, says {amount}")
+    raise ValueError(
+        f"has {counts} {', '.join(_UNITS)}; its header states {amount}"
+    )
   if max(header["epoch"]) > run.epoch > 0:
     raise ValueError(f"epoch {max(header['epoch'])} of {run.epoch}")
   newest = int(arrays["versions"].max())
@@ -225,7 +227,7 @@ def _read_block(
 def _sequences(
     run: auditing.AuditedRun, content: _Journal
 ) -> auditing.Findings:
-  """Checks that each searcher's blocks are there once, without a hole."""
+  """Checks that each searcher's blocks are present once, without gaps."""
   last: dict[str, _JournaledBlock] = {}
   is_whole = list(content.segments)[:1] == [0]  # No segment was dropped yet.
   for block in content.blocks:
@@ -292,7 +294,7 @@ def _marks(run: auditing.AuditedRun, content: _Journal) -> auditing.Findings:
       yield (
           _ACKS,
           "is missing",
-          "after a restart nobody knows what was acknowledged since the newest"
+          "after a restart it is unknown what was acknowledged since the newest"
           f" checkpoint; {auditing.COPY}",
       )
     return
@@ -301,8 +303,8 @@ def _marks(run: auditing.AuditedRun, content: _Journal) -> auditing.Findings:
   for sid, (sequence, *totals) in run.marks.items():
     what, there = "", last[sid].sequence + 1 if sid in last else 0
     states = run.restorable.values()
-    known = [state["watermarks"].get(sid, 0) for state in states]
-    if sequence > (most := max([there, *known])):
+    marks = [state["watermarks"].get(sid, 0) for state in states]
+    if sequence > (most := max([there, *marks])):
       what = (
           f"acknowledges blocks up to {sequence - 1}, journal and checkpoints"
           f" have them up to {most - 1}"

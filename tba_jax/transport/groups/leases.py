@@ -177,7 +177,7 @@ class LeaseTable:
     """Updates leases; a missing one is kept, since the store may be lost.
 
     Args:
-      leases: leases by searcher.
+      leases: lease of each searcher.
       is_live: whether they are from the store, not from files.
     """
     self._alive = None
@@ -237,8 +237,8 @@ class LeaseTable:
     """Returns sid -> cause of the searchers gone since the last call.
 
     Args:
-      generation: generation of the store. A searcher that joined a later one
-        is older than all others: the store has begun to count anew.
+      generation: counter of the store. A searcher that joined a later one is
+        older than all others: the store's counter has restarted.
     """
     newest: dict[str, tuple[bool, list[int], str]] = {}
     for sid, entry in self.entries.items():

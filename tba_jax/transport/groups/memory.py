@@ -209,7 +209,7 @@ class MemorySink:
       sid: id of this searcher, never used before.
       index: slot of this searcher.
     """
-    self.begun_s: collections.deque[float] = collections.deque()
+    self.begun_s: dict[int, float] = {}
     self.totals = {"prompts": 0, "completions": 0, "tokens": 0}
     self.has_left = False
     self._channel = channel
@@ -244,7 +244,9 @@ class MemorySink:
         self._heard_at = now = time.monotonic()
         channel.assign()
         if self._granted:
-          return self._granted.popleft()
+          block = self._granted.popleft()
+          channel.grants.note_begun(self._sid, block.number)
+          return block
         if now >= deadline:
           break
         channel.changed.wait(deadline - now)
@@ -303,7 +305,7 @@ class MemorySink:
   def heard(self) -> dict[str, Any]:
     """Returns what a store would have of this searcher."""
     now = time.monotonic()
-    ages = [now - begun_s for begun_s in list(self.begun_s)[:1]]
+    ages = [now - begun_s for begun_s in list(self.begun_s.values())[:1]]
     return {
         "index": self._index,
         "unacked": self._unacked,

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Journal of a run whose searchers are threads, in the format of the store's.
 
-Separate processes may go on where the threads were, and the reverse.
+Separate processes can resume a run of threads, and vice versa.
 """
 
 from collections.abc import Callable
@@ -43,13 +43,13 @@ class JournalHook(intake.Intake):
     self._writing = threading.Lock()
     self._is_closed = threading.Event()
     self._error: OSError | None = None
-    kept, damaged = leases_lib.read_files(run)
+    read, damaged = leases_lib.read_files(run)
     for path in damaged:
       on_event("damaged", f"{path}: no valid lease")
-    leases = {sid: lease for sid, (lease, _) in kept.items()}
+    leases = {sid: lease for sid, (lease, _) in read.items()}
     self.replay(leases)
-    # An absent log beside a checkpoint would look like a loss.
-    self._when_there_is_room(self.ack_log.sync, lambda: True)
+    # A checkpoint without a log would look like a loss.
+    self._wait_for_room(self.ack_log.sync, lambda: True)
     self.left = {
         sid: lease["totals"]
         for sid, lease in leases.items()
@@ -64,7 +64,7 @@ class JournalHook(intake.Intake):
   ) -> bool:
     """Journals, delivers and marks a block, or the end of a searcher.
 
-    Waits while another is written, or there is no room. Returns False if that
+    Waits while another is written, or for room. Returns False if that
     was given up: nothing is written, nothing delivered.
     """
     arrays = {}
@@ -74,10 +74,10 @@ class JournalHook(intake.Intake):
       header = {**fields, "run": self._run.run_id, "key": key, **header}
     entry = intake.Entry(header, arrays, groups=groups)
     write = lambda: self.write([entry])
-    if not self._when_there_is_room(write, should_stop):
+    if not self._wait_for_room(write, should_stop):
       return False
     # The block is in the journal, whether or not its mark still finds room.
-    self._when_there_is_room(self.ack_log.sync, should_stop)
+    self._wait_for_room(self.ack_log.sync, should_stop)
     return True
 
   def check(self) -> None:
@@ -92,7 +92,7 @@ class JournalHook(intake.Intake):
     with self._writing:
       super().close()
 
-  def _when_there_is_room(
+  def _wait_for_room(
       self, write: Callable[[], Any], should_stop: Callable[[], bool]
   ) -> bool:
     while not self._is_closed.is_set():

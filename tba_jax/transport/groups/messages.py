@@ -66,6 +66,8 @@ _SCHEMAS: Mapping[str, Mapping[str, Any]] = {
         "acked": _TOTALS,
         # (epoch, count) of its newest message of kind "work".
         "seen": [int],
+        # (epoch, number) of the last grant that it has begun.
+        "begun": [int],
         "credits": int,
         "final": bool,
         "stats": {},

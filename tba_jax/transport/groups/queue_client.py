@@ -11,9 +11,7 @@ when none is left.
 Acknowledgements and grants are one message, polled at an adaptive interval.
 """
 
-import collections
 from collections.abc import Callable, Mapping, Sequence
-import contextlib
 import dataclasses
 import math
 import socket
@@ -145,10 +143,14 @@ class UnackedBlocks:
 
 
 class GrantedBlocks:
-  """Granted blocks not yet begun, in order. Not thread-safe."""
+  """Granted blocks not yet begun, in order. Not thread-safe.
+
+  begun: epoch and number of the last one begun.
+  """
 
   def __init__(self):
     self.blocks: list[ports.Assignment] = []
+    self.begun = (-1, -1)
     self._tag = (-1, -1)
     # The last block granted by the current trainer.
     self._last_block = -1
@@ -162,6 +164,12 @@ class GrantedBlocks:
   def tag(self) -> tuple[int, int]:
     """Epoch and count of the newest message."""
     return self._tag
+
+  def begin(self) -> ports.Assignment:
+    """Removes and returns the next block."""
+    block = self.blocks.pop(0)
+    self.begun = block.epoch, block.number
+    return block
 
   def update(self, message: Mapping[str, Any]) -> bool:
     """Updates from the trainer's list of this searcher's blocks.
@@ -200,7 +208,7 @@ class QueueClient:
 
   stop_requested: whether the trainer has asked this searcher to leave.
   run_done: whether it asked because the run is complete.
-  begun_s: times at which the blocks not yet submitted were begun, by
+  begun_s: times at which the positions not yet submitted were begun, by
     `monotonic`, oldest first; kept by the searcher.
   """
 
@@ -247,7 +255,7 @@ class QueueClient:
     self._granted = GrantedBlocks()
     self._totals = dict.fromkeys(messages.UNITS, 0)
     self._stats: dict[str, Any] = {}
-    self.begun_s: collections.deque[float] = collections.deque()
+    self.begun_s: dict[int, float] = {}
     self.lease = {
         "sid": sid,
         "slot": f"{socket.gethostname()}/{index}",
@@ -299,7 +307,8 @@ class QueueClient:
     """
     deadline = time.monotonic() + timeout_s
     with self._lock:
-      if not self._granted.blocks:
+      # Who does not wait has other work, which polls would slow down.
+      if timeout_s > 0 and not self._granted.blocks:
         self._poll_now()
       while not self._granted.blocks:
         self._check()
@@ -307,14 +316,18 @@ class QueueClient:
           return None
         self._lock.wait(min(left_s, 0.1))
       self.interval.stop_waiting()
-      return self._granted.blocks.pop(0)
+      block = self._granted.begin()
+      # The lease says so, and the trainer grants another one.
+      self.lease_interval.changed(at_once=not self._granted.blocks)
+      self._lock.notify_all()
+      return block
 
   def submit(
       self,
       groups: Sequence[types.Group],
       should_stop: Callable[[], bool] = lambda: False,
   ) -> bool:
-    """Sends the groups of one round; waits while no credit is left.
+    """Sends groups; waits while no credit is left.
 
     Returns False if `should_stop` ended the wait: the block is not counted as
     generated, and its prompts will be granted again.
@@ -616,8 +629,8 @@ class QueueClient:
     """Returns a new lease, after writing its file."""
     self._beat += 1
     stats = dict(self._stats)
-    with contextlib.suppress(IndexError):
-      stats["block_age_s"] = time.monotonic() - self.begun_s[0]
+    for begun_s in list(self.begun_s.values())[:1]:
+      stats["block_age_s"] = time.monotonic() - begun_s
     with self._lock:
       lease = {
           **self.lease,
@@ -627,6 +640,7 @@ class QueueClient:
           "first": self.unacked_blocks.first,
           "acked": self.unacked_blocks.acked,
           "seen": self._granted.tag,
+          "begun": self._granted.begun,
           "credits": self._credits,
           "final": self._final,
           "refused": self.refusals.count,

@@ -569,6 +569,9 @@ class QueueServer(receiver.Receiver):
         is_behind = tuple(leases[sid]["seen"]) < (self.epoch, count)
         if is_behind and now - written_at >= REPEAT_EVERY_S:
           self.ingest.unanswered.add(sid)  # The message may be gone.
+        epoch, number = leases[sid]["begun"]
+        if epoch == self.epoch:
+          self.grants.note_begun(sid, number)
     self._skip_dropped()
     for sid, cause in list(self.leaving.items()):
       self._write_off(transport, sid, cause)

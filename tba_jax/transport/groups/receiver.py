@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The trainer's end of a channel of groups, as the replay service sees it."""
+"""Trainer-side channel of groups, as the replay service sees it."""
 
 import abc
 from collections.abc import Mapping
@@ -25,10 +25,10 @@ class Receiver(abc.ABC):
 
   inbox: records that have arrived, beginning with those that a restart found in
     the journal after the checkpoint.
-  order: order of the prompts.
+  order: permutation of the prompts.
   epoch: start count of the trainer, -1 before it is known.
   urgent: whether the trainer waits for data; set by its thread.
-  generation: generation of the store, 0 without one; for the status.
+  generation: counter of the store, 0 without one; for the status.
   """
 
   order: prompt_order.PromptOrder
@@ -57,7 +57,7 @@ class Receiver(abc.ABC):
 
     Args:
       config: reads `search`, `rounds` and `train`.
-      order: order of the prompts.
+      order: permutation of the prompts.
       epoch: start count of the trainer.
       first_version: oldest version that can be sampled with.
       saved: `ReplayService.get_state` of a checkpoint, or {}.

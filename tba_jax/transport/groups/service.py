@@ -59,7 +59,7 @@ class ReplayService:
 
     Args:
       config: reads `sampling` (P and T), and what `make_schedule` reads.
-      receiver: receiver made with the same `saved`.
+      receiver: must have been made with the same `saved`.
       buffer: empty.
       vocab_size: upper bound of token ids.
       num_experts: upper bound of the experts of routes; 0 without any.
@@ -92,7 +92,7 @@ class ReplayService:
     self.unapplied: collections.deque[inbox_lib.Record] = collections.deque()
     self.applied = receiver.journal_start
     self.applied_positions = prompt_order.Positions()
-    # Applied ones, and those of unapplied records.
+    # Groups of applied and of unapplied records.
     self.journaled = prompt_order.Positions()
     self._watermarks: dict[str, int] = {}
     # Number of positions that had come at the last barrier.
@@ -188,8 +188,8 @@ class ReplayService:
   def take_failures(self) -> list[tuple[int, float]]:
     """Returns (position, share of completions without a reward) of groups.
 
-    Each applied group is returned once, those of environments that gave no
-    prompt included.
+    Each applied group is returned once, including groups without a prompt from
+    failed environments.
     """
     failures, self._failures = self._failures, []
     return failures
@@ -320,7 +320,7 @@ class ReplayService:
     on which searcher was faster.
 
     Args:
-      step: step at which the data arrives.
+      step: arrival step.
       all_records: whether none of them is early.
     """
     self.take_records()
@@ -361,6 +361,8 @@ class ReplayService:
     if not self._schedule.is_pinned:
       return len(self.applied_positions) >= self._schedule.admitted(step)
     needed = self._schedule.needed(step)
+    if self.applied_positions.count(needed) < needed:
+      return False  # Rather early than that the step lacks what comes behind.
     return any(
         g.position >= needed and self.journaled.is_plausible(g.position)
         for g in record.groups

@@ -18,7 +18,7 @@ SECTIONS = {
 SETTINGS = {
     "search.num_searchers": _s(1, rules.COUNT, "", hosts="searcher", auto=True),
     "search.prompts_per_round": _s(32, rules.COUNT, "prompts that a searcher"
-        " samples at a time", auto=True),
+        " is granted at a time", auto=True),
     "search.samples_per_prompt": _s(8, rules.COUNT, "completions (S)",
         fixed=rules.Fixed(
             "prompts are counted from the end of the warm start"

@@ -64,7 +64,7 @@ def jaxlib_version() -> str:
 
 
 def unguarded(address: str) -> str:
-  """Returns what to say of an address of this host that is without TLS."""
+  """Returns the warning about an address of this host without TLS."""
   reason = (
       "config.store.insecure = True leaves mutual TLS out"
       if is_supported()
@@ -78,7 +78,7 @@ def unguarded(address: str) -> str:
 
 
 def _numbers(version: str) -> list[int]:
-  """Returns the first three numbers of "0.11.2.dev3", say."""
+  """Returns the first three numbers of a version such as "0.11.2.dev3"."""
   return [int(number) for number in re.findall(r"\d+", version)[:3]]
 
 

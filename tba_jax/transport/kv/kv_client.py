@@ -253,7 +253,7 @@ class KvTransport(byte_store.Transport):
         remaining_s = deadline - time.monotonic()
         time.sleep(max(0.0, min(remaining_s, pause_s)))
         if remaining_s <= pause_s:
-          # The last attempt was cut short; the one before may say more.
+          # The last attempt was cut short; the one before may be more specific.
           reasons = "; before that: ".join(obstacles[:-3:-1])
           raise byte_store.DeadlineExceededError(
               f"no store to attach to within {wait_s:.1f} s (locator"
@@ -362,7 +362,7 @@ class KvTransport(byte_store.Transport):
       )
     tls = None if locator.address.startswith("unix:") else self._tls
     if locator.tls != (tls is not None):
-      raise byte_store.TransportError(_one_sided(locator))
+      raise byte_store.TransportError(_tls_mismatch(locator))
     left_s = max(0.0, deadline - time.monotonic())
     session = Session(locator, tls, self._root, self._operations, left_s)
     try:
@@ -413,17 +413,18 @@ class KvTransport(byte_store.Transport):
       self._in_use.release()
 
 
-def _one_sided(locator: locator_lib.Locator) -> str:
+def _tls_mismatch(locator: locator_lib.Locator) -> str:
   """Returns why a process with TLS and one without cannot meet."""
-  needed = f"needs jaxlib {certificates.NEEDED} or newer"
+  jaxlib = f"jaxlib {certificates.NEEDED} or newer"
   if locator.tls:
     problem = (
-        f"the store has mutual TLS and this process has not: it {needed}, here"
-        f" is {certificates.jaxlib_version()}"
+        f"the store uses mutual TLS, which needs {jaxlib}; this process has"
+        f" {certificates.jaxlib_version()}"
     )
   else:
     problem = (
-        f"this process has mutual TLS and the store has not: it {needed} there"
+        "this process uses mutual TLS and the store does not; its host needs"
+        f" {jaxlib}"
     )
   return (
       f"refused: {problem}; config.store.insecure=True on all hosts does"

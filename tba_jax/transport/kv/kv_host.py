@@ -299,15 +299,15 @@ def free_address(
     host: str,
     ports: Sequence[int],
     generation: int,
-    used: collections.deque[int],
+    used_ports: collections.deque[int],
 ) -> str:
-  """Returns the next free address of a host; appends its port to `used`.
+  """Returns the next free address of a host; appends its port to `used_ports`.
 
   Args:
     host: name or number; one with a colon is IPv6.
     ports: allowed ports; 0 stands for any.
     generation: number of the service; services take turns over the ports.
-    used: ports of the last services, whose clients may still use them.
+    used_ports: ports of the last services, whose clients may still use them.
   """
   start = generation % len(ports)
   family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -320,8 +320,8 @@ def free_address(
       except OSError:
         continue
       port = probe.getsockname()[1]
-    if port not in used:
-      used.append(port)
+    if port not in used_ports:
+      used_ports.append(port)
       return addresses.join_address(host, port)
   raise RuntimeError(f"store.address: no free port of {host} in {ports}")
 

@@ -204,7 +204,7 @@ class RemoteLocator:
   def __init__(self, address: str, secret: bytes):
     self._address = address
     self._secret = secret
-    self._asked = -_EVERY_S
+    self._asked_at = -_EVERY_S
     self._last: Locator | None = None
 
   def __str__(self) -> str:
@@ -216,11 +216,11 @@ class RemoteLocator:
     Raises:
       ValueError: the answer is forged or replayed.
     """
-    if time.monotonic() - self._asked >= _EVERY_S:
+    if time.monotonic() - self._asked_at >= _EVERY_S:
       try:
         self._last = ask_announcer(self._address, self._secret) or self._last
       finally:
-        self._asked = time.monotonic()
+        self._asked_at = time.monotonic()
     return self._last
 
 
@@ -236,12 +236,14 @@ def ask_announcer(
   deadline = time.monotonic() + deadline_s
   data = b""
   try:
-    with socket.create_connection(split_address(address), deadline_s) as asked:
-      asked.sendall(nonce)
+    with socket.create_connection(
+        split_address(address), deadline_s
+    ) as connection:
+      connection.sendall(nonce)
       while len(data) < _MAX_ANSWER_BYTES:
         # The deadline is of the whole answer, however slowly it comes.
-        asked.settimeout(max(deadline - time.monotonic(), 1e-3))
-        part = asked.recv(_MAX_ANSWER_BYTES - len(data))
+        connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+        part = connection.recv(_MAX_ANSWER_BYTES - len(data))
         if not part:
           break
         data += part

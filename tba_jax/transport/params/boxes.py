@@ -35,10 +35,10 @@ def box_slices(box: Box, outer: Box | None = None) -> tuple[slice, ...]:
 
 def intersection(box: Box, other: Box) -> Box | None:
   """Returns the common part of two boxes, None if it is empty."""
-  both = [
+  overlap = [
       [max(a, c), min(b, d)] for (a, b), (c, d) in zip(box, other, strict=True)
   ]
-  return both if all(start < stop for start, stop in both) else None
+  return overlap if all(start < stop for start, stop in overlap) else None
 
 
 def check_cover(name: str, shape: Sequence[int], parts: Sequence[Box]) -> None:
@@ -62,13 +62,13 @@ def cut_box(
   """Returns a box's array from pieces that cover it; a view of a single one."""
   out = np.empty([stop - start for start, stop in box], dtype)
   for place, data in pieces:
-    both = intersection(place, box)
-    if both is None:
+    overlap = intersection(place, box)
+    if overlap is None:
       continue
-    part = data[box_slices(both, place)]
-    if both == box:
+    part = data[box_slices(overlap, place)]
+    if overlap == box:
       return np.asarray(part)
-    out[box_slices(both, box)] = part
+    out[box_slices(overlap, box)] = part
   return out
 
 

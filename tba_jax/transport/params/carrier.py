@@ -59,7 +59,7 @@ class PackedVersion:
   """A version in the trainer, ready to be sent.
 
   version: number of the version.
-  carrier: carrier that packed it.
+  carrier: packed the version.
   specs: shape and dtype of every leaf, by path.
   carried: facts by which a reader finds and verifies the leaves, in JSON types.
   content: the carrier's own data, until the version is dropped.
@@ -145,7 +145,7 @@ class Carrier(abc.ABC):
     """Returns the leaves of a version, None if it was dropped meanwhile.
 
     Args:
-      transport: transport of the calling thread.
+      transport: owned by the calling thread.
       tag, carried: fields of the version's authenticated manifest; `carried`
         is of the carrier's schema.
       specs: shapes and dtypes of the leaves.
@@ -170,9 +170,9 @@ def digest(piece: Any) -> str:
   return hashlib.sha256(piece).hexdigest()[:32]
 
 
-def check_digest(name: str, piece: Any, wanted: str) -> None:
+def check_digest(name: str, piece: Any, expected: str) -> None:
   """Raises WireError if a digest differs."""
-  if digest(piece) != wanted:
+  if digest(piece) != expected:
     raise wire.WireError("hash", f"leaf {name} is torn")
 
 
@@ -247,7 +247,6 @@ def make_write_carriers(
 
   Args:
     config: reads `publish`, `store` and `trainer`.
-    run: run whose params are published.
     specs: shapes and dtypes of the published leaves.
     peers: result of `peers.make_peers`; then there is one carrier, since no
       process has all params.
@@ -256,8 +255,8 @@ def make_write_carriers(
   names = [name]
   if config.publish.carrier == "auto" and name == "files":
     names.append("network")
-  made = make_read_carriers(config, run, peers=peers)
-  return [made[name] for name in names]
+  carriers = make_read_carriers(config, run, peers=peers)
+  return [carriers[name] for name in names]
 
 
 def make_read_carriers(
@@ -270,7 +269,6 @@ def make_read_carriers(
 
   Args:
     config: reads `publish` and `store`.
-    run: run whose params they carry.
     peers: result of `peers.make_peers`.
   """
   place = CarrierPlace(

@@ -36,9 +36,8 @@ def send_version(
   """Sends a version: the carrier's data, then the manifest, then the pointer.
 
   Args:
-    transport: transport of the calling thread.
+    transport: owned by the calling thread.
     packed: version to send.
-    run: run whose params are published.
     base_name: base params of adapters; "" without adapters.
 
   Raises:
@@ -113,22 +112,22 @@ def ask_again(
   transport.put(key, _encode_version(run, key, version))
 
 
-def take_asked(
+def take_requests(
     transport: byte_store.Transport,
     run: wire.RunIdentity,
     refusals: wire.Refusals,
 ) -> set[version_lib.Version]:
   """Returns the versions that readers ask for, and removes what they asked."""
   requests = transport.list(_ASK)
-  asked = set()
+  versions = set()
   for key, data in requests.items():
     try:
-      asked.add(_decode_version(run, key, data))
+      versions.add(_decode_version(run, key, data))
     except wire.WireError as error:
       refusals.add(key, error)
   if requests:
     transport.delete(_ASK)
-  return asked
+  return versions
 
 
 def read_version(
@@ -143,10 +142,9 @@ def read_version(
   """Returns the leaves of a version, None if it was dropped meanwhile.
 
   Args:
-    transport: transport of the calling thread.
-    version: version to read.
-    run: run of the reader.
-    carriers: carriers by name.
+    transport: owned by the calling thread.
+    run: identity of the reader's run.
+    carriers: readers by carrier name.
     expected: shape and dtype of every leaf; any float stands for any other.
     base_name: base params of the reader's adapters; "" without adapters.
 
@@ -175,7 +173,7 @@ def read_version(
         for name, shape, dtype in manifest["leaves"]
     }
     if not all(isinstance(name, str) for name in stored):
-      raise TypeError("a name is no string")
+      raise TypeError("a name is not a string")
   except (TypeError, ValueError) as error:
     raise wire.WireError("schema", f"leaves: {error}") from error
   wrong = sorted(
@@ -201,7 +199,7 @@ def read_version(
 
 
 def _fits(stored: Any, expected: Any) -> bool:
-  """Returns whether a leaf's shape and dtype may stand for those expected."""
+  """Returns whether a leaf's shape and dtype are compatible."""
   if stored is None or expected is None or stored[0] != expected[0]:
     return False
   return stored[1] == expected[1] or all(

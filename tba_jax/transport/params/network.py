@@ -79,7 +79,7 @@ class ParamsServer:
     self.versions: dict[str, list[bytes]] = {}
     # Salt -> number of connections that read the version.
     self._readers: dict[str, int] = {}
-    self._kept: set[str] = set()
+    self._salts: set[str] = set()
     self._connections: set[socket.socket] = set()
     self._is_closed = False
     host, ports = addresses.split_range(address)
@@ -114,7 +114,7 @@ class ParamsServer:
         pieces += pool.map(seal.encrypt, itertools.count(len(pieces)), plain)
     with self._lock:
       self.versions[salt] = pieces
-      self._kept.add(salt)
+      self._salts.add(salt)
     return {
         "address": self.address,
         "salt": salt,
@@ -124,17 +124,17 @@ class ParamsServer:
   def keep(self, salts: Sequence[str]) -> None:
     """Drops all other versions; their readers may finish."""
     with self._lock:
-      self._kept = set(salts)
+      self._salts = set(salts)
       self._drop_unread()
 
   def num_dropped(self) -> int:
     """Returns the number of dropped versions that are still being read."""
     with self._lock:
-      return len(self.versions.keys() - self._kept)
+      return len(self.versions.keys() - self._salts)
 
   def _drop_unread(self) -> None:
     """Frees dropped versions that nobody reads. Under the lock."""
-    for salt in self.versions.keys() - self._kept - self._readers.keys():
+    for salt in self.versions.keys() - self._salts - self._readers.keys():
       del self.versions[salt]
 
   def close(self) -> None:
@@ -259,7 +259,7 @@ class Network(carrier.Carrier):
     self._stall_s = stall_s
     self._peers = peers
     self.server: ParamsServer | None = None
-    self._kept: dict[str, str] = {}
+    self._salts: dict[str, str] = {}
 
   def write(
       self, tag: str, leaves: Mapping[str, Any]
@@ -269,25 +269,25 @@ class Network(carrier.Carrier):
           self._find_address(), stall_s=self._stall_s, **self._keys
       )
     if self._peers is not None:
-      self._peers.begin(tag, keep=[*self._kept, tag])
+      self._peers.begin(tag, keep=[*self._salts, tag])
     sources = [self.server.add(tag, leaves)]
     if self._peers is not None:
       num_bytes = version.num_bytes(version.specs_of(leaves))
       sources += self._peers.collect(num_bytes)
     shapes = {name: leaf.shape for name, leaf in leaves.items()}
     _check_cover(shapes, sources)
-    self._kept[tag] = sources[0]["salt"]
+    self._salts[tag] = sources[0]["salt"]
     # Without what a failed attempt has left.
-    self.server.keep(list(self._kept.values()))
+    self.server.keep(list(self._salts.values()))
     return {"sources": sources}, None
 
   def is_full(self) -> bool:
     return self.server is not None and self.server.num_dropped() >= MAX_DROPPED
 
   def drop(self, packed: carrier.PackedVersion) -> None:
-    self._kept.pop(packed.tag, None)
+    self._salts.pop(packed.tag, None)
     if self.server is not None:
-      self.server.keep(list(self._kept.values()))
+      self.server.keep(list(self._salts.values()))
 
   def read(
       self,

@@ -57,8 +57,9 @@ def write_folder(path: epath.Path, leaves: Mapping[str, Any]) -> Shards:
 
   Args:
     path: existing folder, local or `gs://`.
-    leaves: leaves by path, in the same order in all processes. Empty ones are
-      not written.
+    leaves: arrays by path, in the same order in all processes. Empty ones are
+      not
+      written.
 
   Raises:
     OSError, ValueError, RuntimeError: Orbax or TensorStore failed.
@@ -184,7 +185,7 @@ class OrbaxShards(carrier.Carrier):
       peers: Any = None,
   ):
     if bucket.is_remote(path):
-      bucket.list_anew()
+      bucket.relist()
     self._path = path
     self._run_id = run_id
     self._secret = secret
@@ -234,14 +235,16 @@ class OrbaxShards(carrier.Carrier):
     readers = self._readers(transport)
     limit_s = self._reading.deadline_s(self._num_bytes)
     for folder, since in list(self._dropped.items()):
-      held = [who for key, (name, who) in readers.items() if name == folder]
-      if held and time.monotonic() < since + limit_s:
+      readers_of_folder = [
+          who for key, (name, who) in readers.items() if name == folder
+      ]
+      if readers_of_folder and time.monotonic() < since + limit_s:
         continue
-      if held:
+      if readers_of_folder:
         logging.warning(
             "params %s are removed: %s read them for over %.0f s",
             folder,
-            ", ".join(held),
+            ", ".join(readers_of_folder),
             limit_s,
         )
       self._remove(folder)

@@ -41,7 +41,7 @@ class Pace:
 
   @contextlib.contextmanager
   def moving(self, num_bytes: float) -> Iterator[None]:
-    """Notes that a transfer is under way."""
+    """Marks a transfer as in progress."""
     self._until = time.monotonic() + self.deadline_s(num_bytes)
     try:
       yield
@@ -49,5 +49,5 @@ class Pace:
       self._until = 0.0
 
   def is_moving(self) -> bool:
-    """Returns whether a transfer is under way that is not late."""
+    """Returns whether a transfer is in progress and not late."""
     return time.monotonic() < self._until

@@ -41,7 +41,7 @@ class Leader:
   """Process 0's end: asks the other processes for their shards.
 
   Args:
-    client: client of the trainer's coordinator.
+    client: connected to the trainer's coordinator.
     num_processes: number of the trainer's processes.
     secret: key of the messages.
     pace: gives the time for the other processes to write a version.
@@ -56,7 +56,7 @@ class Leader:
       pace: pace_lib.Pace,
   ):
     self._client = client
-    self._others = range(1, num_processes)
+    self._followers = range(1, num_processes)
     self._secret = secret
     self._pace = pace
     self._count = -1
@@ -69,7 +69,7 @@ class Leader:
     """Asks the other processes to write their shards of a version.
 
     Args:
-      tag: tag of the version.
+      tag: label of the version.
       path: folder to write to; "" for the network.
       keep: tags of the versions that they are to keep serving.
     """
@@ -77,7 +77,7 @@ class Leader:
     self._tag = tag
     self._began = time.monotonic()
     message = {"tag": tag, "path": path, "keep": list(keep)}
-    for process in self._others:
+    for process in self._followers:
       self._client.key_value_set_bytes(
           _ask_key(process, self._count),
           wire.encode_message(message, self._secret),
@@ -93,7 +93,7 @@ class Leader:
       OSError: a process failed, or was late; it is named.
     """
     deadline_s = self._pace.deadline_s(num_bytes)
-    parts = [self._answer(process, deadline_s) for process in self._others]
+    parts = [self._answer(process, deadline_s) for process in self._followers]
     self._pace.done(num_bytes, time.monotonic() - self._began)
     return parts
 
@@ -125,7 +125,7 @@ class Helper:
   """Another process's end: writes the shards that process 0 asks for.
 
   Args:
-    client: client of the trainer's coordinator.
+    client: connected to the trainer's coordinator.
     process: number of this process.
     copy: returns a copy of the published leaves of params, by path.
     write: makes leaves readable: (tag, leaves, path, tags to keep) -> part.
@@ -304,10 +304,9 @@ def make_peers(
 
   Args:
     config: reads `publish`, `store` and `trainer`.
-    run: run whose params are published.
     copy: returns a copy of the published leaves of params, by path.
-    params: params of the train state; may be abstract.
-    client: client of the trainer's coordinator; None for a single process.
+    params: train state params; may be abstract.
+    client: connected to the trainer's coordinator; None for a single process.
     process: number of this process.
   """
   num_processes = config.trainer.num_processes

@@ -8,7 +8,7 @@ base, shards in the wrong order or another rope scaling sample from some other
 policy, and look like stale data.
 
 So with each version the trainer publishes its own log-probs of a few fixed
-tokens, and a searcher computes those of the params that its sampler would use,
+tokens, and a searcher computes them with the params that its sampler would use,
 after they were read, merged, cast and placed. It refuses a version if they
 differ by more than rounding does.
 
@@ -32,8 +32,8 @@ TOKENS, LOGPROBS, MAX_GAP = (
 )
 _NUM_SEQUENCES, _NUM_TOKENS = 2, 16
 # Limits of the mean gap, nats per token, for log-probs with a standard
-# deviation of up to 1 nat. In bfloat16 those of SmolLM2-135M (30 layers; 2.7
-# nats) are .096 off those in float32; rounding adds up over layers.
+# deviation of up to 1 nat. In bfloat16 log-probs of SmolLM2-135M (30 layers;
+# 2.7 nats) are .096 off float32; rounding adds up over layers.
 # Matrices of int8 are .22 off.
 MAX_GAP_NATS = {"float32": 1e-3, "bfloat16": 0.3, "int8": 0.3}
 # Answers with the same bits mean the same params, if the trainer's moved by
@@ -80,7 +80,7 @@ def max_gap(
   dtypes = [compute_dtype]
   if config.lora.rank:  # Searchers round the merged kernels to it.
     dtypes.append(config.model.param_dtype)
-  # Accelerators round products of float32, too.
+  # Accelerators also round float32 products.
   is_exact = backend == "cpu" and "bfloat16" not in dtypes
   limit = MAX_GAP_NATS[
       config.search.quantization or ("float32" if is_exact else "bfloat16")
@@ -122,8 +122,8 @@ class Check:
     Waits for the devices.
 
     Args:
-      leaves: leaves of the version, by path.
-      params: params that the sampler would use, made of these leaves.
+      leaves: the version's arrays, by path.
+      params: made of these leaves for the sampler.
     """
     wanted_BxL = np.asarray(leaves[LOGPROBS])
     own_BxL = np.asarray(self._answer(params, np.asarray(leaves[TOKENS])))
@@ -131,7 +131,7 @@ class Check:
     # Rounding grows with the logits.
     limit *= max(1.0, float(wanted_BxL.std()))
     gap = float(np.abs(own_BxL - wanted_BxL).mean())
-    if not gap <= limit:  # A gap that is no number, too.
+    if not gap <= limit:  # NaN is a problem as well.
       return (
           f"its log-probs of the probe are {gap:.2g} nats a token off the"
           f" trainer's, above {limit:.2g}"
@@ -142,8 +142,8 @@ class Check:
       is_still = np.array_equal(own_BxL, own_last_BxL)
       if is_still and moved > limit * _STILL_SHARE:
         return (
-            "its log-probs of the probe are those of the version before, bit"
-            f" for bit, while the trainer's moved by {moved:.2g} nats a token"
+            "its log-probs of the probe equal the previous version's, bit for"
+            f" bit, while the trainer's moved by {moved:.2g} nats a token"
         )
     self._last = wanted_BxL, own_BxL
     return ""

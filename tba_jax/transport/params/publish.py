@@ -63,10 +63,8 @@ class Publisher:
 
     Args:
       config: reads `publish.keep_versions` and `store.deadline_s`.
-      run: run whose params are published.
       make_transport: returns a new client of the run's store.
-      carriers: carriers to write with, in order of preference; closed at the
-        end.
+      carriers: writers in order of preference; closed at the end.
       copy: returns a copy of the published leaves of params, by path.
       epoch: the trainer's start count.
       lag_steps: exact lag of the schedule in steps, 0 for none.
@@ -157,8 +155,8 @@ class Publisher:
   def _publish_until(self, stop: threading.Event) -> None:
     transport = self._connect()
     # Newest last; kept to be sent again to a new store.
-    kept: list[carrier_lib.PackedVersion] = []
-    checked = sent = 0.0
+    packed: list[carrier_lib.PackedVersion] = []
+    checked_at = sent_at = 0.0
     while True:
       with self._changed:
         self._changed.wait_for(
@@ -175,34 +173,38 @@ class Publisher:
               self._span("publish", lane="publish"),
               self._pace.moving(num_bytes),
           ):
-            is_packed = self._pack(kept, *pending)
+            is_packed = self._pack(packed, *pending)
             pending = None  # Free the copy of the params before sending.
             if is_packed:
-              self._send(transport, kept)
-              checked = sent = time.monotonic()
-              self._pace.done(num_bytes, sent - began)
-        elif kept and time.monotonic() > checked + _CHECK_S:
-          checked = time.monotonic()
-          newest = kept[-1].version
-          asked = manifest.take_asked(transport, self._run, self._refusals)
-          is_due = checked > sent + _REPEAT_EVERY_S
+              self._send(transport, packed)
+              checked_at = sent_at = time.monotonic()
+              self._pace.done(num_bytes, sent_at - began)
+        elif packed and time.monotonic() > checked_at + _CHECK_S:
+          checked_at = time.monotonic()
+          newest = packed[-1].version
+          requested = manifest.take_requests(
+              transport, self._run, self._refusals
+          )
+          is_due = checked_at > sent_at + _REPEAT_EVERY_S
           # A replaced trainer that still writes, or a new store, changes it.
-          if self._pointer(transport) != newest or (is_due and newest in asked):
+          if self._pointer(transport) != newest or (
+              is_due and newest in requested
+          ):
             with self._span("publish", lane="publish"):
               # Older versions are waited for as well with an exact lag.
-              for older in [] if self._may_skip else kept[:-1]:
+              for older in [] if self._may_skip else packed[:-1]:
                 self._send_one(transport, older)
-              self._send(transport, kept)
-            sent = time.monotonic()
-        newest = kept[-1] if kept else None
+              self._send(transport, packed)
+            sent_at = time.monotonic()
+        newest = packed[-1] if packed else None
         for carrier in self._carriers:
           is_its = newest is not None and newest.carrier is carrier
           carrier.serve(transport, newest if is_its else None)
       except byte_store.TransportError as error:
         self._on_event("store_lost", f"publisher: {error}")
         transport.reconnect()
-        checked = 0.0
-    for old in kept:
+        checked_at = 0.0
+    for old in packed:
       old.carrier.drop(old)
     transport.close()
 
@@ -223,7 +225,7 @@ class Publisher:
 
   def _pack(
       self,
-      kept: list[carrier_lib.PackedVersion],
+      packed: list[carrier_lib.PackedVersion],
       version: version_lib.Version,
       leaves: Mapping[str, Any],
       nonfinite: Any,
@@ -246,10 +248,10 @@ class Publisher:
           return False
         self._on_event("carrier_full", f"{carrier.name}: {error}")
     self._failures = 0
-    if not kept:
+    if not packed:
       new.carrier.clean(new.tag)
     # After a restore, the same version may be published again.
-    kept[:] = [old for old in kept if old.version != version] + [new]
+    packed[:] = [old for old in packed if old.version != version] + [new]
     return True
 
   def _note_failure(
@@ -271,16 +273,16 @@ class Publisher:
   def _send(
       self,
       transport: byte_store.Transport,
-      kept: list[carrier_lib.PackedVersion],
+      packed: list[carrier_lib.PackedVersion],
   ) -> None:
     """Sends the newest version, and drops those that are too old."""
-    self._send_one(transport, kept[-1])
+    self._send_one(transport, packed[-1])
     with self._changed:
-      self._written = max(self._written, kept[-1].version.step)
+      self._written = max(self._written, packed[-1].version.step)
       self._changed.notify_all()
-    while len(kept) > self._keep:
-      manifest.drop_version(transport, kept[0])
-      kept.pop(0)  # Only now, in case the store is lost during the drop.
+    while len(packed) > self._keep:
+      manifest.drop_version(transport, packed[0])
+      packed.pop(0)  # Only now, in case the store is lost during the drop.
 
   def _send_one(
       self, transport: byte_store.Transport, packed: carrier_lib.PackedVersion

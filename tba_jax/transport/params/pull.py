@@ -59,10 +59,9 @@ class Puller:
 
     Args:
       config: reads `search.num_searchers` and `store.deadline_s`.
-      run: run whose params are pulled.
       expected: shape and dtype of every published leaf, by path.
       make_transport: returns a new client of the run's store.
-      carriers: carriers by name; closed at the end.
+      carriers: readers by name; closed at the end.
       lag_steps: exact lag of the schedule in steps, 0 for none.
       on_event: function called with kind and message, of a lost store or a
         refused version.
@@ -91,7 +90,7 @@ class Puller:
     self._latest: Pulled | None = None
     # Versions that are or may be asked for with an exact lag, oldest first.
     self._lag_steps = lag_steps
-    self._kept: dict[version_lib.Version, dict[str, np.ndarray]] = {}
+    self._versions: dict[version_lib.Version, dict[str, np.ndarray]] = {}
     self._asked_version = -1
     self._thread = background.Thread(
         "puller", self._serve, close_s=_CLOSE_S, wake=self._wake
@@ -106,8 +105,8 @@ class Puller:
       latest = self._latest
       if latest is None or version in (-1, latest[0].step):
         return latest
-      wanted = latest[0]._replace(step=version)
-      return (wanted, self._kept[wanted]) if wanted in self._kept else None
+      tag = latest[0]._replace(step=version)
+      return (tag, self._versions[tag]) if tag in self._versions else None
 
     ready = lambda: self._thread.failed or find() is not None
     with self._changed:
@@ -173,10 +172,10 @@ class Puller:
       if not self._lag_steps or self._latest is None:
         return
       newest, _ = self._latest
-      wanted = newest._replace(step=self._asked_version)
-      if not 0 <= wanted.step < newest.step or wanted in self._kept:
+      older = newest._replace(step=self._asked_version)
+      if not 0 <= older.step < newest.step or older in self._versions:
         return
-    self._read(transport, wanted, is_newest=False)
+    self._read(transport, older, is_newest=False)
 
   def _read(
       self,
@@ -220,12 +219,12 @@ class Puller:
   ) -> None:
     """Keeps a version, and those that may still be asked for."""
     epoch, newest = self._latest[0]
-    asked = newest if self._asked_version < 0 else self._asked_version
-    oldest = epoch, min(asked, newest - self._lag_steps)
-    self._kept = {
-        kept: self._kept.get(kept, leaves)
-        for kept in sorted({*self._kept, version})
-        if kept >= oldest
+    requested = newest if self._asked_version < 0 else self._asked_version
+    oldest = epoch, min(requested, newest - self._lag_steps)
+    self._versions = {
+        tag: self._versions.get(tag, leaves)
+        for tag in sorted({*self._versions, version})
+        if tag >= oldest
     }
 
   def _ask_again(

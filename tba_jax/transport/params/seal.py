@@ -49,7 +49,7 @@ class Seal:
   Args:
     secret: key of the run's messages.
     run_id: id of the run.
-    tag: tag of the version.
+    tag: label of the version.
     salt: result of `make_salt`.
   """
 

@@ -51,11 +51,11 @@ class StoreChunks(carrier.Carrier):
       specs: version.Specs,
   ) -> dict[str, np.ndarray] | None:
     chunks = []
-    for i, wanted in enumerate(carried["digests"]):
+    for i, digest in enumerate(carried["digests"]):
       chunk = transport.get(f"p/{tag}/{i:06d}")
       if chunk is None:
         return None
-      if carrier.digest(chunk) != wanted:
+      if carrier.digest(chunk) != digest:
         start = i * carrier.PIECE_BYTES
         raise wire.WireError(
             "hash",

@@ -61,7 +61,7 @@ class ForgedKeysTest(queue_case.QueueTestCase, parameterized.TestCase):
       self.enterContext(mock.patch.object(module, name, value))
 
   @parameterized.named_parameters((kind, kind) for kind in _KINDS)
-  def test_run_goes_on_and_loses_nothing(self, kind):
+  def test_run_continues_and_loses_nothing(self, kind):
     directory, names = _KINDS[kind]
     lock = functools.partial(
         queue_server.lock_store,
@@ -104,7 +104,7 @@ class ForgedKeysTest(queue_case.QueueTestCase, parameterized.TestCase):
 
 class JoinTest(queue_case.QueueTestCase):
 
-  def test_forged_number_replaces_nobody_and_a_true_one_does(self):
+  def test_only_genuine_number_replaces_searcher(self):
     old = self.searcher("old", works=False, lease_s=0.2).client
     waiting.wait_until(lambda: "joined" in old.lease, "its number")
     key = f"{_SLOT}/00000000"
@@ -134,7 +134,7 @@ class JoinTest(queue_case.QueueTestCase):
 
 class StopTest(queue_case.QueueTestCase):
 
-  def test_stop_of_an_earlier_store_is_no_stop(self):
+  def test_ignores_stop_from_earlier_store(self):
     trainer = self.trainer(epoch=1)
     trainer.service.stop_searchers(20.0, done=True)
     trainer.close()
@@ -146,7 +146,7 @@ class StopTest(queue_case.QueueTestCase):
       late = self.searcher("a", works=False).client
     self.assertFalse(late.stop_requested)
 
-  def test_stop_of_an_earlier_trainer_is_no_stop(self):
+  def test_ignores_stop_from_earlier_trainer(self):
     trainer = self.trainer(epoch=1)
     trainer.service.stop_searchers(20.0, done=True)
     trainer.close()
@@ -159,7 +159,7 @@ class StopTest(queue_case.QueueTestCase):
 
 class LockTest(queue_case.QueueTestCase):
 
-  def test_lock_of_an_earlier_store_is_taken(self):
+  def test_lock_of_earlier_store_is_taken(self):
     run = wire.RunIdentity(queue_case.RUN, queue_case.SECRET)
     lock = functools.partial(queue_server.lock_store, run=run, place="there")
     lock(self.client(), owner="a")

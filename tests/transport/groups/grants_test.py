@@ -129,7 +129,7 @@ class GrantsTest(parameterized.TestCase):
     self.grants = grants_lib.Grants(
         prompt_order.PromptOrder(100, seed=0),
         prompts_per_round=4,
-        schedule=make(lockstep=True, prompts_per_step=8, lead_steps=0),
+        schedule=make(lockstep=True, prompts_per_step=16, lead_steps=0),
     )
 
   def test_nothing_before_it_is_admitted(self):
@@ -140,10 +140,33 @@ class GrantsTest(parameterized.TestCase):
     work = self.grants.assign(["a"])
     self.assertEqual(_positions(work["a"]), [[0, 1, 2, 3], [4, 5, 6, 7]])
     self.assertEmpty(self.grants.assign(["a"]))
-    self.grants.note_journaled("a", [0, 1, 2, 3])
+    self.grants.note_begun("a", work["a"][0]["number"])
     work = self.grants.assign(["a"])
-    self.assertEqual(_positions(work["a"]), [[4, 5, 6, 7], [8, 9, 10, 11]])
-    self.assertEqual([block["version"] for block in work["a"]], [0, 1])
+    self.assertEqual(
+        _positions(work["a"]), [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    )
+    self.assertEmpty(self.grants.assign(["a"]))
+
+  def test_lockstep_grants_a_step_once_the_one_before_has_arrived(self):
+    self.grants.admit(100)
+    self.assertLen(self.grants.assign(["a", "b"])["b"], 2)
+    self.grants.note_journaled("a", range(1, 16))
+    self.assertEmpty(self.grants.assign(["c"]))
+    self.grants.note_journaled("a", [0])
+    work = self.grants.assign(["c"])["c"]
+    self.assertEqual(_positions(work), [[16, 17, 18, 19], [20, 21, 22, 23]])
+    self.assertEqual([block["version"] for block in work], [1, 1])
+
+  def test_delivered_blocks_have_begun(self):
+    self.grants.admit(100)
+    self.grants.assign(["a"])
+    # A group of the second: the searcher has begun both.
+    self.grants.note_journaled("a", [5])
+    work = self.grants.assign(["a"])
+    self.assertLen(work["a"], 4)
+    self.grants.note_journaled("a", [0, 1, 2, 3])
+    work = self.grants.assign(["a"], ["a"])
+    self.assertEqual(_positions(work["a"])[0], [4, 5, 6, 7])
 
   def test_admission_bounds_what_is_out(self):
     self.grants.admit(8)
@@ -162,14 +185,14 @@ class GrantsTest(parameterized.TestCase):
     work = self.grants.assign(["a", "b"])
     self.assertEqual(_positions(work["b"]), [[4, 5, 6, 7]])
 
-  def test_a_partial_block_waits_while_others_are_outstanding(self):
+  def test_a_partial_block_waits_while_others_are_to_begin(self):
     self.grants.admit(6)
     work = self.grants.assign(["a"])
     self.assertEqual(_positions(work["a"]), [[0, 1, 2, 3]])
-    self.grants.note_journaled("a", [0, 1, 2, 3])
-    # The rest is granted as a partial block while none is outstanding.
+    self.grants.note_begun("a", work["a"][0]["number"])
+    # The rest is granted as a partial block while none is to begin.
     work = self.grants.assign(["a"])
-    self.assertEqual(_positions(work["a"]), [[4, 5]])
+    self.assertEqual(_positions(work["a"]), [[0, 1, 2, 3], [4, 5]])
 
   def test_blocks_of_a_gone_searcher_go_to_another(self):
     self.grants.admit(4)
@@ -178,10 +201,12 @@ class GrantsTest(parameterized.TestCase):
     work = self.grants.assign(["b"])
     self.assertEqual(_positions(work["b"]), [[0, 1, 2, 3]])
 
-  def test_the_rest_of_a_partly_journaled_block_is_granted_again(self):
+  def test_the_rest_of_a_gone_searchers_block_is_granted_again(self):
     self.grants.admit(4)
     self.grants.assign(["a"])
     self.grants.note_journaled("a", [1, 2])
+    self.assertTrue(self.grants.holds("a"))
+    self.grants.forget("a")
     self.assertFalse(self.grants.holds("a"))
     work = self.grants.assign(["b"])
     self.assertEqual(_positions(work["b"]), [[0, 3]])

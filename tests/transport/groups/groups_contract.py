@@ -23,7 +23,7 @@ class GroupsContract:
   `kill` leaves the files as a SIGKILL of the trainer would.
   """
 
-  def test_groups_arrive_exactly_once_and_the_ledger_closes(self):
+  def test_groups_arrive_exactly_once_and_ledger_closes(self):
     trainer = self.trainer(num_steps=6)
     self.searcher("a")
     self.searcher("b", 1)
@@ -40,7 +40,7 @@ class GroupsContract:
     )
     invariants.check_buffer(trainer.buffer)
 
-  def test_admission_bounds_what_searchers_may_sample(self):
+  def test_admission_bounds_sampling(self):
     trainer = self.trainer()
     searcher = self.searcher("a")
     trainer.service.open(0)
@@ -63,7 +63,19 @@ class GroupsContract:
     self.assertNotEmpty(fast.blocks)
     self.assertNotEmpty(slow.blocks)
 
-  def test_barriers_bound_the_age_of_what_free_searchers_send(self):
+  def test_lockstep_with_a_lead_takes_each_steps_data_in_order(self):
+    trainer = self.trainer(lockstep=True, lead_steps=2)
+    fast = self.searcher("fast")
+    slow = self.searcher("slow", 1, delay_s=0.05)
+    trainer.service.open(0)
+    wait_until(lambda: trainer.num_journaled == 12, "three steps of prompts")
+    for step in range(5):
+      trainer.step(step)
+      self.assertEqual(trainer.inserted, list(range(4 * step + 4)))
+    self.assertNotEmpty(fast.blocks)
+    self.assertNotEmpty(slow.blocks)
+
+  def test_barriers_bound_age_of_free_searchers_data(self):
     """It is at most 2k - 1 steps old while it is recent."""
     k, oldest = 3, 0
     trainer = self.trainer(prompts_per_step=0, every_steps=k)
@@ -78,7 +90,7 @@ class GroupsContract:
     self.assertBetween(oldest, k, 2 * k - 1)
     self.assertNotEmpty(slow.blocks)
 
-  def test_a_barrier_waits_for_all_that_was_granted_and_grants_no_more(self):
+  def test_barrier_waits_for_granted_blocks_and_grants_no_more(self):
     trainer = self.trainer(prompts_per_step=0, every_steps=2)
     is_ready = trainer.service.is_ready
     slow = self.searcher("slow", works=False)
@@ -102,7 +114,7 @@ class GroupsContract:
     self.assertLen(trainer.inserted, 6 if held else 4)
     self.assertEqual(slow.client.next_block(20.0).require_version, 2)
 
-  def test_a_barrier_waits_for_no_searcher_that_is_gone(self):
+  def test_barrier_ignores_lost_searcher(self):
     trainer = self.trainer(prompts_per_step=0, every_steps=1)
     idle = self.searcher("idle", works=False)
     trainer.service.open(0)
@@ -113,7 +125,7 @@ class GroupsContract:
     idle.client.close(0.0)
     trainer.step(1)
 
-  def test_starvation_at_a_barrier_names_the_searchers(self):
+  def test_starvation_at_barrier_names_searchers(self):
     trainer = self.trainer(prompts_per_step=0, starvation_s=0.5)
     mute = self.searcher("mute", works=False)
     trainer.service.open(0)
@@ -149,7 +161,7 @@ class GroupsContract:
     self.assertEqual(trainer.num_journaled, 5)
     self.assert_closed(ledger)
 
-  def test_what_could_not_be_judged_arrives_as_such_and_is_left_out(self):
+  def test_unjudged_completions_arrive_marked_and_are_dropped(self):
     """Also from the journal, after a kill; so the rewards of turns."""
     trainer = self.trainer()
     searcher = self.searcher("a", works=False)
@@ -182,7 +194,7 @@ class GroupsContract:
     )
     self.assert_closed(ledger)
 
-  def test_grants_of_a_leaving_searcher_go_to_another(self):
+  def test_grants_of_leaving_searcher_go_to_another(self):
     trainer = self.trainer(num_steps=3)
     trainer.service.open(0)
     idle = self.searcher("idle", works=False)
@@ -195,7 +207,7 @@ class GroupsContract:
     self.assertCountEqual(trainer.inserted, range(12))
     self.assert_closed(trainer.service.finish(3, 20.0))
 
-  def test_an_interrupted_trainer_asks_its_searchers_to_leave(self):
+  def test_interrupted_trainer_asks_its_searchers_to_leave(self):
     trainer = self.trainer()
     searcher = self.searcher("a")
     trainer.step(0)
@@ -204,14 +216,14 @@ class GroupsContract:
     self.assertFalse(searcher.client.run_done)
     self.assertFalse(trainer.server.has_searchers())
 
-  def test_a_finished_run_is_told(self):
+  def test_finished_run_is_reported(self):
     trainer = self.trainer(num_steps=1)
     searcher = self.searcher("a")
     trainer.step(0)
     trainer.service.finish(1, 20.0)
     self.assertTrue(searcher.client.run_done)
 
-  def test_starvation_names_the_searchers(self):
+  def test_starvation_names_searchers(self):
     trainer = self.trainer(starvation_s=0.5)
     mute = self.searcher("mute", works=False)
     mute.client.next_block(0.1)
@@ -221,12 +233,12 @@ class GroupsContract:
     ):
       trainer.step(0)
 
-  def test_a_stopped_wait_applies_nothing(self):
+  def test_stopped_wait_applies_nothing(self):
     trainer = self.trainer()
     self.assertFalse(trainer.service.begin_step(0, lambda: True))
     self.assertFalse(trainer.server.urgent)
 
-  def test_checkpoint_and_journal_give_the_same_state(self):
+  def test_checkpoint_and_journal_give_same_state(self):
     first = self.trainer(lockstep=True, lead_steps=0)
     searchers = [self.searcher("a"), self.searcher("b", 1)]
     saved, states = [], []
@@ -252,7 +264,7 @@ class GroupsContract:
       invariants.check_buffer(second.buffer)
       second.close()
 
-  def test_the_run_goes_on_after_a_kill(self):
+  def test_run_continues_after_kill(self):
     first = self.trainer(num_steps=12)
     searcher = self.searcher("a")
     first.step(0)
@@ -272,19 +284,19 @@ class GroupsContract:
     self.assertEmpty(ledger["lost"].get("journal", ()))
     self.assert_closed(ledger)
 
-  def test_status_numbers_reach_the_trainer(self):
+  def test_status_numbers_reach_trainer(self):
     trainer = self.trainer()
     searcher = self.searcher("a", works=False, lease_s=0.2)
     wait_until(lambda: trainer.living().get("a"), "the searcher")
     searcher.client.set_stats({"busy_s": 2.0})
-    searcher.client.begun_s.append(0.0)
+    searcher.client.begun_s[0] = 0.0
     stats = lambda: trainer.living()["a"]["stats"]
     wait_until(lambda: "block_age_s" in stats(), "an age")
     self.assertEqual(stats()["busy_s"], 2.0)
     self.assertGreater(stats()["block_age_s"], 0)
     self.assertEqual(trainer.living()["a"]["credits"], 4)
 
-  def test_a_stop_ends_a_wait_for_an_assignment(self):
+  def test_stop_ends_wait_for_assignment(self):
     trainer = self.trainer()
     client = self.searcher("a", works=False).client
     wait_until(trainer.living, "the searcher")

@@ -31,7 +31,7 @@ class InboxTest(absltest.TestCase):
     self.assertEqual(taken, list(range(1000)))
     self.assertEmpty(inbox.take())
 
-  def test_a_wait_ends_without_a_record(self):
+  def test_wait_ends_without_record(self):
     inbox = inbox_lib.Inbox()
     self.assertFalse(inbox.wait(0.01))
     inbox.put(_record(1))
@@ -39,7 +39,7 @@ class InboxTest(absltest.TestCase):
     # It is still there.
     self.assertEqual([r.position for r in inbox.take()], [1])
 
-  def test_a_record_ends_a_wait(self):
+  def test_record_ends_wait(self):
     inbox, woken = inbox_lib.Inbox(), threading.Event()
 
     def wait():
@@ -53,7 +53,7 @@ class InboxTest(absltest.TestCase):
     self.assertTrue(woken.wait(20.0))
     thread.join()
 
-  def test_a_block_has_a_sequence(self):
+  def test_block_has_sequence(self):
     self.assertEqual(_record(1).kind, "gone")
     header = {"sid": "a", "sequence": 3}
     self.assertEqual(inbox_lib.Record(1, header, []).kind, "block")

@@ -49,7 +49,7 @@ class JournalTestCase(parameterized.TestCase):
 
 class AppendTest(JournalTestCase):
 
-  def test_replay_gives_what_was_appended(self):
+  def test_replay_returns_appended_records(self):
     journal = self.open()
     positions = journal.append(_PAYLOADS[:3]) + journal.append(_PAYLOADS[3:])
     expected = list(zip(positions, _PAYLOADS, strict=True))
@@ -61,13 +61,13 @@ class AppendTest(JournalTestCase):
     self.assertEqual(journal.position, positions[-1])
     self.assertEqual(self.events, [])
 
-  def test_files_are_private_to_the_user(self):
+  def test_files_are_private_to_user(self):
     os.makedirs(self.directory, mode=0o755)
     self.open().append([b"x"])
     self.assertEqual(stat.S_IMODE(self.directory.stat().st_mode), 0o700)
     self.assertEqual(stat.S_IMODE(self.files()[0].stat().st_mode), 0o600)
 
-  def test_a_list_is_one_sync(self):
+  def test_list_is_one_sync(self):
     journal = self.open()
     journal.append([b"opens the segment"])
     with mock.patch.object(os, "fsync") as fsync:
@@ -83,14 +83,14 @@ class AppendTest(JournalTestCase):
     for i, position in enumerate(positions):
       self.assertLen(self.payloads(journal, position), 5 - i)
 
-  def test_an_append_may_exceed_a_segment(self):
+  def test_append_may_exceed_segment(self):
     journal = self.open(max_segment_bytes=100)
     journal.append([b"a" * 500, b"b" * 500])
     journal.append([b"c" * 500])
     self.assertLen(self.files(), 2)
     self.assertLen(self.payloads(journal), 3)
 
-  def test_truncate_drops_only_what_is_covered(self):
+  def test_truncate_drops_only_covered_segments(self):
     journal = self.open(max_segment_bytes=320)
     positions = [journal.append([bytes([i]) * 100])[0] for i in range(6)]
     self.assertEqual(journal.truncate_before(positions[0]), 0)
@@ -105,7 +105,7 @@ class AppendTest(JournalTestCase):
 
 class RestartTest(JournalTestCase):
 
-  def test_a_reader_of_the_files_sees_what_replay_does(self):
+  def test_file_reader_matches_replay(self):
     journal = self.open(max_segment_bytes=300)
     positions = [p for _ in range(3) for p in journal.append(_PAYLOADS)]
     self.assertGreater(len(self.files()), 2)
@@ -119,11 +119,11 @@ class RestartTest(JournalTestCase):
       file.seek(journal_lib.HEADER_BYTES + 3)
       file.write(b"?")
     before = [path.read_bytes() for path in self.files()]
-    found = [p for p, _ in journal_lib.read_records(self.directory, 0)]
-    self.assertEqual(found, positions[1:])
+    result = [p for p, _ in journal_lib.read_records(self.directory, 0)]
+    self.assertEqual(result, positions[1:])
     self.assertEqual([path.read_bytes() for path in self.files()], before)
 
-  def test_positions_go_on(self):
+  def test_positions_continue(self):
     journal = self.open()
     positions = journal.append([b"a", b"b"])
     journal.close()
@@ -137,7 +137,7 @@ class RestartTest(JournalTestCase):
     self.assertEqual(list(self.open().replay(0)), expected)
     self.assertEqual(self.events, [])
 
-  def test_positions_continue_after_the_files_are_lost(self):
+  def test_positions_continue_after_files_are_lost(self):
     journal = self.open()
     (position,) = journal.append([b"a"])
     journal.close()
@@ -148,7 +148,7 @@ class RestartTest(JournalTestCase):
     journal.append([b"b"])
     self.assertEqual(self.payloads(journal, position), [b"b"])
 
-  def test_other_files_are_left_alone(self):
+  def test_other_files_are_untouched(self):
     self.directory.mkdir()
     (self.directory / "segment-1.journal").write_bytes(b"no")
     (self.directory / "notes.txt").write_bytes(b"no")
@@ -174,8 +174,8 @@ class CrashTest(JournalTestCase):
       self.events.clear()
       journal = self.open()
       kept = sum(position <= size for position in positions)
-      found = list(journal.replay(0))
-      self.assertEqual([p for p, _ in found], positions[:kept])
+      result = list(journal.replay(0))
+      self.assertEqual([p for p, _ in result], positions[:kept])
       last = positions[kept - 1] if kept else journal_lib.HEADER_BYTES
       torn = 0 if size in (0, last) else size - (last if size > last else 0)
       self.assertEqual(self.kinds(), ["journal_torn"] * bool(torn))
@@ -186,7 +186,7 @@ class CrashTest(JournalTestCase):
       journal.close()
       self.events.clear()
       self.assertEqual(
-          list(self.open().replay(0)), [*found, (position, b"new")]
+          list(self.open().replay(0)), [*result, (position, b"new")]
       )
       self.assertEqual(self.events, [])
 
@@ -205,7 +205,7 @@ class CrashTest(JournalTestCase):
     self.assertEqual(self.payloads(self.open()), [b"one", b"new"])
     self.assertEqual(self.kinds(), ["journal_torn"])
 
-  def test_cuts_a_garbage_tail_at_random(self):
+  def test_cuts_garbage_tail_at_random(self):
     rng = np.random.default_rng(0)
     for _ in range(30):
       journal = self.open()
@@ -256,7 +256,7 @@ class DamageTest(JournalTestCase):
       self.assertIn(f"from byte {start}", self.events[0][1])
       journal.close()
 
-  def test_damage_in_a_closed_segment(self):
+  def test_damage_in_closed_segment(self):
     journal = self.open(max_segment_bytes=320)
     for i in range(6):
       journal.append([bytes([i]) * 100])
@@ -266,7 +266,7 @@ class DamageTest(JournalTestCase):
     )
     self.assertEqual(self.kinds(), ["journal_damaged"])
 
-  def test_records_inside_of_a_payload_are_not_taken_for_records(self):
+  def test_records_inside_of_payload_are_not_taken_for_records(self):
     """The payload of a damaged record contains a copy of a journal."""
     journal = self.open()
     journal.append([b"inner"])
@@ -279,7 +279,7 @@ class DamageTest(JournalTestCase):
     self._damage(self.files()[0], positions[0] - len(copy) - 3)
     self.assertEqual(self.payloads(self.open()), [b"after"])
 
-  def test_headers_that_claim_the_rest_of_the_file_are_read_fast(self):
+  def test_reads_oversized_headers_fast(self):
     """Hashing each of them to the end takes 10 s."""
     journal = self.open()
     journal.append([b"before"])
@@ -300,7 +300,7 @@ class DamageTest(JournalTestCase):
     self.assertLess(digest.call_count, 100)
     self.assertEqual([s.payload for s in spans], [b"before", None])
 
-  def test_a_record_that_claims_more_than_the_file_costs_no_copy(self):
+  def test_oversized_record_is_not_copied(self):
     self.open().append([b"before"])
     segment, rest = self.files()[0], 1_000_000
     record = bytearray(journal_lib.encode_record(segment.stat().st_size, b""))
@@ -309,13 +309,13 @@ class DamageTest(JournalTestCase):
       f.write(bytes(record) + bytes(rest))
     data = segment.read_bytes()
     tracemalloc.start()
-    found = journal_lib._payload_at(data, len(data) - rest - len(record), 0)
+    result = journal_lib._payload_at(data, len(data) - rest - len(record), 0)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    self.assertEqual(found, (None, 0))
+    self.assertEqual(result, (None, 0))
     self.assertLess(peak_bytes, rest // 10)
 
-  def test_skips_a_missing_segment(self):
+  def test_skips_missing_segment(self):
     journal = self.open(max_segment_bytes=320)
     for i in range(6):
       journal.append([bytes([i]) * 100])
@@ -353,7 +353,7 @@ class FullDiskTest(JournalTestCase):
     return mock.patch.object(os, "write", limited)
 
   @parameterized.parameters(0, 1, 40, 60, 110)
-  def test_nothing_of_a_refused_append_stays(self, room):
+  def test_refused_append_leaves_no_bytes(self, room):
     journal = self.open()
     (position,) = journal.append([b"before"])
     size = self.files()[0].stat().st_size
@@ -371,7 +371,7 @@ class FullDiskTest(JournalTestCase):
     self.assertEqual(self.events, [])
 
   @parameterized.parameters(0, 10)
-  def test_a_new_segment_without_room_leaves_the_journal_whole(self, room):
+  def test_new_segment_without_room_leaves_journal_whole(self, room):
     journal = self.open(max_segment_bytes=100)
     journal.append([b"a" * 60])
     with self._full_after(room):
@@ -381,7 +381,7 @@ class FullDiskTest(JournalTestCase):
     journal.append([b"c" * 60])
     self.assertEqual(self.payloads(journal), [b"a" * 60, b"c" * 60])
 
-  def test_a_failed_cut_is_repeated_later(self):
+  def test_failed_cut_is_repeated_later(self):
     journal = self.open()
     journal.append([b"before"])
     with self._full_after(20), mock.patch.object(
@@ -397,7 +397,7 @@ class FullDiskTest(JournalTestCase):
     self.assertEqual(self.payloads(self.open()), [b"before", b"after"])
     self.assertEqual(self.kinds(), ["journal_unclean"])
 
-  def test_remains_of_a_failed_cut_do_not_stay_in_a_closed_segment(self):
+  def test_remains_of_failed_cut_do_not_stay_in_closed_segment(self):
     journal = self.open(max_segment_bytes=500)
     journal.append([b"before"])
     fails = lambda name: mock.patch.object(os, name, side_effect=OSError(5, ""))
@@ -410,7 +410,7 @@ class FullDiskTest(JournalTestCase):
       journal.close()
       journal = self.open()
 
-  def test_sync_that_fails(self):
+  def test_failed_sync_raises(self):
     journal = self.open()
     journal.append([b"before"])
     with mock.patch.object(os, "fsync", side_effect=OSError(5, "I/O error")):
@@ -420,7 +420,7 @@ class FullDiskTest(JournalTestCase):
     journal.append([b"after"])
     self.assertEqual(self.payloads(journal), [b"before", b"after"])
 
-  def test_limit_of_the_operating_system_leaves_the_journal_whole(self):
+  def test_limit_of_operating_system_leaves_journal_whole(self):
     """A child with a limit on the size of files, as a real write meets it."""
     code = """
 import resource, sys
@@ -437,13 +437,13 @@ except journal_lib.JournalFullError:
 journal.append([b"after"])
 print(len(list(journal.replay(0))))
 """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, str(self.directory)],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    self.assertEqual(done.stdout.split(), ["full", "2"], done.stderr)
+    self.assertEqual(process.stdout.split(), ["full", "2"], process.stderr)
     self.assertEqual(self.payloads(self.open()), [b"before" * 10, b"after"])
     self.assertEqual(self.events, [])

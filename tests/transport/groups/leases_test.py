@@ -41,6 +41,7 @@ class ReadTest(absltest.TestCase):
         "first": 0,
         "acked": _AMOUNT,
         "seen": [0, 0],
+        "begun": [0, 0],
         "credits": 4,
         "final": False,
         "stats": {},
@@ -74,7 +75,7 @@ class ReadTest(absltest.TestCase):
     self.assertEqual(self.refusals.count, 6)
     self.assertEqual(list(self.client.list("live")), ["live/a"])
 
-  def test_reads_take_at_most_a_twentieth_of_the_time(self):
+  def test_reads_take_at_most_twentieth_of_time(self):
     self.assertTrue(self.reader.is_due())
     self.read()
     self.now += 0.2
@@ -118,21 +119,26 @@ class FileTest(absltest.TestCase):
 
   def write(self, beat):
     fields = {**_lease(beat), "sid": "a", "index": 0, "unacked": 0, "first": 0}
-    fields |= {"totals": _AMOUNT, "acked": _AMOUNT, "seen": [0, 0]}
+    fields |= {
+        "totals": _AMOUNT,
+        "acked": _AMOUNT,
+        "seen": [0, 0],
+        "begun": [0, 0],
+    }
     data = messages.encode(_RUN, "live/a", {**fields, "credits": 4})
     self.file.write(data)
 
   def read(self):
-    found, damaged = leases.read_files(self.run_)
-    return {sid: le["beat"] for sid, (le, _) in found.items()}, len(damaged)
+    result, damaged = leases.read_files(self.run_)
+    return {sid: le["beat"] for sid, (le, _) in result.items()}, len(damaged)
 
-  def test_the_newest_is_read(self):
+  def test_newest_is_read(self):
     self.assertEqual(self.read(), ({}, 0))
     for beat in (1, 2, 3):
       self.write(beat)
       self.assertEqual(self.read(), ({"a": beat}, 0))
 
-  def test_a_torn_write_leaves_the_one_before(self):
+  def test_torn_write_leaves_one_before(self):
     self.write(1)
     self.write(2)
     data = self.path.read_bytes()
@@ -144,7 +150,7 @@ class FileTest(absltest.TestCase):
     self.path.write_bytes(self.path.read_bytes().replace(b"a", b"b"))
     self.assertEqual(self.read(), ({}, 1))
 
-  def test_reads_beside_the_writer(self):
+  def test_reads_while_writer_runs(self):
     ended = threading.Event()
 
     def write():
@@ -156,22 +162,22 @@ class FileTest(absltest.TestCase):
     writer = threading.Thread(target=write)
     writer.start()
     try:
-      found = [self.read() for _ in range(300)]
+      result = [self.read() for _ in range(300)]
     finally:
       ended.set()
       writer.join()
-    self.assertEqual({damaged for _, damaged in found}, {0})
-    beats = [beats["a"] for beats, _ in found if beats]
+    self.assertEqual({damaged for _, damaged in result}, {0})
+    beats = [beats["a"] for beats, _ in result if beats]
     self.assertNotEmpty(beats)
     self.assertEqual(beats, sorted(beats))
 
-  def test_reads_nothing_without_a_directory(self):
+  def test_reads_nothing_without_directory(self):
     for workdir in (None, self.path):
       run = _RUN._replace(workdir=workdir)
       self.assertEqual(leases.read_files(run), ({}, []))
 
 
-class GoneTest(absltest.TestCase):
+class LostSearcherTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -183,7 +189,7 @@ class GoneTest(absltest.TestCase):
         clock=lambda: self.now,
     )
 
-  def test_an_unchanged_lease_expires_once(self):
+  def test_unchanged_lease_expires_once(self):
     self.table.update({"a": _lease(1)})
     self.now = 10.0
     self.assertEmpty(self.table.take_gone(1))
@@ -192,7 +198,7 @@ class GoneTest(absltest.TestCase):
     self.assertEmpty(self.table.take_gone(1))
     self.assertEmpty(self.table.alive())
 
-  def test_renewals_keep_a_searcher_alive(self):
+  def test_renewals_keep_searcher_alive(self):
     for beat in range(5):
       self.now = 9.0 * beat
       self.table.update({"a": _lease(beat)})
@@ -201,31 +207,31 @@ class GoneTest(absltest.TestCase):
     self.now += 4.0
     self.assertEqual(self.table.age_s("a"), 4.0)
 
-  def test_a_missing_lease_is_kept(self):
+  def test_missing_lease_is_kept(self):
     self.table.update({"a": _lease(1)})
     self.now = 5.0
     self.table.update({})
     self.assertIn("a", self.table.alive())
 
-  def test_a_store_that_counts_anew_has_the_newer_processes(self):
+  def test_restarted_store_counter_means_newer_process(self):
     old = _lease(1) | {"joined": [2, 0]}
     self.table.update({"a": old}, is_live=False)
     self.table.update({"b": _lease(1)})
     self.assertEqual(self.table.take_gone(1), {"a": "replaced"})
     self.assertCountEqual(self.table.alive(), ["b"])
 
-  def test_a_newer_process_in_the_slot_replaces_the_old_one(self):
+  def test_newer_process_in_slot_replaces_old_one(self):
     self.table.update({"a": _lease(1, joined=1)})
     self.table.update({"b": _lease(1, joined=2), "c": _lease(1, slot="h/1")})
     self.assertEqual(self.table.take_gone(1), {"a": "replaced"})
     self.assertCountEqual(self.table.alive(), ["b", "c"])
 
-  def test_the_later_generation_of_a_store_counts_more(self):
+  def test_later_generation_of_store_counts_more(self):
     lease = {**_lease(1), "joined": [1, 5]}
     self.table.update({"b": lease, "a": {**lease, "joined": [2, 0]}})
     self.assertEqual(self.table.take_gone(2), {"b": "replaced"})
 
-  def test_a_final_lease_is_gone_at_once(self):
+  def test_final_lease_is_gone_at_once(self):
     self.table.update({"a": _lease(1, final=True)})
     self.assertEmpty(self.table.alive())
     self.assertEqual(self.table.take_gone(1), {"a": "finished"})
@@ -242,7 +248,7 @@ class GoneTest(absltest.TestCase):
     self.assertEqual((listed["b"]["alive"], listed["b"]["age_s"]), (True, 0.0))
     self.assertEqual(listed["a"]["totals"], {"prompts": 1})
 
-  def test_lists_only_the_newest_of_departed_searchers(self):
+  def test_lists_only_newest_of_departed_searchers(self):
     self.table.update({"back": _lease(1, slot="h/back")})
     for i in range(150):
       self.table.update({f"s{i:03}": _lease(1, slot=f"h/{i}", final=True)})
@@ -253,7 +259,7 @@ class GoneTest(absltest.TestCase):
     self.assertIn("s050", self.table.announced())
     self.assertCountEqual(self.table.alive(), ["back"])
 
-  def test_a_searcher_that_came_back_is_not_forgotten(self):
+  def test_returning_searcher_is_alive(self):
     self.table.update({"a": _lease(1, slot="h/back")})
     self.now = 11.0
     self.table.depart(*self.table.take_gone(1))
@@ -263,7 +269,7 @@ class GoneTest(absltest.TestCase):
       self.table.depart(*self.table.take_gone(1))
     self.assertIn("a", self.table.alive())
 
-  def test_an_expired_searcher_may_come_back(self):
+  def test_expired_searcher_may_come_back(self):
     self.table.update({"a": _lease(1)})
     self.now = 11.0
     self.table.take_gone(1)
@@ -273,7 +279,7 @@ class GoneTest(absltest.TestCase):
     self.now = 22.0
     self.assertEqual(self.table.take_gone(1), {"a": "expired"})
 
-  def test_a_replaced_searcher_stays_gone(self):
+  def test_replaced_searcher_stays_gone(self):
     self.table.update({"a": _lease(1), "b": _lease(1, joined=2)})
     self.assertEqual(self.table.take_gone(1), {"a": "replaced"})
     lease = {**_lease(2), "totals": {"prompts": 1}}
@@ -305,7 +311,7 @@ class GoneTest(absltest.TestCase):
     self.table.update({"a": _lease(4)})
     self.assertIn("a", self.table.alive())
 
-  def test_times_restart_after_the_store_was_lost(self):
+  def test_times_restart_after_store_was_lost(self):
     self.table.update({"a": _lease(1)})
     self.now = 60.0
     self.table.restart_times()

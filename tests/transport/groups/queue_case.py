@@ -326,6 +326,7 @@ class QueueTestCase(absltest.TestCase):
         "first": 0,
         "acked": dict.fromkeys(messages.UNITS, 0),
         "seen": [-1, -1],
+        "begun": [-1, -1],
         "credits": 4,
         "final": False,
         "stats": {},
@@ -336,19 +337,21 @@ class QueueTestCase(absltest.TestCase):
   @contextlib.contextmanager
   def reads(self, key: str, count: int):
     """Afterwards waits until a key was read so many times."""
-    found, get = [], in_process.InProcessTransport.get
+    result, get = [], in_process.InProcessTransport.get
 
     def record(transport, name):
       value = get(transport, name)
       if name == key:
-        found.append(value)
+        result.append(value)
       return value
 
     with mock.patch.object(in_process.InProcessTransport, "get", record):
       yield
-      before = len(found)
+      before = len(result)
       # One read may have begun before the body ended.
-      waiting.wait_until(lambda: len(found) > before + count, f"reads of {key}")
+      waiting.wait_until(
+          lambda: len(result) > before + count, f"reads of {key}"
+      )
 
   def queue(self) -> list[str]:
     """Returns the keys of the delivered blocks in the store."""

@@ -25,7 +25,7 @@ wait_until = waiting.wait_until
 
 class RejectionTest(queue_case.QueueTestCase):
 
-  def test_a_prompt_that_has_changed_is_rejected(self):
+  def test_rejects_changed_prompt(self):
     trainer = self.trainer()
     searcher = self.searcher("a", works=False)
     group = self.group(1)
@@ -38,7 +38,7 @@ class RejectionTest(queue_case.QueueTestCase):
     self.assertEqual(ledger["rejected"]["prompt"]["prompts"], 1)
     self.assertIn("3 completions: prompt", trainer.events.of("rejected"))
 
-  def test_a_malformed_block_is_rejected_as_a_whole(self):
+  def test_malformed_block_is_rejected_as_whole(self):
     trainer = self.trainer()
     trainer.service.open(0)
     self.lease("x")
@@ -59,7 +59,7 @@ class RejectionTest(queue_case.QueueTestCase):
 
 class SearcherDeathTest(queue_case.QueueTestCase):
 
-  def test_a_dead_searchers_prompts_go_to_another(self):
+  def test_dead_searchers_prompts_go_to_another(self):
     trainer = self.trainer(lease_s=0.4, num_steps=3)
     trainer.service.open(0)
     self.lease("dead", totals=30)
@@ -87,7 +87,7 @@ class SearcherDeathTest(queue_case.QueueTestCase):
     self.assertIsNone(self.client().get("live/dead"))
     self.assertIsNone(self.client().get("work/dead"))
 
-  def test_a_killed_searcher_is_replaced_though_its_clock_was_set_back(self):
+  def test_killed_searcher_is_replaced_after_clock_set_back(self):
     trainer = self.trainer(lease_s=600.0)
     trainer.service.open(0)
     old = self.searcher("s000-2", works=False)
@@ -100,7 +100,7 @@ class SearcherDeathTest(queue_case.QueueTestCase):
     self.assertNotEmpty(new.blocks)
     self.assertEqual(trainer.events.of("searcher_gone"), ["s000-2 (replaced)"])
 
-  def test_a_living_searcher_whose_slot_is_taken_says_so_and_ends(self):
+  def test_live_searcher_raises_if_slot_is_taken(self):
     trainer = self.trainer(lease_s=1.0)
     trainer.service.open(0)
     old = self.searcher("old", works=False, lease_s=1.0).client
@@ -111,7 +111,7 @@ class SearcherDeathTest(queue_case.QueueTestCase):
     ):
       wait_until(lambda: old.next_block(0.1) and False, "its end")
 
-  def test_a_slot_keeps_the_newest_numbers_in_the_store(self):
+  def test_slot_keeps_newest_numbers_in_store(self):
     slot = f"{socket.gethostname()}/0"
     store = self.client()
     run = wire.RunIdentity(queue_case.RUN, queue_case.SECRET)
@@ -134,7 +134,7 @@ class AnnouncedTest(queue_case.QueueTestCase):
     messages = [wire.decode_message(d, queue_case.SECRET) for d in leases]
     return sum(m["totals"]["completions"] for m in messages)
 
-  def test_searcher_and_store_are_lost_while_the_trainer_restarts(self):
+  def test_searcher_and_store_are_lost_while_trainer_restarts(self):
     first = self.trainer(num_steps=2)
     searcher = self.searcher("a", works=False)
     searcher.submit(0, 1, 2, 3)
@@ -162,7 +162,7 @@ class AnnouncedTest(queue_case.QueueTestCase):
     self.assertEmpty(third.events.of("searcher_gone"))
     self.assertFalse((self.workdir / "leases/a.lease").exists())
 
-  def test_searcher_and_store_are_lost_at_the_same_time(self):
+  def test_searcher_and_store_are_lost_at_same_time(self):
     trainer = self.trainer(num_steps=1, lease_s=600.0)
     searcher = self.searcher("a", works=False)
     searcher.submit(0, 1, 2, 3)
@@ -180,7 +180,7 @@ class AnnouncedTest(queue_case.QueueTestCase):
     self.assertEqual(ledger["generated"]["completions"], 15)
     self.assert_closed(ledger)
 
-  def test_a_successor_on_another_host_tells_it(self):
+  def test_successor_on_other_host_reports_loss(self):
     elsewhere = self.workdir / "host"
     searcher = self.searcher("a", works=False, workdir=elsewhere)
     searcher.submit(0)
@@ -195,7 +195,7 @@ class AnnouncedTest(queue_case.QueueTestCase):
     self.assertEqual(ledger["lost"]["searcher"]["completions"], 3)
     self.assert_closed(ledger)
 
-  def test_a_damaged_lease_is_told(self):
+  def test_damaged_lease_is_reported(self):
     (self.workdir / "leases").mkdir()
     (self.workdir / "leases/x.lease").write_bytes(b"garbage")
     trainer = self.trainer()
@@ -205,7 +205,7 @@ class AnnouncedTest(queue_case.QueueTestCase):
 
 class RestartTest(queue_case.QueueTestCase):
 
-  def test_data_newer_than_the_checkpoint_is_applied_step_by_step(self):
+  def test_data_newer_than_checkpoint_is_applied_step_by_step(self):
     first = self.trainer(num_steps=12)
     self.searcher("a")
     first.step(0)
@@ -267,11 +267,11 @@ class RestartTest(queue_case.QueueTestCase):
     )
     return second, ledger
 
-  def test_blocks_missing_from_the_journal_are_lost_and_sampled_again(self):
+  def test_blocks_missing_from_journal_are_lost_and_sampled_again(self):
     _, ledger = self._run_on_without_a_journal()
     self.assert_closed(ledger)
 
-  def test_counts_a_loss_that_a_searcher_elsewhere_reports(self):
+  def test_counts_loss_reported_by_remote_searcher(self):
     second, ledger = self._run_on_without_a_journal(workdir=None)
     self.assertNotEmpty(second.events.of("gap"))
     # Others may have ended without telling theirs.
@@ -312,7 +312,7 @@ class RestartTest(queue_case.QueueTestCase):
   def _segments(self):
     return sorted(self.directory.glob("segment-*"))
 
-  def test_acknowledged_blocks_of_a_truncated_journal_are_lost(self):
+  def test_acknowledged_blocks_of_truncated_journal_are_lost(self):
 
     def lose():
       (segment,) = self._segments()
@@ -324,7 +324,7 @@ class RestartTest(queue_case.QueueTestCase):
     self.assertEqual(ledger["generated"]["prompts"], 7 + 2)
     self.assertLen(second.events.of("journal_lost"), 1)
 
-  def test_acknowledged_blocks_of_a_modified_journal_are_lost(self):
+  def test_acknowledged_blocks_of_modified_journal_are_lost(self):
 
     def lose():
       for segment in self._segments():
@@ -335,7 +335,7 @@ class RestartTest(queue_case.QueueTestCase):
     _, ledger = self._run_on_without(lose)
     self.assertEqual(ledger["lost"]["journal"]["prompts"], 1)
 
-  def test_acknowledged_blocks_of_a_deleted_journal_are_lost(self):
+  def test_acknowledged_blocks_of_deleted_journal_are_lost(self):
     second, ledger = self._run_on_without(
         lambda: shutil.rmtree(self.directory), later_checkpoint=True
     )
@@ -350,7 +350,7 @@ class RestartTest(queue_case.QueueTestCase):
     data = segment.read_bytes()
     segment.write_bytes(data[: data.rindex(b"tbarec\0\n")])
 
-  def test_counts_losses_of_a_truncated_journal_with_a_damaged_log(self):
+  def test_counts_losses_of_truncated_journal_with_damaged_log(self):
     second, ledger = self._run_on_without(self._lose_acknowledgements)
     (told,) = second.events.of("damaged")
     self.assertRegex(told, "acknowledged.jsonl: 2 lines are damaged")
@@ -360,7 +360,7 @@ class RestartTest(queue_case.QueueTestCase):
     # It is sound again.
     self.assertEmpty(journal.AckLog(self.directory).damage)
 
-  def test_opens_the_ledger_for_a_loss_that_nothing_shows(self):
+  def test_untraceable_loss_leaves_ledger_open(self):
 
     def lose():
       self._lose_acknowledgements()
@@ -379,7 +379,7 @@ class RestartTest(queue_case.QueueTestCase):
       self.assertEqual(again.service.account()["unknown"], ledger["unknown"])
       again.close()
 
-  def test_notices_a_changed_number_in_the_log_of_acknowledgements(self):
+  def test_notices_changed_number_in_log_of_acknowledgements(self):
     path = self.directory / "acknowledged.jsonl"
 
     def lose():
@@ -389,7 +389,7 @@ class RestartTest(queue_case.QueueTestCase):
     self.assertRegex(second.events.of("damaged")[0], "1 lines are damaged")
     self.assertEmpty(ledger["lost"])
 
-  def test_a_line_that_a_crash_has_torn_is_no_damage(self):
+  def test_torn_last_line_is_not_damage(self):
     path = self.directory / "acknowledged.jsonl"
 
     def lose():
@@ -401,7 +401,7 @@ class RestartTest(queue_case.QueueTestCase):
     self.assertEmpty(second.events.of("damaged"))
     self.assertEmpty(ledger["lost"])
 
-  def test_a_journal_record_of_another_secret_is_skipped(self):
+  def test_journal_record_of_another_secret_is_skipped(self):
     first = self.trainer(start=False)
     first.journal.append([b"no message", self.message("a", 0, [self.group(0)])])
     first.close()
@@ -409,7 +409,7 @@ class RestartTest(queue_case.QueueTestCase):
     self.assertLen(second.waiting, 1)
     self.assertLen(second.events.of("journal_refused"), 1)
 
-  def test_a_new_store_locked_by_another_trainer_ends_this_one(self):
+  def test_new_store_locked_by_another_trainer_ends_this_one(self):
     owner = {"owner": None}
 
     def claim(transport):
@@ -428,7 +428,7 @@ class RestartTest(queue_case.QueueTestCase):
 
 class OtherSettingsTest(queue_case.QueueTestCase):
 
-  def test_takes_no_work_of_a_trainer_with_other_settings(self):
+  def test_takes_no_work_of_trainer_with_other_settings(self):
     # The second's settings are not there at first.
     agree = mock.Mock(
         side_effect=[True, False, False, True, ValueError("they differ")]
@@ -459,7 +459,7 @@ class OtherSettingsTest(queue_case.QueueTestCase):
 
 class FullDiskTest(queue_case.QueueTestCase):
 
-  def test_blocks_wait_in_the_store_until_there_is_room(self):
+  def test_blocks_wait_in_store_until_there_is_room(self):
     trainer = self.trainer(starvation_s=0.7)
     full = journal.JournalFullError(28, "No space left on device")
     with mock.patch.object(trainer.journal, "append", side_effect=full):
@@ -487,7 +487,7 @@ class FullDiskTest(queue_case.QueueTestCase):
     ledger = trainer.service.account()
     self.assert_closed(ledger)
 
-  def test_a_full_journal_downloads_no_block_twice(self):
+  def test_full_journal_downloads_no_block_twice(self):
     trainer = self.trainer(starvation_s=20.0)
     full = journal.JournalFullError(28, "No space left on device")
     read = []
@@ -504,7 +504,7 @@ class FullDiskTest(queue_case.QueueTestCase):
         self.assertEqual(read.count("q/0/a/000000000000"), 1)
     wait_until(lambda: not self.queue(), "taken")
 
-  def test_waits_while_the_disk_of_the_acknowledgement_log_is_full(self):
+  def test_waits_while_disk_of_acknowledgement_log_is_full(self):
     trainer = self.trainer()
     searcher = self.searcher("a", works=False)
     full = OSError(28, "No space left on device")
@@ -518,7 +518,7 @@ class FullDiskTest(queue_case.QueueTestCase):
     self.assertIsNone(trainer.server.obstacle)
     self.assertEqual(trainer.server.counts["wire_duplicates"], 0)
 
-  def test_another_disk_error_ends_the_trainer(self):
+  def test_another_disk_error_ends_trainer(self):
     trainer = self.trainer()
     broken = OSError(5, "Input/output error")
     with mock.patch.object(trainer.journal, "append", side_effect=broken):

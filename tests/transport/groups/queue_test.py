@@ -19,7 +19,7 @@ wait_until = waiting.wait_until
 
 class DeliveryTest(queue_case.QueueTestCase):
 
-  def test_counts_what_leaves_a_full_buffer_untrained(self):
+  def test_counts_evicted_untrained_completions(self):
     trainer = self.trainer(num_steps=6, capacity=4 * queue_case.SAMPLES)
     self.searcher("a")
     for step in range(6):
@@ -29,12 +29,13 @@ class DeliveryTest(queue_case.QueueTestCase):
     self.assertGreater(ledger["evicted_untrained"]["prompts"], 4)
     self.assert_closed(ledger)
 
-  def test_the_lease_has_the_age_of_the_oldest_block(self):
+  def test_lease_has_age_of_oldest_block(self):
     trainer = self.trainer()
     client = self.searcher("a", works=False, lease_s=0.2).client
     stats = lambda: trainer.living().get("a", {}).get("stats")
     wait_until(lambda: stats() == {}, "a lease")
-    client.begun_s.extend([time.monotonic() - 100, time.monotonic()])
+    now_s = time.monotonic()
+    client.begun_s.update({7: now_s - 100, 8: now_s})
     wait_until(lambda: stats().get("block_age_s", 0) >= 100, "an age")
     client.begun_s.clear()
     wait_until(lambda: stats() == {}, "no age")
@@ -114,7 +115,7 @@ class StoreLossTest(queue_case.QueueTestCase):
     self.assertEqual(ledger["lost"].get("journal"), None)
     self.assert_closed(ledger)
 
-  def test_a_second_loss_during_recovery(self):
+  def test_second_loss_during_recovery(self):
     trainer = self.trainer()
     searcher = self.searcher("a")
     put, failures = in_process.InProcessTransport.put, [2]
@@ -132,7 +133,7 @@ class StoreLossTest(queue_case.QueueTestCase):
     trainer.step(1)
     self.assertNotEmpty(searcher.blocks)
 
-  def test_no_store_within_the_deadline_ends_both_ends(self):
+  def test_no_store_within_deadline_ends_both_ends(self):
     # Nothing waits for ever: whoever started the roles starts them again.
     slow = in_process.InProcessTransport.reconnect
     short = lambda self, deadline_s=None: slow(self, 0.05)
@@ -170,7 +171,7 @@ class TrainerMessagesTest(queue_case.QueueTestCase):
         ],
     )
 
-  def test_acks_of_an_older_epoch_are_ignored(self):
+  def test_acks_of_older_epoch_are_ignored(self):
     searcher = self.searcher("a", works=False)
     for position in range(3):
       searcher.submit(position)
@@ -204,7 +205,7 @@ class TrainerMessagesTest(queue_case.QueueTestCase):
     self._work(1, 1, 7)
     self.assertEqual(searcher.client.next_block(20.0).number, 7)
 
-  def test_a_stop_message_of_an_older_epoch_is_ignored(self):
+  def test_stop_message_of_older_epoch_is_ignored(self):
     client = self.searcher("a", works=False).client
     self._work(3, 1, 1)
     wait_until(lambda: client.epoch == 3, "the present epoch")
@@ -215,7 +216,7 @@ class TrainerMessagesTest(queue_case.QueueTestCase):
     wait_until(lambda: client.stop_requested, "the stop message")
     self.assertFalse(client.run_done)
 
-  def test_a_searcher_started_after_an_interrupt_waits_for_the_next_trainer(
+  def test_searcher_started_after_interrupt_waits_for_next_trainer(
       self,
   ):
     self._put("ctl/stop", epoch=1, done=False)
@@ -230,7 +231,7 @@ class TrainerMessagesTest(queue_case.QueueTestCase):
     self.assertTrue(searcher.client.stop_requested)
     self.assertFalse(searcher.client.run_done)
 
-  def test_the_end_is_told_though_no_searcher_is_known(self):
+  def test_end_is_reported_without_known_searchers(self):
     trainer = self.trainer(epoch=1)
     # As where a lease has run out: nobody is waited for.
     trainer.service.stop_searchers(20.0, done=True)
@@ -239,7 +240,7 @@ class TrainerMessagesTest(queue_case.QueueTestCase):
     wait_until(lambda: late.stop_requested, "the stop message")
     self.assertTrue(late.run_done)
 
-  def test_a_new_trainer_deletes_an_older_stop_message(self):
+  def test_new_trainer_deletes_older_stop_message(self):
     self._put("ctl/stop", epoch=0, done=False)
     trainer = self.trainer(epoch=1)
     wait_until(lambda: self.client().get("ctl/stop") is None, "deleted")
@@ -264,14 +265,14 @@ class ForgeryTest(queue_case.QueueTestCase):
     self.assertEqual(positions, [0, 1])
     self.assertEmpty(trainer.events.of("gap"))
 
-  def test_an_overwritten_block_is_sent_again(self):
+  def test_overwritten_block_is_sent_again(self):
     searcher = self._submit_two()
     self.client().put("q/0/a/000000000000", b"forged")
     trainer = self.trainer()
     self.assert_both_taken(trainer, searcher)
     self.assertEqual(trainer.server.counts["refused"], 1)
 
-  def test_a_deleted_block_is_sent_again(self):
+  def test_deleted_block_is_sent_again(self):
     searcher = self._submit_two()
     self.client().delete("q/0/a/000000000000")
     self.client().delete("new/0/a/000000000000")
@@ -279,14 +280,14 @@ class ForgeryTest(queue_case.QueueTestCase):
     with mock.patch.object(queue_client, "RESEND_S", 1000.0):
       self.assert_both_taken(self.trainer(), searcher)
 
-  def test_deleted_blocks_of_which_the_trainer_sees_nothing(self):
+  def test_resends_blocks_deleted_unseen(self):
     with mock.patch.object(queue_client, "RESEND_S", 0.1):
       searcher = self._submit_two()
       self.client().delete("q")
       self.client().delete("new")
       self.assert_both_taken(self.trainer(), searcher)
 
-  def test_a_forged_announcement_makes_the_trainer_skip_nothing(self):
+  def test_trainer_ignores_forged_announcement(self):
     searcher = self._submit_two()
     self.client().put("new/0/a/000000000007", b"1")
     self.client().put("q/0/a/000000000007", b"forged")
@@ -302,7 +303,7 @@ class ForgeryTest(queue_case.QueueTestCase):
       self.trainer()
       wait_until(lambda: not self.queue(), "deleted")
 
-  def test_grants_that_a_searcher_has_not_seen_are_written_again(self):
+  def test_rewrites_unseen_grants(self):
     trainer = self.trainer()
     trainer.service.open(0)
     self.lease("a")
@@ -326,7 +327,7 @@ class ForgeryTest(queue_case.QueueTestCase):
     time.sleep(0.3)
     self.assertEqual(work(), last)
 
-  def test_a_searcher_whose_grants_are_gone_shows_it_soon(self):
+  def test_searcher_soon_reports_missing_grants(self):
     trainer = self.trainer()
     client = self.searcher("a", works=False, lease_s=600.0).client
     trainer.service.open(0)
@@ -341,14 +342,15 @@ class ForgeryTest(queue_case.QueueTestCase):
 class PollTest(queue_case.QueueTestCase):
   """An end of the queue polls often while its caller waits."""
 
-  def test_a_searcher_without_work(self):
+  def test_searcher_without_work(self):
     client = self.searcher("a", works=False).client
+    self.assertIsNone(client.next_block(0.0))  # It has other work.
     self.assertFalse(client.interval.waiting)
     with self.reads("work/a", 8):
-      self.assertIsNone(client.next_block(0.0))
+      self.assertIsNone(client.next_block(0.01))
       self.assertTrue(client.interval.waiting)
 
-  def test_a_searcher_without_credits(self):
+  def test_searcher_without_credits(self):
     searcher = self.searcher("a", credits=1, works=False)
     searcher.submit(0)
     self.assertFalse(searcher.client.interval.waiting)
@@ -356,7 +358,7 @@ class PollTest(queue_case.QueueTestCase):
       self.assertFalse(searcher.client.submit([self.group(1)], lambda: True))
       self.assertTrue(searcher.client.interval.waiting)
 
-  def test_a_trainer_that_waits_for_data(self):
+  def test_waiting_trainer_is_urgent(self):
     trainer = self.trainer()
     step = threading.Thread(target=trainer.step, args=(0,))
     step.start()
@@ -384,7 +386,7 @@ class PollTest(queue_case.QueueTestCase):
 class UnlockedTest(queue_case.QueueTestCase):
   """What may take long does not hold up grants and acknowledgements."""
 
-  def test_the_state_of_the_buffer(self):
+  def test_state_of_buffer(self):
     trainer = self.trainer()
     lock, free = trainer.server.lock, []
 

@@ -20,7 +20,7 @@ class CertificatesTest(parameterized.TestCase):
     """Returns the files as a new host makes them."""
     return certificates.make(self.create_tempdir().full_path, secret)
 
-  def test_hosts_with_one_secret_make_the_same_files(self):
+  def test_hosts_with_one_secret_make_same_files(self):
     ours, theirs, other = self.make(), self.make(), self.make(b"t" * 32)
     for name in ("cert_file", "key_file", "ca_file"):
       path = pathlib.Path(getattr(ours, name))
@@ -68,7 +68,7 @@ class CertificatesTest(parameterized.TestCase):
       ("0.10.2", False), ("0.11.1", False), ("0.11.2", True),
       ("0.11.2.dev20260301", True), ("0.12.0.1", True), ("1.0", True),
   )  # fmt: skip
-  def test_versions_without_mutual_tls_are_told(self, version, supported):
+  def test_versions_without_mutual_tls_are_reported(self, version, supported):
     with mock.patch.object(
         certificates, "jaxlib_version", return_value=version
     ):

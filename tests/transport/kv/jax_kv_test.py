@@ -75,10 +75,10 @@ class JaxKvTest(absltest.TestCase):
     return child
 
   @pytest.mark.slow
-  def test_failed_connect_is_an_error(self):
+  def test_failed_connect_is_error(self):
     self.run_child(_NOBODY)
 
-  def test_offers_the_functions_that_the_client_uses(self):
+  def test_offers_functions_used_by_client(self):
     child = self.run_child(_INTERFACE)
     # Connects are not logged.
     self.assertNotIn("Distributed task", child.stderr)
@@ -101,7 +101,7 @@ class JaxKvTest(absltest.TestCase):
     )
     self.assertNotIn("mtls_cert_file", client.call_args.kwargs)
 
-  def test_store_is_reached_without_a_proxy(self):
+  def test_store_is_reached_without_proxy(self):
     environment = {"http_proxy": "http://127.0.0.1:9", "no_proxy": "a,b"}
     with mock.patch.dict(os.environ, environment, clear=True):
       jax_kv.bypass_proxy("unix:/x")

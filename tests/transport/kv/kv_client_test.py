@@ -98,7 +98,7 @@ class RootedContractTest(contract.TransportContract, HostCase):
   def make_client(self):
     return self.running.client(run_id="run", root=_ROOT)
 
-  def test_a_stranger_finds_no_key(self):
+  def test_stranger_finds_no_key(self):
     client = self.make_client()
     client.put("q/0/a", b"value")
     address = locator.read_locator(self.running.host.locator_path).address
@@ -143,16 +143,16 @@ class KvClientTest(HostCase):
     self.assertNotIsInstance(caught.exception, byte_store.DeadlineExceededError)
     self.assertTrue(client.put("a", b"x"))
 
-  def test_store_without_tls_is_refused_by_a_client_with_it(self):
+  def test_store_without_tls_is_refused_by_client_with_it(self):
     tls = certificates.Tls("cert", "key", "ca")
     with running_host.RunningHost(address="127.0.0.1:0") as running:
-      words = "this process has mutual TLS and the store has not: .*there"
+      words = "this process uses mutual TLS and the store does not"
       with self.assertRaisesRegex(byte_store.TransportError, words):
         running.client(tls=tls)
     # A unix socket needs none.
     self.assertIsNone(self.running.client(tls=tls).get("nothing"))
 
-  def test_another_store_at_the_address_is_refused(self):
+  def test_another_store_at_address_is_refused(self):
     path = self.running.host.locator_path
     true = locator.read_locator(path)
     for change in ({"run": "other"}, {"generation": true.generation + 1}):
@@ -205,7 +205,7 @@ class KvClientTest(HostCase):
     with mock.patch.dict(self.running.operations, put=put):
       client.put_all({f"a/{i}": b"x" for i in range(8)})
 
-  def test_each_answer_restarts_the_deadline(self):
+  def test_each_answer_restarts_deadline(self):
     client = self.running.client(deadline_s=0.5)
     put = self.running.operations["put"]
 
@@ -220,7 +220,7 @@ class KvClientTest(HostCase):
     self.assertGreater(time.monotonic() - start, 0.5)
     self.assertEqual(client.list("slow"), values)
 
-  def test_hanging_operations_end_at_the_deadline(self):
+  def test_hanging_operations_end_at_deadline(self):
     client = self.running.client(deadline_s=0.5)
     release = threading.Event()
     self.addCleanup(release.set)
@@ -289,7 +289,7 @@ class KvClientTest(HostCase):
     self.assertEqual(client.get("b"), b"b")
     self.assertEqual(client.get("a"), b"a")
 
-  def test_thread_of_a_hung_service_ends_with_it(self):
+  def test_thread_of_hung_service_ends_with_it(self):
     others = _workers()
     with running_host.RunningHost() as running:
       client = running.client()
@@ -313,7 +313,7 @@ class KvClientTest(HostCase):
       )
     self.assertEqual((child.returncode, child.stderr), (3, b""))
 
-  def test_newer_generation_ends_the_wait(self):
+  def test_newer_generation_ends_wait(self):
     client = self.running.client()
     path = self.running.host.locator_path
     self.addCleanup(path.write_text, path.read_text())
@@ -361,22 +361,22 @@ class NoStoreTest(parameterized.TestCase):
     silent.listen()
     return silent
 
-  def test_names_a_missing_locator(self):
+  def test_names_missing_locator(self):
     self.assert_no_store(f"within 0.3 s .*{self.path}.*announces none")
 
-  def test_names_an_address_where_nothing_listens(self):
+  def test_reports_address_without_listener(self):
     # A connect would abort this process.
     self.announce(f"unix:{self.folder}/kv3.sock")
     self.assert_no_store("nothing listens there: .*generation 3, at .*12345")
 
   @parameterized.parameters("unix", "tcp")
-  def test_gives_up_on_a_service_that_never_answers(self, kind):
+  def test_gives_up_on_silent_service(self, kind):
     with self.listen(kind):
       self.assert_no_store("no answer to get 'meta/store' within .*12345")
 
   @parameterized.product(kind=("unix", "tcp"), goes=(False, True))
   @pytest.mark.slow
-  def test_no_thread_stays_with_a_service_that_never_answers(self, kind, goes):
+  def test_silent_service_leaves_no_thread(self, kind, goes):
     others = _workers()
     silent = self.listen(kind)
     self.addCleanup(silent.close)
@@ -386,13 +386,13 @@ class NoStoreTest(parameterized.TestCase):
       silent.close()
     waiting.wait_until(lambda: not _workers() - others, "its end")
 
-  def test_names_the_reason_of_a_failed_connect(self):
+  def test_names_reason_of_failed_connect(self):
     error = jax_kv.ConnectError("no such file: cert")
     with self.listen("unix"):
       with mock.patch.object(jax_kv, "connect", side_effect=error):
         self.assert_no_store("get 'meta/store': no such file: cert .*12345")
 
-  def test_waits_for_a_host_that_starts_later(self):
+  def test_waits_for_late_host(self):
     running = running_host.RunningHost(spool=self.folder / "spool")
     timer = threading.Timer(0.2, running.__enter__)
     timer.start()

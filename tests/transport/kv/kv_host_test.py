@@ -44,21 +44,21 @@ class HostTest(absltest.TestCase):
     with self.assertRaises(ProcessLookupError):
       os.kill(pid, 0)
 
-  def test_announces_a_service_and_cleans_up(self):
+  def test_announces_service_and_cleans_up(self):
     with running_host.RunningHost(self.spool) as running:
-      found = locator.read_locator(running.host.locator_path)
+      result = locator.read_locator(running.host.locator_path)
       pid = running.host.child_pid
       address = f"unix:{self.spool}/kv1.sock"
-      self.assertEqual(found, locator.Locator("run", 1, address, pid))
+      self.assertEqual(result, locator.Locator("run", 1, address, pid))
       self.assertEqual(self.spool.stat().st_mode & 0o777, 0o700)
-      self.assertTrue(locator.accepts(found.address, 5.0))
+      self.assertTrue(locator.accepts(result.address, 5.0))
       running.stop()
       self.assertIsNone(running.host.child_pid)
       self.assertEqual(running.kinds(), ["started", "stopped"])
     self.assert_ended(pid)
     self.assertCountEqual(os.listdir(self.spool), ["generation", "host.lock"])
 
-  def test_killed_service_is_replaced_at_a_new_address(self):
+  def test_killed_service_is_replaced_at_new_address(self):
     for address in ("", "127.0.0.1:0"):
       with running_host.RunningHost(self.spool, address=address) as running:
         first = locator.read_locator(running.host.locator_path)
@@ -99,7 +99,7 @@ class HostTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, "generation contains 'x'"):
       self.make_host()
 
-  def test_second_host_is_refused_with_the_pid_of_the_first(self):
+  def test_second_host_is_refused_with_pid_of_first(self):
     host = self.make_host()
     # A child must not hold the lock of a host that has ended.
     self.assertFalse(os.get_inheritable(host._lock_fd))
@@ -110,7 +110,7 @@ class HostTest(absltest.TestCase):
     host.close()
     self.make_host()
 
-  def test_starts_after_a_killed_host(self):
+  def test_starts_after_killed_host(self):
     self.make_host().close()
     (self.spool / "locator.json").write_text("{}")
     (self.spool / "kv1.sock").touch()
@@ -136,12 +136,12 @@ class HostTest(absltest.TestCase):
       self.assertFalse(running.host.locator_path.exists())
     self.make_host()
 
-  def test_service_that_does_not_start_in_time_is_replaced(self):
+  def test_replaces_service_after_start_timeout(self):
     self.make_silent_service()
     with running_host.RunningHost(self.spool, start_timeout_s=0.1) as running:
       self.assertRegex(str(running.error), "silent for 0.1 s")
 
-  def test_stops_during_a_start(self):
+  def test_stops_during_start(self):
     self.make_silent_service()
     host, stop = self.make_host(), threading.Event()
     thread = threading.Thread(target=host.run, args=(stop,))
@@ -153,7 +153,7 @@ class HostTest(absltest.TestCase):
     self.assertFalse(thread.is_alive())
     self.assert_ended(pid)
 
-  def test_failed_announcer_ends_the_host(self):
+  def test_failed_announcer_ends_host(self):
     with running_host.RunningHost(self.spool) as running:
       running.host.announce("127.0.0.1:0", b"s" * 32)
       error = KeyError("x")
@@ -162,7 +162,7 @@ class HostTest(absltest.TestCase):
       self.assertEqual(running.error, error)
       self.assertIsNone(running.host.child_pid)
 
-  def test_finds_a_new_free_port_each_time(self):
+  def test_finds_new_free_port_each_time(self):
     used = collections.deque(maxlen=20)
     addresses = {
         kv_host.free_address("127.0.0.1", [0] * 9, generation, used)
@@ -170,7 +170,7 @@ class HostTest(absltest.TestCase):
     }
     self.assertLen(addresses, 20)
 
-  def test_takes_ports_of_a_range_in_turn_and_skips_occupied_ones(self):
+  def test_takes_ports_of_range_in_turn_and_skips_occupied_ones(self):
     with socket.socket() as occupied:
       # Find an occupied port with two free neighbours.
       for first in range(21000, 60000, 97):
@@ -190,7 +190,7 @@ class HostTest(absltest.TestCase):
       free = [f"127.0.0.1:{first + 1}", f"127.0.0.1:{first + 2}"]
       self.assertEqual(addresses, [*free, *free])
 
-  def test_takes_the_next_port_of_a_range_in_the_next_host(self):
+  def test_takes_next_port_of_range_in_next_host(self):
     addresses = {
         kv_host.free_address(
             "127.0.0.1", range(21500, 21600), generation, collections.deque()

@@ -115,7 +115,7 @@ class AnnouncerTest(absltest.TestCase):
       self.assertEqual(locator.ask_announcer(address, SECRET), FOUND)
       self.assertEqual(threading.active_count(), before)
 
-  def test_slow_request_is_closed_at_the_deadline(self):
+  def test_slow_request_is_closed_at_deadline(self):
     address = self.start(deadline_s=0.3)
     start = time.monotonic()
     with socket.create_connection(locator.split_address(address)) as slow:
@@ -126,7 +126,7 @@ class AnnouncerTest(absltest.TestCase):
     self.assertLess(time.monotonic(), start + 1.3)
     self.assertEqual(locator.ask_announcer(address, SECRET), FOUND)
 
-  def test_slow_answer_is_not_awaited_beyond_the_deadline(self):
+  def test_slow_answer_is_not_awaited_beyond_deadline(self):
 
     def drip(connection):
       for _ in range(50):
@@ -160,7 +160,7 @@ class AnnouncerTest(absltest.TestCase):
     with self.assertRaisesRegex(wire.WireError, "replayed"):
       locator.ask_announcer(self.serve_once(replay), SECRET)
 
-  def test_client_finds_its_store_and_the_next_generation(self):
+  def test_client_finds_its_store_and_next_generation(self):
     running = self.enterContext(
         running_host.RunningHost(address="127.0.0.1:0", probe_timeout_s=2.0)
     )
@@ -179,7 +179,7 @@ class CutLinkTest(parameterized.TestCase):
 
   @parameterized.parameters(True, False)
   @pytest.mark.slow
-  def test_client_reconnects_to_the_same_generation(self, reset):
+  def test_client_reconnects_to_same_generation(self, reset):
     running = self.enterContext(running_host.RunningHost(address="127.0.0.1:0"))
     real = locator.read_locator(running.host.locator_path)
     proxy = self.enterContext(

@@ -21,8 +21,8 @@ class BoxTest(parameterized.TestCase):
       ((slice(None), slice(0, 2)), (2, 3), [[0, 2], [0, 2]]),
       ((), (), []),
   )
-  def test_cuts_the_box_of_an_index(self, index, shape, wanted):
-    self.assertEqual(boxes.box_of(index, shape), wanted)
+  def test_cuts_box_of_index(self, index, shape, expected):
+    self.assertEqual(boxes.box_of(index, shape), expected)
 
   @parameterized.parameters(
       ([[0, 4], [0, 6]],),
@@ -33,17 +33,17 @@ class BoxTest(parameterized.TestCase):
   )
   def test_box_is_cut_from_pieces(self, box):
     pieces = [(part, WHOLE[boxes.box_slices(part)]) for part in PARTS]
-    found = boxes.cut_box(box, WHOLE.dtype, pieces)
-    np.testing.assert_array_equal(found, WHOLE[boxes.box_slices(box)])
+    result = boxes.cut_box(box, WHOLE.dtype, pieces)
+    np.testing.assert_array_equal(result, WHOLE[boxes.box_slices(box)])
 
-  def test_box_of_one_piece_is_a_view(self):
+  def test_box_of_one_piece_is_view(self):
     pieces = [([[0, 4], [0, 6]], WHOLE)]
-    found = boxes.cut_box([[1, 2], [0, 6]], WHOLE.dtype, pieces)
-    self.assertTrue(np.shares_memory(found, WHOLE))
+    result = boxes.cut_box([[1, 2], [0, 6]], WHOLE.dtype, pieces)
+    self.assertTrue(np.shares_memory(result, WHOLE))
     scalar = np.asarray(2.0)
-    found = boxes.cut_box([], scalar.dtype, [([], scalar)])
-    self.assertIsInstance(found, np.ndarray)
-    self.assertEqual(found.shape, ())
+    result = boxes.cut_box([], scalar.dtype, [([], scalar)])
+    self.assertIsInstance(result, np.ndarray)
+    self.assertEqual(result.shape, ())
 
   @parameterized.parameters(
       ([[0, 2], [0, 3]], [[1, 3], [2, 4]], [[1, 2], [2, 3]]),
@@ -51,13 +51,13 @@ class BoxTest(parameterized.TestCase):
       ([[0, 0], [0, 3]], [[0, 2], [0, 3]], None),
       ([], [], []),
   )
-  def test_intersects_boxes(self, box, other, wanted):
-    self.assertEqual(boxes.intersection(box, other), wanted)
+  def test_intersects_boxes(self, box, other, expected):
+    self.assertEqual(boxes.intersection(box, other), expected)
 
   @parameterized.parameters(
       ((4, 6), PARTS[1:]), ((3, 6), PARTS), ((4, 6), [[[0, 4]]])
   )
-  def test_shards_must_cover_a_leaf(self, shape, parts):
+  def test_shards_must_cover_leaf(self, shape, parts):
     boxes.check_cover("a", (4, 6), PARTS)
     boxes.check_cover("a", (), [[]])
     with self.assertRaises(wire.WireError):

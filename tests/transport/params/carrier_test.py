@@ -90,12 +90,12 @@ class CarrierTest(CarrierCase):
   def test_leaves_are_read_bit_for_bit_until_they_are_dropped(self, name):
     writer, reader = self.make(name), self.make(name)
     packed = self.publish(writer)
-    found = self.read(reader, packed)
-    self.assertEqual(list(found), list(self.leaves))
+    result = self.read(reader, packed)
+    self.assertEqual(list(result), list(self.leaves))
     for leaf_name, leaf in self.leaves.items():
-      self.assertEqual(found[leaf_name].dtype, leaf.dtype)
-      self.assertEqual(found[leaf_name].shape, leaf.shape)
-      np.testing.assert_array_equal(found[leaf_name], np.asarray(leaf))
+      self.assertEqual(result[leaf_name].dtype, leaf.dtype)
+      self.assertEqual(result[leaf_name].shape, leaf.shape)
+      np.testing.assert_array_equal(result[leaf_name], np.asarray(leaf))
     self.drop(writer, packed)
     self.assertIsNone(self.read(reader, packed))
     self.assertEmpty(self.transport.list("x"))
@@ -138,14 +138,14 @@ class CarrierTest(CarrierCase):
       self.read(writer, packed)
 
   @parameterized.parameters("files", "orbax")
-  def test_directory_that_is_not_shared_is_an_error(self, name):
+  def test_unshared_directory_raises(self, name):
     packed = self.publish(self.make(name))
     reader = self.make(name, self.path.with_name("other"))
     with self.assertRaisesRegex(wire.WireError, "publish.directory"):
       self.read(reader, packed)
 
   @parameterized.parameters("files", "orbax")
-  def test_full_disk_names_the_setting_and_leaves_no_files(self, name):
+  def test_full_disk_names_setting_and_leaves_no_files(self, name):
     full = OSError(28, "No space left on device")
     target = {
         "files": (shared_files, "_write_all"),
@@ -159,7 +159,7 @@ class CarrierTest(CarrierCase):
     self.assertEmpty(self.files())
 
   @parameterized.parameters("files", "orbax")
-  def test_versions_of_an_earlier_trainer_are_removed(self, name):
+  def test_versions_of_earlier_trainer_are_removed(self, name):
     old = self.publish(self.make(name), version.Version(1, 900))
     partial = self.path / (".00000001.0000000901.77"[name == "orbax" :])
     partial.mkdir()
@@ -193,7 +193,7 @@ class StoreTest(CarrierCase):
       named = name in str(caught.exception)
       self.assertEqual(named, name not in ("['a']", "['d']"), name)
 
-  def test_missing_chunk_means_a_dropped_version(self):
+  def test_missing_chunk_means_dropped_version(self):
     self.transport.delete(f"p/{TAG}/000001")
     self.assertIsNone(self.read(self.carrier, self.packed))
 
@@ -206,10 +206,10 @@ class FilesTest(CarrierCase):
     self.packed = self.publish(self.carrier)
     self.folder = self.path / f"{TAG}.params"
 
-  def test_file_of_a_remote_file_system_is_read(self):
+  def test_file_of_remote_file_system_is_read(self):
     with mock.patch.object(shared_files, "is_local", lambda path: False):
-      found = self.read(self.carrier, self.packed)
-    np.testing.assert_array_equal(found["['b']"], self.leaves["['b']"])
+      result = self.read(self.carrier, self.packed)
+    np.testing.assert_array_equal(result["['b']"], self.leaves["['b']"])
 
   def test_leaves_are_aligned_read_only_views(self):
     for leaf in self.read(self.carrier, self.packed).values():
@@ -218,19 +218,19 @@ class FilesTest(CarrierCase):
         self.assertFalse(leaf.flags.writeable)
 
   def test_mapped_leaves_outlive_their_file(self):
-    found = jax.device_put(self.read(self.carrier, self.packed))
+    result = jax.device_put(self.read(self.carrier, self.packed))
     self.drop(self.carrier, self.packed)
     self.assertFalse(self.folder.exists())
-    np.testing.assert_array_equal(found["['b']"], self.leaves["['b']"])
+    np.testing.assert_array_equal(result["['b']"], self.leaves["['b']"])
 
   @parameterized.parameters(
       ("['a']", 5), ("['b']", 5), ("['b']", 1_050_000), ("['c']", 1)
   )
   def test_torn_leaf_is_named(self, name, position):
-    wanted = np.asarray(self.leaves[name]).tobytes()[:64]
+    expected = np.asarray(self.leaves[name]).tobytes()[:64]
     for path in self.folder.iterdir():
       data = bytearray(path.read_bytes())
-      if (at := data.find(wanted)) >= 0:
+      if (at := data.find(expected)) >= 0:
         data[at + position] ^= 1
         path.write_bytes(data)
     with self.assertRaisesRegex(
@@ -261,7 +261,7 @@ class FilesTest(CarrierCase):
     with self.assertRaisesRegex(wire.WireError, "is torn"):
       self.read(self.carrier, self.packed)
 
-  def test_leaves_are_spread_over_the_files(self):
+  def test_leaves_are_spread_over_files(self):
     with mock.patch.object(
         processes, "available_cores", return_value=[0, 1, 2]
     ):
@@ -277,7 +277,7 @@ class FilesTest(CarrierCase):
     reader = self.make("files", self.path.with_name("three"))
     self.assertIsNotNone(self.read(reader, packed))
 
-  def test_a_run_has_its_own_directories(self):
+  def test_run_has_its_own_directories(self):
     of = lambda setting, run: shared_files.files_directory(
         setting, self.path, run
     )

@@ -32,8 +32,8 @@ class CarriersTest(parameterized.TestCase):
       ("files", 1, False, "", 1, "files"),
       ("orbax", 1, True, "", 1, "orbax"),
   )
-  def test_chooses_a_carrier_by_size_and_place(
-      self, setting, num_bytes, one_host, directory, num_processes, wanted
+  def test_chooses_carrier_by_size_and_place(
+      self, setting, num_bytes, one_host, directory, num_processes, expected
   ):
     config = base_config.make(
         publish__carrier=setting,
@@ -41,7 +41,7 @@ class CarriersTest(parameterized.TestCase):
         store__address="127.0.0.1:0" if one_host else "10.0.0.1:8000",
         trainer__num_processes=num_processes,
     )
-    self.assertEqual(carrier.choose_carrier(config, num_bytes), wanted)
+    self.assertEqual(carrier.choose_carrier(config, num_bytes), expected)
 
   def test_store_announced_elsewhere_is_on_another_host(self):
     config = base_config.make(store__locator="10.0.0.1:7000")
@@ -54,22 +54,22 @@ class CarriersTest(parameterized.TestCase):
       ("", "", "127.0.0.1:7001-7009", "127.0.0.1:0"),
       ("", "", "[::1]:0", "[::1]:0"),
   )
-  def test_serves_at_the_interface_of_the_store(
-      self, address, store_locator, store, wanted
+  def test_serves_at_interface_of_store(
+      self, address, store_locator, store, expected
   ):
     config = base_config.make(
         publish__address=address,
         store__locator=store_locator,
         store__address=store,
     )
-    self.assertEqual(carrier.serve_address(config), wanted)
+    self.assertEqual(carrier.serve_address(config), expected)
 
-  def test_unknown_store_host_names_the_setting(self):
+  def test_unknown_store_host_names_setting(self):
     config = base_config.make(store__address="nowhere.invalid:0")
     with self.assertRaisesRegex(OSError, "publish.address.*nowhere.invalid"):
       carrier.serve_address(config)
 
-  def test_makes_the_carriers_of_a_config(self):
+  def test_makes_carriers_of_config(self):
     run = run_directory.RunInfo(
         workdir=pathlib.Path("/nowhere"),
         run_id="r",

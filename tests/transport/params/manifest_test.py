@@ -78,10 +78,10 @@ class ManifestTest(parameterized.TestCase):
     )
     self.assertEqual(back["scale"].shape, ())
 
-  def test_has_no_pointer_before_the_first_version(self):
+  def test_has_no_pointer_before_first_version(self):
     self.assertIsNone(manifest.read_pointer(self.transport, RUN))
 
-  def test_the_pointer_is_written_last(self):
+  def test_pointer_is_written_last(self):
     class Torn(in_process.InProcessTransport):
 
       def put(self, key, value, *, overwrite=True):
@@ -94,14 +94,14 @@ class ManifestTest(parameterized.TestCase):
       publish(torn, self.params)
     self.assertIsNone(manifest.read_pointer(torn, RUN))
 
-  def test_a_collected_version_is_none(self):
+  def test_collected_version_is_none(self):
     self.write()
     self.transport.delete(f"p/{VERSION.tag}/000001")
     self.assertIsNone(self.read())
     self.transport.delete(f"p/{VERSION.tag}")
     self.assertIsNone(self.read())
 
-  def test_a_torn_chunk_is_refused(self):
+  def test_torn_chunk_is_refused(self):
     self.write()
     key = f"p/{VERSION.tag}/000001"
     chunk = self.transport.get(key)
@@ -110,18 +110,18 @@ class ManifestTest(parameterized.TestCase):
     with self.assertRaisesRegex(wire.WireError, r"000001 is torn.*'w'"):
       self.read()
 
-  def test_a_dropped_version_goes_with_its_chunks(self):
+  def test_dropped_version_goes_with_its_chunks(self):
     packed = self.write()
     manifest.drop_version(self.transport, packed)
     self.assertIsNone(self.read())
     self.assertEqual(self.transport.list("p"), {})
 
-  def test_an_unknown_carrier_is_named(self):
+  def test_unknown_carrier_is_named(self):
     self.write()
     with self.assertRaisesRegex(wire.WireError, "carrier.*'store'"):
       self.read(carriers={})
 
-  def test_a_forged_manifest_or_pointer_is_refused(self):
+  def test_forged_manifest_or_pointer_is_refused(self):
     self.write(run=make_run(secret=b"f" * 32))
     with self.assertRaises(wire.WireError):
       manifest.read_pointer(self.transport, RUN)
@@ -142,7 +142,7 @@ class ManifestTest(parameterized.TestCase):
     with self.assertRaises(wire.WireError):
       self.read(other)
 
-  def test_a_signed_message_of_another_place_or_shape_is_refused(self):
+  def test_signed_message_of_another_place_or_shape_is_refused(self):
     self.write()
     lease = {"run": "run", "key": "live/s", "sid": "s", "totals": {}}
     meta_key = f"p/{VERSION.tag}/meta"
@@ -177,7 +177,7 @@ class ManifestTest(parameterized.TestCase):
           self.read()
         self.transport.put(key, kept)
 
-  def test_adapters_are_for_their_base_alone(self):
+  def test_adapters_match_only_their_base(self):
     self.write(base_name="model 12")
     self.assertIsNotNone(self.read(base_name="model 12"))
     for other in ("", "model 13"):
@@ -190,7 +190,7 @@ class ManifestTest(parameterized.TestCase):
       ("shape", lambda p: p.update(embed=np.zeros((4, 3), np.float32))),
       ("dtype", lambda p: p.update(embed=np.zeros((3, 4), np.int32))),
   )
-  def test_leaves_must_be_the_expected_ones(self, change):
+  def test_leaves_must_be_expected_ones(self, change):
     params = make_params()
     change(params)
     self.write(params)

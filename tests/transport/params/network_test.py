@@ -55,7 +55,7 @@ class NetworkTest(carrier_test.CarrierCase):
     for name, leaf in self.leaves.items():
       np.testing.assert_array_equal(leaves[name], np.asarray(leaf))
 
-  def test_params_are_not_readable_on_the_wire(self):
+  def test_params_are_not_readable_on_wire(self):
     self.check(self.read_through_proxy())
     row = self.leaves["['big']"][7].tobytes()
     self.assertGreater(len(self.proxy.forwarded), 4 * _ROWS * _COLUMNS)
@@ -76,13 +76,13 @@ class NetworkTest(carrier_test.CarrierCase):
     with mock.patch.object(network, "receive_into", break_now_and_then):
       self.check(self.read_through_proxy())
 
-  def test_refused_connections_fail_with_the_settings(self):
+  def test_refused_connections_fail_with_settings(self):
     self.proxy.cut(reset=True)
     with self.assertRaisesRegex(wire.WireError, "network.*publish.address"):
       self.read_through_proxy()
 
   @parameterized.parameters(True, False)
-  def test_cut_link_ends_the_read(self, reset):
+  def test_cut_link_ends_read(self, reset):
     """A reader of a silent link gives up after three waits for a piece."""
     decrypt, started = network.seal_lib.Seal.decrypt, threading.Event()
 
@@ -165,13 +165,13 @@ class NetworkTest(carrier_test.CarrierCase):
       go_on.wait(20)
       return decrypt(*args)
 
-    found = []
+    result = []
     self.enter_context(
         mock.patch.object(network.seal_lib.Seal, "decrypt", wait)
     )
     reader = self.make("network")
     thread = threading.Thread(
-        target=lambda: found.append(self.read(reader, self.packed))
+        target=lambda: result.append(self.read(reader, self.packed))
     )
     thread.start()
     self.assertTrue(entered.wait(20))
@@ -180,11 +180,11 @@ class NetworkTest(carrier_test.CarrierCase):
     self.assertFalse(self.writer.is_full())
     go_on.set()
     thread.join()
-    self.check(found[0])
+    self.check(result[0])
     waiting.wait_until(lambda: not server.num_dropped(), wait_s=20)
     self.assertIsNone(self.read(reader, self.packed))
 
-  def test_many_versions_under_readers_hold_the_next_back(self):
+  def test_many_versions_under_readers_hold_next_back(self):
     readers = []
     for step in range(5, 5 + network.MAX_DROPPED):
       packed = self.publish(self.writer, version.Version(1, step))
@@ -201,7 +201,7 @@ class NetworkTest(carrier_test.CarrierCase):
     for reader in readers:
       reader.close()
 
-  def test_ports_of_the_range_are_used(self):
+  def test_ports_of_range_are_used(self):
     with socket.create_server(("127.0.0.1", 0)) as taken:
       port = taken.getsockname()[1]
       ports = f"127.0.0.1:{port}-{port + 20}"
@@ -261,7 +261,7 @@ class KilledTest(carrier_test.CarrierCase):
     self.addCleanup(process.kill)
     return process, json.loads(process.stdout.readline())
 
-  def test_reader_of_a_killed_trainer_refuses_the_version(self):
+  def test_reader_of_killed_trainer_refuses_version(self):
     process, source = self.start("serve_big")
     decrypt = network.seal_lib.Seal.decrypt
 
@@ -280,7 +280,7 @@ class KilledTest(carrier_test.CarrierCase):
             {"big": ((100, 1 << 18), np.dtype(np.float32))},
         )
 
-  def test_killed_reader_lets_its_version_go(self):
+  def test_killed_reader_releases_its_version(self):
     server = network.ParamsServer(
         "127.0.0.1:0", stall_s=30.0, **carrier_test.KEYS
     )

@@ -64,10 +64,10 @@ class OrbaxTest(carrier_test.CarrierCase):
     self.enter_context(
         mock.patch.object(orbax_shards, "open_array", wait_and_open)
     )
-    found = []
+    result = []
     reader = self.make("orbax")
     thread = threading.Thread(
-        target=lambda: found.append(self.read(reader, packed))
+        target=lambda: result.append(self.read(reader, packed))
     )
     thread.start()
     self.assertTrue(entered.wait(20))
@@ -75,11 +75,11 @@ class OrbaxTest(carrier_test.CarrierCase):
     self.assertLen(self.files(), 1)
     go_on.set()
     thread.join()
-    np.testing.assert_array_equal(found[0]["['b']"], self.leaves["['b']"])
+    np.testing.assert_array_equal(result[0]["['b']"], self.leaves["['b']"])
     self.carrier.serve(self.transport, None)
     self.assertEmpty(self.files())
 
-  def test_dead_reader_is_named_at_the_deadline(self):
+  def test_dead_reader_is_named_at_deadline(self):
     writer = self.make("orbax", deadline_s=30.0)
     packed = self.publish(writer)
     key = self.add_reader(packed)
@@ -97,11 +97,11 @@ class OrbaxTest(carrier_test.CarrierCase):
 
   def test_torn_leaf_is_named(self):
     packed = self.publish(self.carrier)
-    wanted = self.leaves["['b']"].tobytes()[400:440]
+    expected = self.leaves["['b']"].tobytes()[400:440]
     hits = 0
     for file in self.path.rglob("d/*"):
       data = file.read_bytes()
-      if (at := data.find(wanted)) >= 0:
+      if (at := data.find(expected)) >= 0:
         file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         hits += 1
     self.assertEqual(hits, 1)
@@ -122,7 +122,7 @@ class OrbaxTest(carrier_test.CarrierCase):
     with self.assertRaisesRegex(wire.WireError, r"leaf \['e'\] is bool"):
       self.read(self.carrier, packed)
 
-  def test_read_from_hanging_storage_ends_at_the_deadline(self):
+  def test_read_from_hanging_storage_ends_at_deadline(self):
     packed = self.publish(self.carrier)
     release = threading.Event()
     self.addCleanup(release.set)
@@ -135,7 +135,7 @@ class OrbaxTest(carrier_test.CarrierCase):
       self.read(self.make("orbax", deadline_s=0.2), packed)
     self.assertEmpty(self.transport.list("x"))
 
-  def test_version_without_a_peers_shards_fails(self):
+  def test_version_without_peers_shards_fails(self):
     peers = mock.create_autospec(peers_lib.Leader, instance=True)
     peers.collect.side_effect = OSError("process 1 of the trainer")
     writer = self.make("orbax", peers=peers)

@@ -9,20 +9,20 @@ from tba_jax.transport.params import pace
 
 class PaceTest(absltest.TestCase):
 
-  def test_small_transfer_gets_the_floor(self):
+  def test_small_transfer_gets_floor(self):
     self.assertAlmostEqual(pace.Pace(60.0).deadline_s(1000), 60.0, places=3)
 
   def test_large_transfer_gets_time_for_its_bytes(self):
     self.assertEqual(pace.Pace(60.0).deadline_s(140e9), 60.0 + 28_000.0)
 
-  def test_deadline_follows_the_rate_seen(self):
+  def test_deadline_follows_rate_seen(self):
     rate = pace.Pace(60.0)
     rate.done(1e9, 10.0)
     self.assertEqual(rate.deadline_s(1e9), 60.0 + 40.0)
     rate.done(1000, 10.0)  # A latency.
     self.assertEqual(rate.deadline_s(1e9), 60.0 + 40.0)
 
-  def test_late_transfer_doubles_the_time_of_the_next(self):
+  def test_late_transfer_doubles_time_of_next(self):
     rate = pace.Pace(0.0)
     before = rate.deadline_s(1e9)
     rate.missed()

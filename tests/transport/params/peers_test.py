@@ -64,12 +64,12 @@ class PeersTest(absltest.TestCase):
     helper.forget(4)
     for version in (3, 6):
       leader.begin(tag(version), path=f"gs://b/{version}", keep=["k"])
-      found = leader.collect(0)
-      self.assertEqual(found, [{"w": f"digest {version}", "keep": ["k"]}])
+      result = leader.collect(0)
+      self.assertEqual(result, [{"w": f"digest {version}", "keep": ["k"]}])
     self.assertEqual(self.written, [("gs://b/3", 3), ("gs://b/6", 6)])
     waiting.wait_until(lambda: not self.client.values, "an empty store")
 
-  def test_forget_drops_the_older_of_two_copies(self):
+  def test_forget_drops_older_of_two_copies(self):
     leader, helper = self.make_leader(), self.make_helper()
     helper.submit(3, 10)
     helper.submit(3, 20)
@@ -78,13 +78,13 @@ class PeersTest(absltest.TestCase):
     leader.collect(0)
     self.assertEqual(self.written, [("/f", 20)])
 
-  def test_version_may_be_submitted_after_the_request(self):
+  def test_version_may_be_submitted_after_request(self):
     leader, helper = self.make_leader(), self.make_helper()
     leader.begin(tag(3), path="/f")
     helper.submit(3, 10)
     self.assertLen(leader.collect(0), 1)
 
-  def test_process_that_cannot_write_is_named_with_the_cause(self):
+  def test_reports_process_and_cause_of_failed_write(self):
     leader = self.make_leader(num_processes=3)
     good, bad = self.make_helper(1), self.make_helper(2)
     good.submit(3, 1)
@@ -98,13 +98,13 @@ class PeersTest(absltest.TestCase):
     leader.begin(tag(4), path="/f")
     self.assertLen(leader.collect(0), 2)
 
-  def test_process_that_does_not_answer_is_named(self):
+  def test_reports_silent_process(self):
     leader = self.make_leader(deadline_s=0.1)
     leader.begin(tag(3), path="/f")
     with self.assertRaisesRegex(OSError, f"process 1 .*{tag(3)} within 0 s"):
       leader.collect(0)
 
-  def test_missing_version_is_an_error(self):
+  def test_missing_version_is_error(self):
     leader, _ = self.make_leader(), self.make_helper(deadline_s=0.1)
     leader.begin(tag(3), path="/f")
     with self.assertRaisesRegex(OSError, "version 3 was not submitted"):
@@ -123,7 +123,7 @@ class PeersTest(absltest.TestCase):
       leader.begin(tag(3))
       self.assertLen(leader.collect(0), 2)
 
-  def test_copy_is_freed_with_the_next_version(self):
+  def test_copy_is_freed_with_next_version(self):
     leader, helper = self.make_leader(), self.make_helper()
     helper.submit(3, 3)
     leader.begin(tag(3))

@@ -112,7 +112,7 @@ def make_pair(dtype="float32", rank=0, weights=""):
 
 class ProbeTest(parameterized.TestCase):
 
-  def test_a_version_has_leaves_of_the_expected_shapes(self):
+  def test_version_has_leaves_of_expected_shapes(self):
     pair = make_pair()
     tree = {probe.LEAF: probe.abstract(pair.config)}
     answer = {probe.LEAF: pair.answer(pair.params, pair.base)}
@@ -138,9 +138,7 @@ class ProbeTest(parameterized.TestCase):
       ("bfloat16", 2, "int8"),
   )
   @pytest.mark.slow
-  def test_the_published_params_pass_and_no_others(
-      self, dtype, rank, weights=""
-  ):
+  def test_published_params_pass_and_no_others(self, dtype, rank, weights=""):
     pair = make_pair(dtype, rank, weights)
     self.assertEqual(pair.problem(pair.params, pair.params), "")
     # Another version, or adapters that were never merged.
@@ -154,7 +152,7 @@ class ProbeTest(parameterized.TestCase):
     # What was refused is not compared with: the next right one passes.
     self.assertEqual(pair.problem(other, other), "")
 
-  def test_half_of_a_version_or_its_shards_in_another_order(self):
+  def test_half_of_version_or_its_shards_in_another_order(self):
     pair = make_pair()
     new = moved(pair.params, 0.05)
     self.assertEqual(pair.problem(new, new), "")
@@ -167,17 +165,17 @@ class ProbeTest(parameterized.TestCase):
       swapped = {**new, "blocks": jax.tree.map(swap, new["blocks"])}
       self.assertIn("above", pair.problem(new, swapped))
 
-  def test_another_model_of_the_same_shapes(self):
+  def test_another_model_of_same_shapes(self):
     pair = _Pair(searcher_model=tiny_model.make_model(rope_theta=100.0))
     self.assertIn("above", pair.problem(pair.params, pair.params))
 
-  def test_params_that_give_no_numbers(self):
+  def test_reports_nan_params(self):
     pair = make_pair()
     nan = jax.tree.map(lambda x: x * jnp.nan, pair.params)
     self.assertIn("nan nats", pair.problem(pair.params, nan))
 
   @parameterized.parameters("", "int8")
-  def test_params_that_stay_as_they_were_while_the_trainers_move(self, weights):
+  def test_reports_stale_params(self, weights):
     pair = make_pair("bfloat16", weights=weights)
     self.assertEqual(pair.problem(pair.params, pair.params), "")
     new = moved(pair.params, 0.0003)
@@ -196,7 +194,7 @@ class ProbeTest(parameterized.TestCase):
     # The same version once more is no problem.
     self.assertEqual(pair.problem(new, new), "")
 
-  def test_the_limit_is_of_the_coarser_side(self):
+  def test_limit_is_of_coarser_side(self):
     config = base_config.make(model__compute_dtype="auto")
     self.assertEqual(max_gap(config, "cpu"), 1e-3)
     # Its products of float32 are rounded as well.

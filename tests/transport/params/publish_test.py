@@ -112,7 +112,7 @@ class PublishTest(absltest.TestCase):
   def wait_until(self, condition):
     waiting.wait_until(condition, lambda: f"events: {self.events}", WAIT_S)
 
-  def test_a_published_version_is_pulled(self):
+  def test_published_version_is_pulled(self):
     publisher, puller = self.make_publisher(), self.make_puller()
     publisher.submit(3, _params(1.5))
     tag, leaves = puller.wait_for(3, WAIT_S)
@@ -129,7 +129,7 @@ class PublishTest(absltest.TestCase):
     self.wait_until(lambda: other.stats.refused)
     self.assertIsNone(other.latest())
 
-  def test_submit_copies_so_the_params_may_be_donated(self):
+  def test_submit_copies_so_params_may_be_donated(self):
     publisher, puller = self.make_publisher(), self.make_puller()
     params = _params(2.0)
     publisher.submit(0, params)
@@ -140,7 +140,7 @@ class PublishTest(absltest.TestCase):
     _, leaves = puller.wait_for(0, WAIT_S)
     self.assertEqual(leaves["['w']"][0, 0], 2.0)
 
-  def test_submit_returns_the_skipped_version(self):
+  def test_submit_returns_skipped_version(self):
     class Slow(store_chunks.StoreChunks):
 
       def pack(self, tag, leaves):
@@ -158,7 +158,7 @@ class PublishTest(absltest.TestCase):
     publisher.wait(2, waiting.after(WAIT_S))
     self.assertIsNone(publisher.submit(3, _params(3.0)))
 
-  def test_an_exact_lag_skips_no_version(self):
+  def test_exact_lag_skips_no_version(self):
     class Slow(store_chunks.StoreChunks):
 
       def pack(self, tag, leaves):
@@ -173,7 +173,7 @@ class PublishTest(absltest.TestCase):
     publisher.wait(2, waiting.after(WAIT_S))
     self.assertEqual(self._stored_tags(), {tag_of(v) for v in range(3)})
 
-  def test_an_exact_lag_reads_the_version_that_it_names(self):
+  def test_exact_lag_reads_requested_version(self):
     publisher = self.make_publisher(lag_steps=2)
     puller = self.make_puller(lag_steps=2)
     for version in range(6):
@@ -192,7 +192,7 @@ class PublishTest(absltest.TestCase):
       self.assertEqual(reader.latest()[0], (1, 5))
       self.assertIsNone(reader.wait_for(0, 0.05))
 
-  def test_a_new_store_gets_the_versions_of_an_exact_lag_again(self):
+  def test_new_store_gets_versions_of_exact_lag_again(self):
     publisher = self.make_publisher(lag_steps=1)
     for version in range(3):
       publisher.submit(version, _params(version))
@@ -201,7 +201,7 @@ class PublishTest(absltest.TestCase):
     late = self.make_puller(lag_steps=1)
     self.assertEqual(late.wait_for(1, WAIT_S)[0], (1, 1))
 
-  def test_only_the_newest_versions_stay_readable(self):
+  def test_only_newest_versions_stay_readable(self):
     publisher = self.make_publisher(keep=2)
     for version in range(4):
       publisher.submit(version, _params(version))
@@ -211,7 +211,7 @@ class PublishTest(absltest.TestCase):
     # Checking the pointer is not counted as publishing.
     self.assertEqual(self.spans, 4 * ["publish"])
 
-  def test_a_new_store_gets_the_last_version_again(self):
+  def test_new_store_gets_last_version_again(self):
     publisher, puller = self.make_publisher(), self.make_puller()
     publisher.submit(7, _params(7.0))
     self.assertIsNotNone(puller.wait_for(7, WAIT_S))
@@ -221,7 +221,7 @@ class PublishTest(absltest.TestCase):
     self.assertEqual(tag, (1, 7))
     self.assertIn("store_lost", {kind for kind, _ in self.events})
 
-  def test_a_version_that_is_not_finite_is_not_written(self):
+  def test_nonfinite_version_is_not_written(self):
     publisher, puller = self.make_publisher(), self.make_puller()
     publisher.submit(1, _params(1.0), jnp.asarray(0.0))
     publisher.wait(1, waiting.after(WAIT_S))
@@ -231,7 +231,7 @@ class PublishTest(absltest.TestCase):
     self.assertEqual(puller.wait_for(3, WAIT_S)[0], (1, 3))
     self.assertEqual(self.spans.count("publish"), 2)
 
-  def test_an_invalid_pointer_is_replaced(self):
+  def test_invalid_pointer_is_replaced(self):
     publisher, puller = self.make_publisher(), self.make_puller()
     publisher.submit(4, _params(4.0))
     puller.wait_for(4, WAIT_S)
@@ -245,7 +245,7 @@ class PublishTest(absltest.TestCase):
     self.assertEqual(puller.wait_for(5, WAIT_S)[0], (1, 5))
 
   @pytest.mark.slow
-  def test_a_version_that_was_overwritten_or_deleted_is_sent_again(self):
+  def test_resends_overwritten_or_deleted_version(self):
     publisher = self.make_publisher()
     publisher.submit(4, _params(4.0))
     publisher.wait(4, waiting.after(WAIT_S))
@@ -267,7 +267,7 @@ class PublishTest(absltest.TestCase):
     self.wait_until(lambda: not self.transport.list("ask"))
     self.assertEqual(self.spans.count("publish"), sent)
 
-  def test_an_older_epoch_never_replaces_a_newer_one(self):
+  def test_older_epoch_never_replaces_newer_one(self):
     publisher, puller = self.make_publisher(epoch=2), self.make_puller()
     publisher.submit(4, _params(4.0))
     puller.wait_for(4, WAIT_S)
@@ -278,7 +278,7 @@ class PublishTest(absltest.TestCase):
     self.assertEqual(puller.latest()[0], (2, 4))
     self.assertEqual(self.make_puller().wait_for(-1, WAIT_S)[0], (2, 4))
 
-  def test_a_torn_version_is_refused_and_the_old_one_stays(self):
+  def test_torn_version_is_refused_and_old_one_stays(self):
     puller = self.make_puller()
     write = lambda version: send(self.transport, _params(version), version)
     write(1)
@@ -297,7 +297,7 @@ class PublishTest(absltest.TestCase):
     write(4)
     self.assertEqual(puller.wait_for(4, WAIT_S)[0], (1, 4))
 
-  def test_a_full_disk_falls_back_to_the_next_carrier(self):
+  def test_full_disk_falls_back_to_next_carrier(self):
     class Full(store_chunks.StoreChunks):
       name = "full"
 
@@ -335,7 +335,7 @@ class PublishTest(absltest.TestCase):
     self.assertRegex(failed[2], "version 4.*attempt 3 of.*publish.directory")
     self.assertEqual(self._stored_tags(), {tag_of(4), tag_of(5)})
 
-  def test_newer_version_replaces_a_failed_one(self):
+  def test_newer_version_replaces_failed_one(self):
     class Away(store_chunks.StoreChunks):
       is_away = True
 
@@ -355,7 +355,7 @@ class PublishTest(absltest.TestCase):
     # An attempt for version 4 may have succeeded meanwhile.
     self.assertIn(tag_of(5), self._stored_tags())
 
-  def test_trainer_ends_after_many_failures_in_a_row(self):
+  def test_trainer_ends_after_many_failures_in_row(self):
     class Full(store_chunks.StoreChunks):
 
       def write(self, tag, leaves):
@@ -424,14 +424,14 @@ class PublishTest(absltest.TestCase):
   def test_wait_for_gives_up_in_time(self):
     self.assertIsNone(self.make_puller().wait_for(1, 0.05))
 
-  def test_wait_ends_at_a_stop(self):
+  def test_wait_ends_at_stop(self):
     publisher = self.make_publisher()
     stopped = threading.Event()
     threading.Timer(0.05, stopped.set).start()
     publisher.wait(5, stopped.is_set)
     self.assertEmpty(self._stored_tags())
 
-  def test_the_error_of_a_thread_reaches_its_owner(self):
+  def test_error_of_thread_reaches_its_owner(self):
     error = byte_store.DeadlineExceededError("the store is away")
     self.connect = mock.Mock(side_effect=error)
     puller = self.make_puller()

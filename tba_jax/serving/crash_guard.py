@@ -9,22 +9,22 @@ import pathlib
 
 from absl import logging
 
-# Deaths of the process with a request under way, after which it is not done.
+# Deaths of the process during a request, after which it is not tried again.
 MOST_DEATHS = 3
 DEADLY = (
-    f"the server was killed {MOST_DEATHS} times with it under way, and does"
+    f"the server was killed {MOST_DEATHS} times during it, and does"
     " not try again"
 )
 
 
-class UnderWay:
-  """A note of the requests under way, which outlives the process."""
+class CrashGuard:
+  """Persistent record of the requests in progress."""
 
   def __init__(self, path: pathlib.Path):
     self._path = path
-    # Times that the process ended with a request under way, by id.
+    # Number of deaths of the process during a request, by id.
     self._deaths: dict[str, int] = {}
-    # There is none at first, and an empty one after a power cut.
+    # Missing at first, and empty after a power cut.
     with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
       self._deaths = json.loads(path.read_text())
 
@@ -47,5 +47,5 @@ class UnderWay:
     return True
 
   def clear(self) -> None:
-    """Takes note of an end in order."""
+    """Records a clean shutdown."""
     self._path.unlink(missing_ok=True)
