@@ -20,6 +20,7 @@ BENCHMARKS = (
     "gpu",
     "gpu_attention",
     "long_completions",
+    "long_tail",
     "long_tail_searcher",
     "objectives",
     "probe",

@@ -11,9 +11,10 @@ it goes to standard error:
   `DECODE` and `STEPS`, where PyTorch is installed;
 - limits: products of bfloat16 matrices [8192, 8192], FLOP/s; a pass over 4 GiB,
   bytes read and written a second;
-- values: cuDNN's attention and its gradients of `ATTENTION` against plain ones
-  in float32, as the norm of the difference over the norm. Plain attention in
-  bfloat16 shows the error of rounding alone;
+- values: cuDNN's attention and its gradients of `ATTENTION`, and those of
+  packed rows of `ROWS`, against plain ones in float32, as the norm of the
+  difference over the norm. Plain attention in bfloat16 shows the error of
+  rounding alone;
 - decode: decode steps of `DECODE`, versus the time to read weights and cache at
   the speed of `limits`;
 - step: train steps of `STEPS`, versus their minimum FLOP
@@ -24,6 +25,7 @@ Models have published shapes and random weights. Nothing is fetched.
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 import gc
 import importlib.util
 import json
@@ -40,6 +42,7 @@ import numpy as np
 
 from benchmarks import decode
 from benchmarks import long_completions
+from benchmarks import long_tail
 from benchmarks import peer_model
 from benchmarks import real_speed
 from benchmarks import slices
@@ -48,8 +51,11 @@ from tba_jax import types
 from tba_jax.config import settings
 from tba_jax.models import config as config_lib
 from tba_jax.models.hf import hf_config
+from tba_jax.models.kernels import gpu_rows
 from tba_jax.models.kernels import kernels
 from tba_jax.models.net import attention
+from tba_jax.models.net import packed
+from tba_jax.models.net import row_attention
 from tba_jax.models.net import transformer
 from tba_jax.system import accelerators
 from tba_jax.tools import memory_model
@@ -66,6 +72,15 @@ ATTENTION = (
     (2, 64, 64, 1, 4, 256, 0),
     (2, 64, 33, 2, 4, 80, 0),
     (1, 512, 512, 8, 4, 128, 0),
+)
+# Mean and most tokens of a completion of packed rows, key-value heads, query
+# heads of each, head width and window.
+ROWS = (
+    (60, 200, 2, 7, 64, 0),
+    (300, 1024, 2, 4, 128, 0),
+    (60, 200, 2, 4, 64, 100),
+    (60, 200, 1, 4, 256, 0),
+    (60, 200, 2, 4, 80, 0),
 )
 # Model, prompts, completions of each, tokens of a prompt and of a completion.
 DECODE = (
@@ -84,7 +99,8 @@ class Work:
 
   product_size: rows and columns of a product.
   copied: numbers in float32 of a pass over memory.
-  attention, decode, steps: rows of `ATTENTION`, `DECODE` and `STEPS`.
+  attention, rows, decode, steps: rows of `ATTENTION`, `ROWS`, `DECODE` and
+    `STEPS`.
   runs: runs of each, of which the fastest counts.
   shape: changes to the shape of every model.
   """
@@ -92,6 +108,7 @@ class Work:
   product_size: int = 8192
   copied: int = 1 << 30
   attention: Sequence[Sequence[int]] = ATTENTION
+  rows: Sequence[Sequence[int]] = ROWS
   decode: Sequence[tuple[str, int, int, int, int]] = DECODE
   steps: Sequence[tuple[str, int, int, int, int, int]] = STEPS
   runs: int = 3
@@ -147,39 +164,70 @@ def _values(work: Work):
   for row in work.attention:
     N, before, Q, G, M, Dh, window = row
     S = before + Q
-    keys = jax.random.split(jax.random.key(1), 4)
-    shapes = (N, Q, G, M, Dh), (N, S, G, Dh), (N, S, G, Dh), (N, Q, G, M, Dh)
-    *qkv, gradient = map(jax.random.normal, keys, shapes)
+    shapes = (N, Q, G, M, Dh), (N, S, G, Dh), (N, S, G, Dh)
     mask = jnp.arange(S)[None] >= 7 * jnp.arange(N)[:, None]
-    is_real = mask[:, before:][..., None, None, None]
     seen = attention.sees(before + jnp.arange(Q), jnp.arange(S), window)
+    errors = _errors(
+        shapes,
+        mask[:, before:],
+        seen[None] & mask[:, None],
+        functools.partial(kernels.cudnn, mask=mask, window=window),
+    )
+    yield {"row": row, **errors}
+  for row in work.rows:
+    mean, longest, G, M, Dh, window = row
+    prompt_mask, lengths, packed_rows = long_tail.make_batch(mean, longest, 1)
+    places = packed.places_of(
+        jnp.asarray(packed_rows.tokens[:2, 0]),
+        jnp.asarray(prompt_mask),
+        (*lengths.shape, longest),
+    )
+    R, L = places.group.shape
+    errors = _errors(
+        ((R, L, G, M, Dh), (R, L, G, Dh), (R, L, G, Dh)),
+        places.group >= 0,
+        row_attention.sees(places, places, window),
+        functools.partial(gpu_rows.attend, places=places, window=window),
+    )
+    yield {"packed_row": row, **errors}
 
-    def plain(q, k, v, seen=seen, mask=mask):
-      return attention.attend_self(q, k, v, seen[None] & mask[:, None])
 
-    def cudnn(q, k, v, mask=mask, window=window):
-      return kernels.cudnn(q, k, v, mask, window)
+def _errors(
+    shapes: Sequence[tuple[int, ...]],
+    is_real: jax.Array,
+    seen: jax.Array,
+    kernel: Callable[..., jax.Array],
+) -> dict[str, list[float]]:
+  """Returns the errors of a result and of its gradients, by who computed it.
 
-    def all_of(attend, dtype, qkv=qkv, gradient=gradient, is_real=is_real):
-      def fn(gradient, *qkv):
-        out, vjp = jax.vjp(attend, *qkv)
-        return jnp.where(is_real, out, 0), *vjp(gradient)
+  Args:
+    shapes: shapes of queries, keys and values.
+    is_real: [N, Q], queries that have a token.
+    seen: [N, Q, S], keys that each sees.
+    kernel: attention of these arrays.
+  """
+  keys = jax.random.split(jax.random.key(1), 4)
+  *qkv, gradient = map(jax.random.normal, keys, (*shapes, shapes[0]))
+  is_real = is_real[..., None, None, None]
+  plain = lambda q, k, v: attention.attend_self(q, k, v, seen)
 
-      gradient = jnp.where(is_real, gradient, 0)
-      return jax.jit(fn)(*(x.astype(dtype) for x in (gradient, *qkv)))
+  def all_of(attend, dtype):
+    def fn(gradient, *qkv):
+      out, vjp = jax.vjp(attend, *qkv)
+      return jnp.where(is_real, out, 0), *vjp(gradient)
 
-    with jax.default_matmul_precision("highest"):
-      expected = all_of(plain, jnp.float32)
-    yield {
-        "row": row,
-        **{
-            name: [
-                _relative(x, y)
-                for x, y in zip(all_of(attend, jnp.bfloat16), expected)
-            ]
-            for name, attend in (("cudnn", cudnn), ("plain", plain))
-        },
-    }
+    inputs = jnp.where(is_real, gradient, 0), *qkv
+    return jax.jit(fn)(*(x.astype(dtype) for x in inputs))
+
+  with jax.default_matmul_precision("highest"):
+    expected = all_of(plain, jnp.float32)
+  return {
+      name: [
+          _relative(x, y)
+          for x, y in zip(all_of(attend, jnp.bfloat16), expected)
+      ]
+      for name, attend in (("kernel", kernel), ("plain", plain))
+  }
 
 
 def _relative(x: jax.Array, expected: jax.Array) -> float:

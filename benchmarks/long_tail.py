@@ -1,16 +1,191 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Lengths of completions with a long tail.
+"""What completions of very different lengths cost.
 
-They are lognormal, cut off at the longest: a few are ten times as long as most.
+    python -m benchmarks long_tail trainer
+
+The lengths of completions are lognormal, cut off at the longest: a few are ten
+times as long as most.
+
+`trainer` counts the FLOP of the train step of a model of Qwen2.5-0.5B's shape
+on 32 prompts with 8 completions each, over what attention of variable lengths
+needs with each prompt computed once a group. It counts the products of the
+places that the parts of the rows have, the chunks of logits that are computed,
+and the blocks that attention visits, as packing and kernels choose them:
+nothing is compiled. What `train.remat` computes again is in neither.
 """
 
+from collections.abc import Sequence
+import json
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
 import numpy as np
+
+from benchmarks import slices
+from tba_jax import types
+from tba_jax.learning import packing
+from tba_jax.losses import logprobs
+from tba_jax.models import config as config_lib
+from tba_jax.models.hf import hf_config
+from tba_jax.models.kernels import gpu_rows
+from tba_jax.models.kernels import kernels
+from tba_jax.models.kernels import splash_rows
+from tba_jax.models.net import packed
+from tba_jax.models.net import row_attention
 
 # (mean, longest) in tokens: chat, mathematics, and two of models that reason.
 LENGTHS = ((300, 1024), (500, 2048), (2500, 16384), (8000, 32768))
 # Standard deviation of the logarithm of a length.
 _SPREAD = 1.0
+# Prompts, completions of each, and tokens of a prompt: mean and most.
+_B, _K, _PROMPTS = 32, 8, (200, 512)
+# Prompts of full length that a part has room for on a shard.
+_MICRO = 4
+_MODEL = "Qwen/Qwen2.5-0.5B"
+_BACKENDS = ("cpu", "gpu", "tpu")
+
+
+def run(
+    config: ml_collections.ConfigDict, operands: Sequence[str]
+) -> dict[str, Any]:
+  """Returns the part that the first operand names.
+
+  Returns:
+    Of `trainer`: for each (mean, longest, backend, devices of `mesh.sequence`)
+    the FLOP over those needed, and the places over the tokens needed.
+  """
+  del config
+  if list(operands) != ["trainer"]:
+    raise ValueError(f"operands {list(operands)}: must be 'trainer'")
+  shapes = json.loads(slices.SHAPES.read_text())
+  shape = hf_config.from_hf(shapes[_MODEL])
+  out = []
+  for mean, longest in LENGTHS:
+    for sequence in (1, 4):
+      batch = make_batch(mean, longest, sequence)
+      for backend in _BACKENDS:
+        found = count(shape, batch, backend, sequence)
+        row = dict(mean=mean, longest=longest, backend=backend)
+        out.append({**row, "sequence": sequence, **found})
+        print(out[-1], file=sys.stderr)
+  return {"rows": out}
+
+
+def make_batch(
+    mean: int, longest: int, sequence: int, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray, types.Rows]:
+  """Returns a prompt mask [B, P], lengths [B, K] and the batch's rows."""
+  mean_prompt, P = _PROMPTS
+  lengths_BxK = lognormal_lengths(mean, longest, (_B, _K), seed)
+  prompts_B = lognormal_lengths(mean_prompt, P, (_B,), seed + 1)
+  prompt_mask = np.arange(P) >= P - prompts_B[:, None]
+  mask = np.arange(longest) < lengths_BxK[..., None]
+  # No two completions are equal.
+  tokens = np.arange(_B * _K, dtype=np.int32).reshape(_B, _K, 1)
+  tokens = np.broadcast_to(tokens, mask.shape)
+  shapes = packing.Packing((_B, _K, P, longest), _MICRO, sequence=sequence)
+  return (
+      prompt_mask,
+      lengths_BxK,
+      packing.pack(shapes, prompt_mask, tokens, mask),
+  )
+
+
+def count(
+    shape: config_lib.ModelConfig,
+    batch: tuple[np.ndarray, np.ndarray, types.Rows],
+    backend: str,
+    sequence: int,
+) -> dict[str, float]:
+  """Returns the FLOP of a step over those needed, and places over tokens.
+
+  A weight of a layer or of the head takes 6 FLOP a token, a key that a query
+  sees 12 for each entry of its heads: forward, and twice that backward. Logits
+  that a chunk computes again, and scores of attention's backward pass, are not
+  counted, as in what is needed.
+  """
+  prompt_mask, lengths_BxK, rows = batch
+  prompts_B = prompt_mask.sum(axis=1)
+  (R, N, L), T = rows.tokens.shape, rows.slots.shape[2]
+  D, Dh = shape.width, shape.head_dim
+  H, G = shape.num_heads, shape.num_kv_heads
+  layer = 2 * (H + G) * Dh * D + 3 * D * shape.mlp_width
+  head = shape.vocab_size * D
+
+  def flops(num_tokens: float, num_logits: float, num_pairs: float) -> float:
+    layers = 6 * layer * num_tokens + 12 * H * Dh * num_pairs
+    return shape.num_layers * layers + 6 * head * num_logits
+
+  prompt_pairs = (prompts_B * (prompts_B + 1) / 2).sum()
+  own_pairs = lengths_BxK * (lengths_BxK + 1) / 2
+  own_pairs = (own_pairs + prompts_B[:, None] * lengths_BxK).sum()
+  num_needed = prompts_B.sum() + lengths_BxK.sum()
+  needed = flops(num_needed, lengths_BxK.sum(), prompt_pairs + own_pairs)
+
+  parts = [n for n in range(N) if (rows.tokens[:, n] >= 0).any()]
+  num_logits, num_pairs = 0, 0
+  of_part = jax.jit(_visited, static_argnums=(2, 3))
+  for n in parts:
+    tokens_RxL = rows.tokens[:, n]
+    counts = tokens_RxL >= prompt_mask.size
+    num_logits += _num_logits(counts, shape.vocab_size, backend, sequence)
+    shapes = (_B, _K, T)
+    num_pairs += float(of_part(tokens_RxL, prompt_mask, shapes, backend))
+  num_places = len(parts) * R * L
+  return {
+      "flops": flops(num_places, num_logits, num_pairs) / needed,
+      "places": num_places / num_needed,
+      "pairs": num_pairs / (prompt_pairs + own_pairs),
+  }
+
+
+def _num_logits(
+    counts_RxL: np.ndarray, vocab_size: int, backend: str, sequence: int
+) -> int:
+  """Returns the tokens of which `logprobs.map_logits` computes logits."""
+  most = logprobs.MAX_LOGITS["cpu" if backend == "cpu" else "other"]
+  own = counts_RxL.size // sequence
+  if own * vocab_size <= most:
+    return counts_RxL.size
+  length = logprobs.chunk_length(own, most // vocab_size)
+  parts = counts_RxL.reshape(len(counts_RxL), sequence, -1).sum(axis=(0, 2))
+  num_chunks = -(-parts.max() // length)
+  return int(num_chunks * length * sequence)
+
+
+def _visited(
+    tokens_RxL: jax.Array,
+    prompt_mask: jax.Array,
+    shape: tuple[int, int, int],
+    backend: str,
+) -> jax.Array:
+  """Returns the queries times keys of the blocks that attention computes."""
+  places = packed.places_of(jnp.asarray(tokens_RxL), prompt_mask, shape)
+  L = tokens_RxL.shape[1]
+  block = gpu_rows.BLOCK
+  if backend != "gpu":
+    block = row_attention.block_size(places, backend)
+  length = packing.round_up(L, block)
+  if backend == "tpu":
+    block, length = kernels.block_sizes(L, block)
+  elif backend == "cpu" and L <= row_attention.WHOLE:
+    return jnp.float32(L * tokens_RxL.size)
+  pad = lambda x: jnp.pad(x, ((0, 0), (0, length - L)), constant_values=-1)
+  places = jax.tree.map(pad, places)
+  if backend == "tpu":
+    calls = splash_rows.computed_blocks(places, 0, block)
+    num_blocks = sum(jnp.sum(x) for x in calls)
+  else:
+    cut = lambda x: x.reshape(len(x), -1, block)
+    _, first, _, second = packed.seen_blocks(
+        jax.tree.map(cut, places), 0, block
+    )
+    num_blocks = jnp.sum(first + second)
+  return num_blocks * jnp.float32(block * block)
 
 
 def lognormal_lengths(

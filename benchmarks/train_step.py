@@ -20,8 +20,8 @@ a completion in nearly half of their places, with and without its rows of
 distinct completions, in turn.
 
 With the operand `lengths` it times the step of the config, on its own model, on
-batches whose completions fill a half, a quarter, … of `max_completion_tokens`,
-compared with a step without packed rows.
+batches whose completions fill a share of `max_completion_tokens`, in packed
+rows, compared with a batch with all of its padding.
 """
 
 from collections.abc import Sequence
@@ -55,6 +55,8 @@ PEERS_VARIABLE = "TBA_JAX_PEERS"
 _TEMPERATURE = 0.7
 _COPIES_VOCAB = 64
 _ROUNDS = 2
+# Counted tokens of `lengths`, in shares of `max_completion_tokens`.
+_SHARES = (1.0, 0.67, 0.44, 0.3, 0.2)
 _PEER_DEADLINE_S = 600.0
 
 
@@ -170,23 +172,15 @@ def _run_copies(
       for tokens in batch.completion_tokens
   ]
   whole = dataclasses.replace(batch, completion_tokens=np.stack(batches))
-  rows = packing.pack(
-      config,
-      whole.prompt_tokens,
-      whole.completion_tokens,
-      whole.completion_mask,
-  )
-  updates = [
-      Update(config, model, params, batch)
-      for batch in (whole, dataclasses.replace(whole, rows=rows))
-  ]
+  packed = _packed(config, whole)
+  updates = [Update(config, model, params, batch) for batch in (whole, packed)]
   turns = [
       [update.time(num_steps) for update in updates] for _ in range(rounds)
   ]
   whole_s, rows_s = np.median(turns, axis=0)
-  num_distinct = len(np.unique(rows.slots))
+  num_distinct = len(np.unique(packed.rows.slots[..., 0]))
   return {
-      "share_of_copies": 1 - num_distinct / rows.slots.size,
+      "share_of_copies": 1 - num_distinct / packed.rewards.size,
       "whole_s": whole_s,
       "rows_s": rows_s,
       "ratio": whole_s / rows_s,
@@ -209,13 +203,12 @@ def _run_lengths(
   B, K, P, T = packing.batch_shape(config)
   whole = peer_model.make_batch((B, K, P, T), _COPIES_VOCAB)
   updates = {"whole": Update(config, model, params, whole)}
-  for C in packing.numbers_of_tokens(B, K, P, T):
-    mask = np.broadcast_to(np.arange(T) < C // K, (B, K, T))
-    rows = packing.without_padding(mask, [C])
-    batch = dataclasses.replace(
-        whole, completion_mask=mask.astype(np.float32), rows=rows
+  for share in _SHARES:
+    mask = np.broadcast_to(np.arange(T) < share * T, (B, K, T))
+    batch = dataclasses.replace(whole, completion_mask=mask.astype(np.float32))
+    updates[f"{share:.2f}"] = Update(
+        config, model, params, _packed(config, batch)
     )
-    updates[f"{C / (K * T):.2f}"] = Update(config, model, params, batch)
   turns = [
       [update.time(num_steps) for update in updates.values()]
       for _ in range(rounds)
@@ -233,6 +226,18 @@ def _run_lengths(
           for share, step_s in seconds.items()
       },
   }
+
+
+def _packed(
+    config: ml_collections.ConfigDict, batch: types.Batch
+) -> types.Batch:
+  rows = packing.pack(
+      packing.make(config),
+      batch.prompt_mask,
+      batch.completion_tokens,
+      batch.completion_mask,
+  )
+  return dataclasses.replace(batch, rows=rows)
 
 
 def _scratch_model(

@@ -205,22 +205,18 @@ COLUMNS: Mapping[str, Column] = columns_of(Group)
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rows:
-  """The rows in which a forward pass computes a batch's distinct completions.
+  """The rows in which forward passes compute a batch's distinct completions.
 
-  A row is a prompt with some of its completions, as indices b K + k. Places
-  that are left over repeat a completion.
-
-  indices: [R, N, M] int32, R rows of N parts; the parts are computed one after
-    the other.
-  slots: [B, K] int32, place of each completion in `indices`, part by part.
-  tokens: [R, N, C] int32, the tokens of a row's completions that are computed:
-    m T + t for token t of its completion m, one completion after the other, and
-    M T in places left over. All others' results are 0. None computes all.
+  tokens: [R, N, L] int32, the token of each place of R rows in N parts, which
+    are computed one after the other; the last ones may be empty. b P + p is a
+    token of a prompt. B P + (b K + k) T + t is one of a completion that the
+    place predicts: it is fed the token before. -1 is none.
+  slots: [B, K, T] int32, the place that predicts each token, (n R + r) L + l;
+    R N L of one that is not computed.
   """
 
-  indices: Any
+  tokens: Any
   slots: Any
-  tokens: Any = None
 
 
 @jax.tree_util.register_dataclass
@@ -244,8 +240,7 @@ class Batch(StepColumns):
 
   prepared: [B, ...] float32 by name, batch targets computed before the batch is
     split into micro-batches; {} until then.
-  rows: packed rows of the forward pass; None if a row is a prompt with its K
-    completions.
+  rows: packed rows of the forward pass; None computes all with their padding.
   """
 
   prompt_mask: Any = column("float32[P]", "1 on prompt tokens")

@@ -144,8 +144,8 @@ class AddedColumnTest(absltest.TestCase):
   def to_batch(self, draw):
     batch = batches.of_draw(draw)
     rows = packing.pack(
-        self.config,
-        batch.prompt_tokens,
+        packing.make(self.config),
+        batch.prompt_mask,
         batch.completion_tokens,
         batch.completion_mask,
     )
@@ -181,14 +181,14 @@ class AddedColumnTest(absltest.TestCase):
     followed = types.batch_of(arrays)
     mesh = sharding.make_mesh(self.config.mesh)
     abstract = packing.abstract_batch(
-        self.config, mesh, 2, packing.size_of(batch.rows), self.columns(True)
+        self.config, mesh, packing.size_of(batch.rows), self.columns(True)
     )
     self.assertEqual(
         jax.tree.map(lambda x: (x.shape, x.dtype), abstract),
         jax.tree.map(lambda x: (x.shape, x.dtype), followed),
     )
     cut = train_step.cut_micro_batches(
-        jax.tree.map(jnp.asarray, batch),
+        jax.tree.map(jnp.asarray, dataclasses.replace(batch, rows=None)),
         self.config.train,
         mesh,
     )

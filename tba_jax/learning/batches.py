@@ -34,9 +34,8 @@ def completion_mask(
 def of_draw(
     draw: types.Draw,
     tokenizer: tokenizer_lib.Tokenizer | None = None,
-    order_B: np.ndarray | slice = slice(None),
 ) -> types.Batch:
-  """Returns the batch of a draw on the host, with prompts in another order.
+  """Returns the batch of a draw on the host.
 
   `tokenizer` is that of `completion_mask`.
   """
@@ -46,7 +45,7 @@ def of_draw(
   arrays = vars(draw) | {"completion_mask": mask_BxKxT}
   return types.Batch(
       **{
-          name: np.ascontiguousarray(arrays[name][order_B], column.dtype)
+          name: np.ascontiguousarray(arrays[name], column.dtype)
           for name, column in types.columns_of(types.Batch).items()
           if arrays[name] is not None
       }

@@ -1,18 +1,15 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles for the next sizes of a batch while the devices train on this one.
+"""Compiles for all sizes of a batch while the first data is sampled.
 
-The rows of a batch have few sizes (`packing.sizes`). A jitted function compiles
-when it first meets one, minutes on a slice, and no device works meanwhile. The
-sizes of a run drift, as its policy repeats itself more often: where one stays,
-a thread compiles for its neighbors. It begins with the largest, while the first
-data is sampled.
+The rows of a batch have few sizes (`packing.Packing.sizes`). A jitted function
+compiles when it first meets one, minutes on a slice, and no device works
+meanwhile.
 
 The thread only fills the cache of jit: the same program runs, in every process,
 whether or not the thread was in time.
 """
 
-import collections
 from collections.abc import Callable, Sequence
 from concurrent import futures
 
@@ -21,36 +18,28 @@ from absl import logging
 from tba_jax.learning import packing
 from tba_jax.system import processes
 
-# Shorter runs compile nothing that they do not use.
-STEPS_BEFORE_NEXT = 10
-
 
 class CompileAhead:
-  """Compiles in a thread for the first size, and for neighbors of used ones.
+  """Compiles for each size in a thread.
 
   Args:
     sizes: sizes of the packed rows, from large to small.
     compile_size: function that compiles all programs that depend on the size.
-    neighbors: whether to compile for neighbors too. Where the devices are the
-      host's own cores, compiling beside a step makes both slower.
   """
 
   def __init__(
       self,
       sizes: Sequence[packing.Size],
       compile_size: Callable[[packing.Size], None],
-      *,
-      neighbors: bool,
   ):
-    self._sizes = sizes
     self._compile_size = compile_size
-    self._neighbors = neighbors
     self._thread = futures.ThreadPoolExecutor(1, processes.LEFT_BEHIND)
-    self.jobs = {sizes[0]: self._thread.submit(self._compile, sizes[0])}
-    self._steps: collections.Counter[packing.Size] = collections.Counter()
+    self.jobs = {
+        size: self._thread.submit(self._compile, size) for size in sizes
+    }
 
   def wait(self, size: packing.Size) -> None:
-    """Waits until the thread has compiled for `size`, if it is asked to.
+    """Waits until the thread has compiled for `size`.
 
     After a failure the step tries, and shows its error.
     """
@@ -58,18 +47,8 @@ class CompileAhead:
       futures.wait([self.jobs[size]])
 
   def wait_all(self) -> None:
-    """Waits for all that the thread is asked to compile so far."""
+    """Waits until the thread has compiled for all sizes."""
     futures.wait(list(self.jobs.values()))
-
-  def count(self, size: packing.Size) -> None:
-    """Counts a step; after a few, compiles for the size's neighbors."""
-    self._steps[size] += 1
-    if not self._neighbors or self._steps[size] != STEPS_BEFORE_NEXT:
-      return
-    i = self._sizes.index(size)
-    for near in (*self._sizes[i + 1 : i + 2], *self._sizes[max(i - 1, 0) : i]):
-      if near not in self._steps and near not in self.jobs:
-        self.jobs[near] = self._thread.submit(self._compile, near)
 
   def close(self) -> None:
     """Starts no other compilation; one in progress cannot be stopped."""

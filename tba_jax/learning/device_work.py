@@ -9,12 +9,12 @@ command, on which `follow` in the other processes makes the same call.
 from collections.abc import Callable
 import dataclasses
 import functools
-import math
 import os
 import socket
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_collections
 
 from tba_jax import types
@@ -33,8 +33,6 @@ from tba_jax.transport.params import probe
 
 # Answer to the probe: (params of the state, adapters' base) -> leaves.
 Answer = Callable[[types.PyTree, types.PyTree], types.PyTree]
-# Rows of a batch (as a slice), and their reference log-probs.
-Computed = list[tuple[slice, jax.Array]]
 
 
 class DeviceWork:
@@ -43,7 +41,7 @@ class DeviceWork:
   learning_rate_scale: factor on the learning rate of the next step.
 
   Args:
-    config: reads `mesh`, `sharding`, `train` and `replay`.
+    config: reads `mesh` and what `published.computed_dtypes` reads.
     state: state before the next step.
     train_step: jitted step, which donates the state.
     reference: policy that the KL is measured against.
@@ -55,8 +53,8 @@ class DeviceWork:
     peers: helper that writes this process's shards of published params; None if
       process 0 publishes everything.
     answer: result of `work_parts.make_answer_fn`; None publishes no probe.
-    ahead: thread that compiles for the next sizes of a batch; None leaves it to
-      each size's first step.
+    ahead: thread that compiles for all sizes of a batch; None leaves it to each
+      size's first step.
   """
 
   def __init__(
@@ -98,9 +96,7 @@ class DeviceWork:
     self._replicate = jax.jit(
         lambda x: x, out_shardings=sharding.replicated(mesh)
     )
-    self._part_prompts = reference_prompts(config)
-    self._slice = jax.jit(_slice, static_argnums=2)
-    self._update = jax.jit(_update)
+    self._fill = jax.jit(_fill)
 
   @property
   def state(self) -> train_step_lib.TrainState:
@@ -130,57 +126,53 @@ class DeviceWork:
     return self.merger.base
 
   def place(
-      self, batch: types.Batch, num_missing: int
-  ) -> tuple[types.Batch, Computed]:
+      self, batch: types.Batch, missing: types.Rows | None
+  ) -> tuple[types.Batch, jax.Array | None]:
     """Puts a batch onto the mesh with all reference log-probs.
 
     Args:
       batch: [B, ...] on the host; in processes other than 0, of
         `jax.ShapeDtypeStruct`.
-      num_missing: prompts at the head of the batch without reference log-probs.
+      missing: packed rows of the groups without reference log-probs; None if
+        there is none.
 
     Returns:
-      The batch, and the log-probs that were computed, on this process.
+      The batch, and its [B, K, T] log-probs on this process if some were
+      computed.
     """
+    shapes_of = lambda tree: {
+        name: [list(x.shape), x.dtype.name]
+        for name, x in types.named_leaves(tree).items()
+    }
     self._cluster.broadcast(
         "place",
         {
-            "arrays": {
-                name: [list(x.shape), x.dtype.name]
-                for name, x in types.named_leaves(batch).items()
-            },
-            "num_missing": num_missing,
+            "arrays": shapes_of(batch),
+            "missing": None if missing is None else shapes_of(missing),
         },
     )
-    num_prompts = batch.rewards.shape[0]
-    part = min(self._part_prompts, num_prompts)
     if self._ahead is not None:
-      self._ahead.wait(packing.size_of(batch.rows))
+      for rows in (batch.rows, missing):
+        if rows is not None:
+          self._ahead.wait(packing.size_of(rows))
     batch = self._put(batch)
-    ref_logprobs, computed = batch.ref_logprobs, []
-    for start in range(0, num_missing, part):
-      # The last part overlaps the one before, so that all have one shape.
-      start = min(start, num_prompts - part)
-      inputs = reference_inputs(batch)
-      if part < num_prompts:
-        inputs = self._slice(inputs, start, part)
-      values_bxKxT = self.reference.logprobs(
-          *inputs,
-          self._state.ref_params,
-          batch.rows if part == num_prompts else None,
-      )
-      ref_logprobs = self._update(ref_logprobs, values_bxKxT, start)
-      if self._cluster.num_processes > 1:
-        values_bxKxT = self._replicate(values_bxKxT).addressable_data(0)
-      computed.append((slice(start, start + part), values_bxKxT))
-    return dataclasses.replace(batch, ref_logprobs=ref_logprobs), computed
+    if missing is None:
+      return batch, None
+    missing = self._put(missing)
+    computed = self.reference.logprobs(
+        *reference_inputs(batch), self._state.ref_params, missing
+    )
+    ref_logprobs = own = self._fill(
+        batch.ref_logprobs, computed, missing.slots, missing.tokens.size
+    )
+    if self._cluster.num_processes > 1:
+      own = self._replicate(own).addressable_data(0)
+    return dataclasses.replace(batch, ref_logprobs=ref_logprobs), own
 
   def train(self, batch: types.Batch) -> dict[str, jax.Array]:
     """Dispatches a step on a placed batch; returns its metrics."""
     self._cluster.broadcast("train")
     self._state, metrics = self._train_step(self._state, batch)
-    if self._ahead is not None:
-      self._ahead.count(packing.size_of(batch.rows))
     return metrics
 
   def publish(
@@ -255,7 +247,12 @@ def follow(
     arrays = {
         name: jax.ShapeDtypeStruct(*x) for name, x in fields["arrays"].items()
     }
-    batch, _ = work.place(types.batch_of(arrays), fields["num_missing"])
+    missing = fields["missing"]
+    if missing is not None:
+      missing = types.Rows(
+          **{name: jax.ShapeDtypeStruct(*x) for name, x in missing.items()}
+      )
+    batch, _ = work.place(types.batch_of(arrays), missing)
   elif command.name == "publish":
     submit = lambda *_: None
     work.publish(work.peers.submit if work.peers else submit, **fields)
@@ -281,42 +278,14 @@ def reference_inputs(batch: types.Batch) -> tuple[Any, ...]:
   )
 
 
-def _slice(
-    arrays: tuple[jax.Array, ...], start: int, size: int
-) -> tuple[jax.Array, ...]:
-  return tuple(
-      jax.lax.dynamic_slice_in_dim(array, start, size) for array in arrays
-  )
-
-
-def _update(
-    all_BxKxT: jax.Array, part_bxKxT: jax.Array, start: int
+def _fill(
+    known_BxKxT: jax.Array,
+    computed_BxKxT: jax.Array,
+    slots_BxKxT: jax.Array,
+    num_places: int,
 ) -> jax.Array:
-  return jax.lax.dynamic_update_slice(all_BxKxT, part_bxKxT, (start, 0, 0))
-
-
-def reference_prompts(config: ml_collections.ConfigDict) -> int:
-  """Returns the prompts whose reference log-probs are computed at a time."""
-  num_prompts, micro = config.train.prompts_per_batch, micro_prompts(config)
-  # Groups that are cut are computed part by part, as rows of the whole batch.
-  if config.replay.recent_fraction == 1 or not micro:
-    return num_prompts
-  shards = config.mesh.data * config.mesh.fsdp
-  # Only fresh groups lack reference log-probs; redrawn ones have them cached.
-  part = math.ceil(num_prompts / 4 / shards) * shards
-  if part > micro:
-    unit = math.lcm(micro, shards)
-    part = math.ceil(part / unit) * unit
-  return min(part, num_prompts)
-
-
-def micro_prompts(config: ml_collections.ConfigDict) -> int:
-  """Returns the prompts of a micro-batch; 0 if groups are cut."""
-  train = config.train
-  whole = packing.num_micro_batches(
-      train, train.prompts_per_batch, train.completions_per_prompt
-  )
-  return train.micro_batch_prompts if whole else 0
+  """Returns what rows computed, and of tokens that they lack what was known."""
+  return jnp.where(slots_BxKxT < num_places, computed_BxKxT, known_BxKxT)
 
 
 def machine() -> dict[str, Any]:

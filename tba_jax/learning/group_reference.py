@@ -28,8 +28,6 @@ from tba_jax.policy import frozen_models
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import reference_policy
 
-# Numbers of tokens beside that of all.
-_MAX_NUMBERS = 3
 # Passes for one where groups are left out.
 _SHORT_PASSES = 4
 
@@ -73,18 +71,23 @@ class GroupReference:
         sampling.max_prompt_tokens,
         sampling.max_completion_tokens,
     )
-    # Few, since all are compiled before the first pass.
-    numbers = packing.numbers_of_tokens(self._num_prompts, *self._shape)
-    self._numbers = numbers[1::2][:_MAX_NUMBERS]
+    self._packing = packing.Packing(
+        (self._num_prompts, *self._shape),
+        self._num_prompts,
+        shards=sharding.num_batch_shards(mesh),
+        sequence=mesh.shape["sequence"],
+    )
 
   def warm_up(self) -> None:
-    """Compiles, for each number of tokens that a pass may have."""
-    S, _, T = self._shape
-    tokens = np.zeros((S, T), np.int32)
-    for C in (S * T, *self._numbers):
-      lengths = np.full(S, C // S, np.int32)
-      mask = np.arange(T) < lengths[:, None]
-      self.start([np.zeros(1, np.int32)], [tokens], [lengths], [mask])()
+    """Compiles, for each size that a pass may have."""
+    B, (S, P, T) = self._num_prompts, self._shape
+    tokens = lambda *shape: np.zeros(shape, np.int32)
+    masks = lambda *shape: np.zeros(shape, np.float32)
+    inputs = tokens(B, P), masks(B, P), tokens(B, S, T), masks(B, S, T)
+    for size in self._packing.sizes():
+      rows = packing.abstract_rows(size, B, S, T)
+      rows = jax.tree.map(lambda x: np.full(x.shape, -1, x.dtype), rows)
+      self._reference.logprobs(*inputs, rows=rows).block_until_ready()
 
   def start(
       self,
@@ -150,7 +153,12 @@ class GroupReference:
         batch.prompt_mask,
         batch.completion_tokens,
         mask_BxSxT,
-        rows=packing.without_padding(mask_BxSxT, self._numbers),
+        rows=packing.pack(
+            self._packing,
+            batch.prompt_mask,
+            batch.completion_tokens,
+            mask_BxSxT,
+        ),
     )
 
 

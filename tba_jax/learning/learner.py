@@ -58,7 +58,7 @@ class Learner:
     self._baselines = baselines
     counts = config.loss.include_stop_token
     self._tokenizer = None if counts else tokenizer
-    self._unsaved: list[tuple[np.ndarray, jax.Array, int]] = []
+    self._unsaved: list[tuple[np.ndarray, np.ndarray, jax.Array, int]] = []
 
   @property
   def params(self) -> types.PyTree:
@@ -82,24 +82,26 @@ class Learner:
     Call it between the step before the draw's and the draw's own.
     """
     version = self.work.reference.version(draw.step)
-    cached_B = (draw.ref_versions == version).all(axis=1)
+    missing_B = (draw.ref_versions != version).any(axis=1)
     if not objective_table.has_reference_pass(self._config):
-      cached_B[:] = True
-    # Prompts without cached log-probs come first, as `place` expects.
-    order_B = np.argsort(cached_B, kind="stable")
-    batch = batches.of_draw(draw, self._tokenizer, order_B)
-    rows = packing.pack(
-        self._config,
-        batch.prompt_tokens,
+      missing_B[:] = False
+    batch = batches.of_draw(draw, self._tokenizer)
+    pack = lambda mask_BxKxT: packing.pack(
+        packing.make(self._config),
+        batch.prompt_mask,
         batch.completion_tokens,
-        batch.completion_mask,
+        mask_BxKxT,
         batch.routes,
     )
-    prepared = self._prepared(draw.prompt_ids[order_B])
-    batch = dataclasses.replace(batch, rows=rows, prepared=prepared)
-    batch, computed = self.work.place(batch, int((~cached_B).sum()))
-    for part, values_bxKxT in computed:
-      self._unsaved.append((draw.ids[order_B[part]], values_bxKxT, version))
+    rows, missing = pack(batch.completion_mask), None
+    if missing_B.any():
+      missing = pack(batch.completion_mask * missing_B[:, None, None])
+    batch = dataclasses.replace(
+        batch, rows=rows, prepared=self._prepared(draw.prompt_ids)
+    )
+    batch, computed_BxKxT = self.work.place(batch, missing)
+    if computed_BxKxT is not None:
+      self._unsaved.append((draw.ids, missing_B, computed_BxKxT, version))
     return batch
 
   def _prepared(self, prompt_ids_B: np.ndarray) -> dict[str, np.ndarray]:
@@ -114,8 +116,10 @@ class Learner:
     """
     unsaved, self._unsaved = self._unsaved, []
     # The reference may have moved since, so each keeps its own version.
-    for rows_bxK, values_bxKxT, version in unsaved:
-      self._buffer.set_ref_logprobs(rows_bxK, np.asarray(values_bxKxT), version)
+    for ids_BxK, missing_B, values_BxKxT, version in unsaved:
+      self._buffer.set_ref_logprobs(
+          ids_BxK[missing_B], np.asarray(values_BxKxT)[missing_B], version
+      )
 
 
 def make_learner(

@@ -1,21 +1,26 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Packs the distinct completions of a batch into rows of the forward pass.
+"""Packs the tokens of a batch into rows of one length.
 
-A row is a prompt with up to M of its completions, P + M T tokens. Completions
-of a group with equal tokens are computed once. Where it saves more, a row is a
-prompt with all of its completions, and only the C tokens that the loss counts
-pass through the layers. The sizes are a function of the batch alone, so that a
-resumed run repeats its bits, and are rounded, so that few programs are
-compiled.
+A row holds groups one after another: a prompt's tokens, then those of its
+completions, without padding between them. Groups go from large to small into
+the first row with room. One that is longer than a row is split over several,
+and its prompt is repeated. Equal completions of a group are computed once.
 
-Axes: B prompts, K completions, P prompt tokens, T completion tokens, R rows, M
-completions of a row, N parts of the rows, C tokens of a row's completions.
+The rows are computed in parts, of which a step computes as many as the batch
+fills. A group has all its completions in one part, unless
+`train.micro_batch_completions` cuts groups. So one program serves batches of
+any length; a few sizes of a part keep the last one from being mostly empty.
+All is a function of the batch alone: a resumed run repeats its bits.
+
+Axes: B prompts, K completions, P prompt tokens, T completion tokens, R rows, N
+parts, L tokens of a row.
 """
 
 from collections.abc import Mapping, Sequence
 import dataclasses
 import math
+from typing import NamedTuple
 
 import jax
 import ml_collections
@@ -25,35 +30,112 @@ from tba_jax import types
 from tba_jax.losses import objective_table as losses
 from tba_jax.mesh import sharding
 
-# Each size of narrow rows is this share of the next: a program takes as long to
-# compile as tens of steps, or hundreds of a small model.
-_SIZE_STEP = 3 / 4
+# Tokens of a row, if a group has as many and a prompt with one completion no
+# more: groups that are split have their prompt twice.
+_LEAST_LENGTH, _LENGTH = 64, 8192
+# Divisor of the tokens of long rows: lanes of an accelerator.
+_LANES = 128
+# Shares of the largest part that a size has, and the least tokens of a shard's
+# part. Small parts leave the last one less empty.
+_SHARES, _LEAST_TOKENS = (1, 2, 5, 12), 512
+# What a part costs on top of its tokens, in tokens of a shard: reading weights
+# and adding gradients.
+_PART_TOKENS = 256
 
-# Padding of batches with fewer tokens costs less than more programs.
-MIN_TOKENS = 768
 
-# R, N, M of `types.Rows.indices`, and C of `types.Rows.tokens`, 0 if all are
-# computed; None of a batch without rows.
-Size = tuple[int, int, int, int] | None
-# Indices b K + k: the distinct completions of a prompt, or those of a row.
-_Indices = Sequence[int]
+class Size(NamedTuple):
+  """R, N and L of `types.Rows`, the shape of a program."""
+
+  rows: int
+  parts: int
+  length: int
 
 
-def num_micro_batches(
-    train: ml_collections.ConfigDict, num_prompts: int, num_completions: int
-) -> int:
-  """Returns the number of micro-batches of whole groups.
+@dataclasses.dataclass(frozen=True)
+class Packing:
+  """Shapes of batches, from which sizes follow.
 
-  It is 0 if groups are cut: a forward-backward has fewer than K completions of
-  a prompt, or the prompts do not divide. The loss is then one of all groups,
-  and the forward pass a loop over parts of the rows.
+  shape: B, K, P, T.
+  micro_prompts: prompts of full length that a part has room for.
+  micro_completions: completions of each, if groups are cut; 0 if not.
+  shards: devices that rows are split over.
+  sequence: devices that each row is split over.
   """
-  if (
-      0 < train.micro_batch_completions < num_completions
-      or num_prompts % train.micro_batch_prompts
-  ):
-    return 0
-  return num_prompts // train.micro_batch_prompts
+
+  shape: tuple[int, int, int, int]
+  micro_prompts: int
+  micro_completions: int = 0
+  shards: int = 1
+  sequence: int = 1
+
+  @property
+  def cuts_groups(self) -> bool:
+    return 0 < self.micro_completions < self.shape[1]
+
+  @property
+  def length(self) -> int:
+    """L: at least a prompt with one completion, at best whole groups."""
+    _, K, P, T = self.shape
+    least = P - 1 + T
+    length = max(least, min(P - 1 + K * T, _LENGTH))
+    # Several short groups of full length leave no room between them.
+    length *= -(-_LEAST_LENGTH // length)
+    step = _LANES if length > 4 * _LANES else 8
+    return round_up(length, math.lcm(step, self.sequence))
+
+  @property
+  def _worst(self) -> tuple[int, int]:
+    """Groups of full length that a row has room for, or rows of a group."""
+    _, K, P, T = self.shape
+    if groups := self.length // (P - 1 + K * T):
+      return groups, 1
+    return 0, -(-K // ((self.length - P + 1) // T))
+
+  def _num_parts(self, num_rows: int) -> int:
+    """Returns the parts of a batch of full length, 0 if a group has no room."""
+    B, (groups, rows) = self.shape[0], self._worst
+    if groups:
+      return -(-B // (groups * num_rows))
+    if self.cuts_groups:
+      return -(-B * rows // num_rows)
+    return -(-B // (num_rows // rows)) if num_rows >= rows else 0
+
+  def sizes(self) -> list[Size]:
+    """Returns the sizes that `pack` chooses from, from large to small.
+
+    Any batch fits the first.
+    """
+    B, K, P, T = self.shape
+    K = self.micro_completions if self.cuts_groups else K
+    num_tokens = min(self.micro_prompts, B) * (P - 1 + K * T)
+    R = -(-num_tokens // self.length)
+    if not self.cuts_groups:
+      R = max(R, self._worst[1])
+    R = round_up(R, self.shards)
+    most, out = self._num_parts(R), []
+    for share in _SHARES:
+      rows = round_up(-(-R // share), self.shards)
+      is_small = rows * self.length < _LEAST_TOKENS * self.shards
+      if out and (is_small or rows == out[-1].rows):
+        break
+      # As many tokens in all as at first: batches with more take that size.
+      out.append(Size(rows, -(-most * R // rows), self.length))
+    return out
+
+
+def make(
+    config: ml_collections.ConfigDict,
+    shape: tuple[int, int, int, int] | None = None,
+) -> Packing:
+  """Returns how the trainer packs; `shape` is `batch_shape` by default."""
+  train, mesh = config.train, config.mesh
+  return Packing(
+      shape or batch_shape(config),
+      train.micro_batch_prompts,
+      train.micro_batch_completions,
+      math.prod(mesh[axis] for axis in sharding.BATCH_AXES),
+      mesh.sequence,
+  )
 
 
 def batch_shape(config: ml_collections.ConfigDict) -> tuple[int, int, int, int]:
@@ -67,101 +149,32 @@ def batch_shape(config: ml_collections.ConfigDict) -> tuple[int, int, int, int]:
   )
 
 
-def sizes(
-    config: ml_collections.ConfigDict, shape: tuple[int, int, int, int]
-) -> list[Size]:
-  """Returns the sizes that `pack` chooses from, from large to small.
-
-  Any batch fits the first, which is None if whole groups divide over the
-  shards. Of the others, narrow rows have 3/4 of the tokens of the size before,
-  and whole groups 2/3 of its C.
-
-  Args:
-    config: reads `train` and `mesh`.
-    shape: B, K, P, T.
-  """
-  (B, K, P, T), train = shape, config.train
-  shards = math.prod(config.mesh[a] for a in sharding.BATCH_AXES)
-  num_micro = num_micro_batches(train, B, K)
-  if not num_micro:
-    # Only the number of parts differs.
-    M = train.micro_batch_completions or K
-    R = _round_up(train.micro_batch_prompts, shards)
-    most = -(-B * -(-K // M) // R)
-    step = max(int(most * (1 - _SIZE_STEP)), 1)
-    return [
-        (R, min(N, most), M, 0) for N in range(_round_up(most, step), 0, -step)
-    ]
-
-  num_prompts = B // num_micro
-  widths = [K]
-  while widths[-1] > 1:
-    widths.append(-(-widths[-1] // 2))
-  num_rows = {M: _round_up(num_prompts * -(-K // M), shards) for M in widths}
-  num_tokens = {M: num_rows[M] * (P + M * T) for M in widths}
-  M = min(num_tokens, key=num_tokens.get)
-  whole = (num_rows[M] * num_micro, 1, M, 0)
-  first = None if whole == (B, 1, K, 0) else whole
-
-  # Two thirds of the tokens of a narrow row are completions, if K suffice.
-  narrow, out = min(K, -(-2 * P // T)), []
-  tokens = _SIZE_STEP * num_tokens[M]
-  while (R := int(tokens / (P + narrow * T)) // shards * shards) >= num_prompts:
-    out.append((R * num_micro, 1, narrow, 0))
-    tokens *= _SIZE_STEP
-  # Sequence parallelism cuts each completion, and has a device for each part.
-  if config.mesh.sequence == 1:
-    R = num_rows[K] * num_micro
-    out += [(R, 1, K, C) for C in numbers_of_tokens(B, K, P, T)]
-
-  def tokens_of(size: tuple[int, int, int, int]) -> int:
-    R, _, M, C = size
-    return R * (P + (C or M * T))
-
-  out = [size for size in out if tokens_of(size) < tokens_of(whole)]
-  return [first, *sorted(dict.fromkeys(out), key=tokens_of, reverse=True)]
+def size_of(rows: types.Rows) -> Size:
+  return Size(*rows.tokens.shape)
 
 
-def numbers_of_tokens(B: int, K: int, P: int, T: int) -> list[int]:
-  """Returns each C for a prompt with K completions: 2/3, 4/9, … of K T.
-
-  The last is as small as the tokens of the prompt allow it to matter.
-  """
-  out, C = [], K * T * 2 // 3
-  while B * (P + K * T) >= MIN_TOKENS and C >= max(K, P // 4):
-    out.append(C)
-    C = C * 2 // 3
-  return out
-
-
-def size_of(rows: types.Rows | None) -> Size:
-  if rows is None:
-    return None
-  C = 0 if rows.tokens is None else rows.tokens.shape[2]
-  return *rows.indices.shape, C
+def abstract_rows(size: Size, B: int, K: int, T: int) -> types.Rows:
+  """Returns shapes and dtypes of rows."""
+  integers = lambda *shape: jax.ShapeDtypeStruct(shape, "int32")
+  return types.Rows(integers(*size), integers(B, K, T))
 
 
 def abstract_batch(
     config: ml_collections.ConfigDict,
     mesh: jax.sharding.Mesh,
-    B: int,
     size: Size,
     columns: Mapping[str, tuple[int, ...]] | None = None,
 ) -> types.Batch:
-  """Returns shapes, dtypes and shardings of a batch of B prompts.
+  """Returns shapes, dtypes and shardings of a batch.
 
   `columns` are the optional ones, see `collect.optional_columns`.
   """
-  _, K, P, T = batch_shape(config)
-  rows, integers = None, lambda *shape: jax.ShapeDtypeStruct(shape, "int32")
-  if size is not None:
-    *indices, C = size
-    tokens = integers(*indices[:2], C) if C else None
-    rows = types.Rows(integers(*indices), integers(B, K), tokens)
+  B, K, P, T = batch_shape(config)
   prepared = {}
   if losses.baseline(config.loss) == "file":
     prepared["baselines_Bx1"] = jax.ShapeDtypeStruct((B, 1), "float32")
   batch = types.abstract_batch({"B": B, "K": K, "P": P, "T": T}, columns)
+  rows = abstract_rows(size, B, K, T)
   return jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(
           *(x.shape, x.dtype),
@@ -172,134 +185,169 @@ def abstract_batch(
 
 
 def pack(
-    config: ml_collections.ConfigDict,
-    prompt_tokens_BxP: np.ndarray,
+    packing: Packing,
+    prompt_mask_BxP: np.ndarray,
     completion_tokens_BxKxT: np.ndarray,
     completion_mask_BxKxT: np.ndarray,
     routes_BxKxTxNxA: np.ndarray | None = None,
-) -> types.Rows | None:
-  """Returns the rows of a batch; None if each is a prompt with its group.
+) -> types.Rows:
+  """Returns the rows of a batch, of the size that costs least.
 
   Args:
-    config: reads `train` and `mesh`.
-    prompt_tokens_BxP: only its shape matters.
+    packing: shapes of batches; B may be less.
+    prompt_mask_BxP: 1 on prompt tokens, which are left-padded.
     completion_tokens_BxKxT: int32.
     completion_mask_BxKxT: 1 on tokens that the loss counts.
     routes_BxKxTxNxA: experts of tokens: completions with others are no copies.
   """
-  P, (B, K, T) = prompt_tokens_BxP.shape[1], completion_tokens_BxKxT.shape
+  (B, P), (K, T) = prompt_mask_BxP.shape, completion_tokens_BxKxT.shape[1:]
   same = [completion_tokens_BxKxT]
   if routes_BxKxTxNxA is not None:
     same.append(routes_BxKxTxNxA)
   first_BxK = _first_copies(*same)
-  first_BxK += K * np.arange(B)[:, None]
-  distinct = [np.unique(first_K).tolist() for first_K in first_BxK]
-  num_micro = num_micro_batches(config.train, B, K)
-  micro = [distinct[m :: max(num_micro, 1)] for m in range(max(num_micro, 1))]
-
-  lengths_BK = _lengths(completion_mask_BxKxT, first_BxK)
-  longest = max(lengths_BK[own].sum() for own in distinct)
-
-  def fits(size: Size) -> bool:
-    R, N, M, C = size
-    rows = max(sum(-(-len(own) // M) for own in part) for part in micro)
-    return rows * len(micro) <= R * N and (not C or longest <= C)
-
-  first, *smaller = sizes(config, (B, K, P, T))
-  size = ([first] + [size for size in smaller if fits(size)])[-1]
-  if size is None:
-    return None
-  R, N, M, C = size
-  if num_micro:
-    parts = [_cut_all(part, M) for part in micro]
-  else:
-    rows = _cut_all(distinct, M)
-    parts = [rows[n::N] for n in range(N)]
-  indices = _fill(parts, R * N // len(parts), M).reshape(R, N, M)
-  slots = np.zeros(B * K, np.int32)
-  # Padding repeats a completion that has its place before: the first one wins.
-  flat = np.moveaxis(indices, 1, 0).ravel()[::-1]
-  slots[flat] = np.arange(flat.size, dtype=np.int32)[::-1]
-  tokens = None
-  if C:
-    # Each completion's first place has its tokens.
-    own = slots[indices.ravel()].reshape(R, M) == np.arange(R * M).reshape(R, M)
-    lengths_RxM = np.where(own, lengths_BK[indices[:, 0]], 0)
-    tokens = _kept_tokens(lengths_RxM, T, C)[:, None]
-  return types.Rows(indices, slots[first_BxK], tokens)
+  lengths_BxK = _lengths(completion_mask_BxKxT, first_BxK)
+  prompts_B = (prompt_mask_BxP > 0).sum(axis=1) - 1
+  best, least = None, math.inf
+  for size in packing.sizes():
+    parts = _fill(packing, size, prompts_B, lengths_BxK)
+    each = size.rows * size.length / packing.shards + _PART_TOKENS
+    if parts is not None and len(parts) * each < least:
+      best, least = (size, parts), len(parts) * each
+  if best is None:
+    size = packing.sizes()[0]
+    best = size, _fill_as_if_full(packing, size, lengths_BxK)
+  (R, N, L), parts = best
+  tokens_RxNxL = np.full((R, N, L), -1, np.int32)
+  slots_BxKxT = np.full((B, K, T), R * N * L, np.int32)
+  for n, rows in enumerate(parts):
+    for r, row in enumerate(rows):
+      place, start = tokens_RxNxL[r, n], 0
+      for b, completions in row.groups:
+        # A prompt's last token is fed again before each completion.
+        stop = start + prompts_B[b]
+        place[start:stop] = (b + 1) * P - 1 + np.arange(start - stop, 0)
+        for k in completions:
+          start, stop = stop, stop + lengths_BxK[b, k]
+          indices = np.arange(start, stop)
+          place[start:stop] = B * P + (b * K + k) * T + indices - start
+          slots_BxKxT[b, k, : stop - start] = (n * R + r) * L + indices
+        start = stop
+  slots_BxKxT = slots_BxKxT[np.arange(B)[:, None], first_BxK]
+  return types.Rows(tokens_RxNxL, slots_BxKxT)
 
 
-def without_padding(
-    completion_mask_BxKxT: np.ndarray, numbers: Sequence[int]
-) -> types.Rows | None:
-  """Returns rows of whole groups without the tokens that are not counted.
+@dataclasses.dataclass
+class _Row:
+  """A row while it is filled: groups as (b, completions), and its room."""
 
-  Args:
-    completion_mask_BxKxT: 1 on tokens that the loss counts.
-    numbers: each C to choose from, from large to small.
+  room: int
+  groups: list[tuple[int, list[int]]] = dataclasses.field(default_factory=list)
 
-  Returns:
-    Rows [B, 1, K] with tokens; None if a group has more than any C.
-  """
-  B, K, T = completion_mask_BxKxT.shape
-  order_BxK = np.arange(B * K, dtype=np.int32).reshape(B, K)
-  lengths_BxK = _lengths(completion_mask_BxKxT, order_BxK).reshape(B, K)
-  longest = lengths_BxK.sum(axis=1).max()
-  if not (enough := [C for C in numbers if longest <= C]):
-    return None
-  tokens_BxC = _kept_tokens(lengths_BxK, T, enough[-1])
-  return types.Rows(order_BxK[:, None], order_BxK, tokens_BxC[:, None])
-
-
-def _kept_tokens(lengths_RxM: np.ndarray, T: int, C: int) -> np.ndarray:
-  """Returns [R, C] int32, `types.Rows.tokens` of one part.
-
-  Args:
-    lengths_RxM: tokens of each completion that are computed, at most C of a
-      row.
-    T: completion tokens.
-    C: tokens of a row.
-  """
-  R, M = lengths_RxM.shape
-  out = np.full((R, C), M * T, np.int32)
-  for own, lengths_M in zip(out, lengths_RxM):
-    places = np.concatenate(
-        [m * T + np.arange(n) for m, n in enumerate(lengths_M)]
-    )
-    own[: len(places)] = places
-  return out
-
-
-def _lengths(mask_BxKxT: np.ndarray, first_BxK: np.ndarray) -> np.ndarray:
-  """Returns [B K], the tokens up to the last that the loss counts.
-
-  That of a first copy is the most of all copies, of which an environment may
-  have said more or less.
-  """
-  lengths_BxK = mask_BxKxT.shape[2] - np.argmax(mask_BxKxT[..., ::-1] > 0, -1)
-  lengths_BxK = np.where((mask_BxKxT > 0).any(-1), lengths_BxK, 0)
-  out = np.zeros(lengths_BxK.size, np.int64)
-  np.maximum.at(out, first_BxK.ravel(), lengths_BxK.ravel())
-  return out
+  def add(self, b: int, completions: list[int], num_tokens: int) -> None:
+    self.groups.append((b, completions))
+    self.room -= num_tokens
 
 
 def _fill(
-    parts: Sequence[Sequence[_Indices]], num_rows: int, M: int
-) -> np.ndarray:
-  """Returns [R N, 1, M] int32; row r of part n stands at r N + n.
+    packing: Packing,
+    size: Size,
+    prompts_B: np.ndarray,
+    lengths_BxK: np.ndarray,
+) -> list[list[_Row]] | None:
+  """Returns the rows of each part; None if the batch needs more parts."""
+  order_BxK = np.argsort(-lengths_BxK, axis=1, kind="stable")
+  totals_B = prompts_B + lengths_BxK.sum(axis=1)
+  parts: list[list[_Row]] = []
+  for b in np.argsort(-totals_B, kind="stable").tolist():
+    completions = [k for k in order_BxK[b].tolist() if lengths_BxK[b, k]]
+    if not completions:
+      continue
+    total, prompt = int(totals_B[b]), int(prompts_B[b])
+    lengths = lengths_BxK[b].tolist()
+    rows = [row for rows in parts for row in rows]
+    whole = next((row for row in rows if row.room >= total), None)
+    if whole is not None:
+      whole.add(b, completions, total)
+      continue
+    together = [rows] if packing.cuts_groups else parts
+    if any(_split(part, b, prompt, completions, lengths) for part in together):
+      continue
+    if len(parts) == size.parts:
+      return None
+    parts.append([_Row(size.length) for _ in range(size.rows)])
+    if total <= size.length:
+      parts[-1][0].add(b, completions, total)
+      continue
+    rows = sum(parts, []) if packing.cuts_groups else parts[-1]
+    if not _split(rows, b, prompt, completions, lengths):
+      return None
+  return parts
 
-  Places without a completion repeat another one.
+
+def _fill_as_if_full(
+    packing: Packing, size: Size, lengths_BxK: np.ndarray
+) -> list[list[_Row]]:
+  """Returns the rows of each part if all lengths were the longest.
+
+  No batch needs more parts than the largest size has for these.
   """
-  out = np.zeros((num_rows, len(parts), M), np.int32)
-  for n, rows in enumerate(parts):
-    for r, row in enumerate(rows):
-      out[r, n] = row[0]
-      out[r, n, : len(row)] = row
-  return out.reshape(-1, 1, M)
+  _, K, P, T = packing.shape
+  groups, num_rows = packing._worst
+  most = K if groups else (size.length - P + 1) // T
+  rows: list[_Row] = []
+  for b, lengths_K in enumerate(lengths_BxK):
+    if not lengths_K.any():
+      continue
+    if groups and rows and len(rows[-1].groups) < groups:
+      rows[-1].add(b, np.flatnonzero(lengths_K).tolist(), 0)
+      continue
+    left = -len(rows) % size.rows
+    if not packing.cuts_groups and left < num_rows:
+      rows += [_Row(0) for _ in range(left)]
+    for k in range(0, K, most):
+      own = k + np.flatnonzero(lengths_K[k : k + most])
+      if own.size:
+        rows.append(_Row(0, [(b, own.tolist())]))
+  return [rows[i : i + size.rows] for i in range(0, len(rows), size.rows)]
 
 
-def _cut_all(distinct: Sequence[_Indices], M: int) -> list[_Indices]:
-  return [own[i : i + M] for own in distinct for i in range(0, len(own), M)]
+def _split(
+    rows: Sequence[_Row],
+    b: int,
+    prompt: int,
+    completions: Sequence[int],
+    lengths: Sequence[int],
+) -> bool:
+  """Adds a group to several rows, fullest last; returns whether it fits."""
+  left, added = list(completions), []
+  for row in sorted(rows, key=lambda row: -row.room):
+    room, own = row.room - prompt, []
+    for k in left:
+      if lengths[k] <= room:
+        room -= lengths[k]
+        own.append(k)
+    if own:
+      added.append((row, own, row.room - room))
+      left = [k for k in left if k not in own]
+    if not left:
+      for row, own, num_tokens in added:
+        row.add(b, own, num_tokens)
+      return True
+  return False
+
+
+def _lengths(mask_BxKxT: np.ndarray, first_BxK: np.ndarray) -> np.ndarray:
+  """Returns [B, K], the tokens up to the last that the loss counts.
+
+  That of a first copy is the most of all copies, of which an environment may
+  have written more or less; others have 0.
+  """
+  lengths_BxK = mask_BxKxT.shape[2] - np.argmax(mask_BxKxT[..., ::-1] > 0, -1)
+  lengths_BxK = np.where((mask_BxKxT > 0).any(-1), lengths_BxK, 0)
+  out_BxK = np.zeros_like(lengths_BxK)
+  rows_Bx1 = np.arange(len(out_BxK))[:, None]
+  np.maximum.at(out_BxK, (rows_Bx1, first_BxK), lengths_BxK)
+  return out_BxK
 
 
 def _first_copies(*arrays: np.ndarray) -> np.ndarray:
@@ -318,5 +366,5 @@ def _first_copies(*arrays: np.ndarray) -> np.ndarray:
   return first_BxK
 
 
-def _round_up(number: int, step: int) -> int:
+def round_up(number: int, step: int) -> int:
   return -(-number // step) * step

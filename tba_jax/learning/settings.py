@@ -120,9 +120,9 @@ SETTINGS = {
     "train.prompts_per_batch": _s(32, rules.COUNT, "B", fixed=_ROUNDS,
         auto=True),
     "train.completions_per_prompt": _s(8, rules.COUNT, "K", fixed=_ROUNDS),
-    "train.micro_batch_prompts": _s(32, rules.COUNT, "prompts in one"
-        " forward-backward (gradient accumulation); if they do not divide"
-        " prompts_per_batch, groups are cut", auto=True),
+    "train.micro_batch_prompts": _s(32, rules.COUNT, "prompts of full length"
+        " in one forward-backward (gradient accumulation); shorter ones are"
+        " packed", auto=True),
     "train.micro_batch_completions": _s(0, rules.FROM_0,
         "completions of each of these prompts; 0 = all K. Fewer cut groups: one"
         " more forward pass, and less memory", auto=True),

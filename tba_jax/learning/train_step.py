@@ -28,6 +28,7 @@ from tba_jax.losses import objective
 from tba_jax.losses import objective_table
 from tba_jax.losses import ppo
 from tba_jax.mesh import sharding
+from tba_jax.models.net import packed
 from tba_jax.models.net import sequence
 from tba_jax.policy import lora
 from tba_jax.policy import reference_policy
@@ -105,16 +106,17 @@ def make_train_step(
 ) -> TrainStep:
   """Returns the jitted step.
 
-  Gradients are accumulated over micro-batches of `train.micro_batch_prompts`
-  prompts, or parts of the batch's rows; for losses that are means over groups,
-  their size changes the update only by rounding. If the loss or a gradient norm
-  is not finite, only `step` changes and the metric `nonfinite` is 1.
+  Gradients are accumulated over the parts of the batch's rows that have tokens;
+  for losses that are means over groups, their size changes the update only by
+  rounding. If the loss or a gradient norm is not finite, only `step` changes
+  and the metric `nonfinite` is 1.
 
   Args:
     config: config of the run.
     model: a `models.transformer.Model`.
     mesh: mesh with the axes of `sharding.MESH_AXES`.
-    loss_fn: loss that replaces the one of `config.loss`.
+    loss_fn: loss that replaces the one of `config.loss`, of batches without
+      rows, in micro-batches of `train.micro_batch_prompts` prompts.
     value_model: a `models.heads.ScalarModel` if the objective learns one.
     adapters: adapters, if they alone are trained.
     base: params that they adapt, on the mesh, or their shapes; never donated.
@@ -129,12 +131,13 @@ def make_train_step(
     and `gamma`; with a value model `value_grad_norm` and `value_learning_rate`.
 
   Raises:
-    ValueError: a batch without rows does not divide into micro-batches, or a
+    ValueError: a batch of `loss_fn` does not divide into micro-batches, or a
       micro-batch into data shards; the step raises it.
   """
   c, has_values = config, value_model is not None
   per_round_steps = c.train.per_round_steps
-  loss_fn = loss_fn or objective.make_loss_fn(c, model, value_model, teacher)
+  if loss_fn is None:
+    whole = objective.make_objective(c, model, value_model, teacher)
   policy_opt, loss_opt = optimizer_lib.make_optimizers(c, has_values=has_values)
   beta_fn = schedules.beta(c.loss, per_round_steps=per_round_steps)
   tempering_fn = schedules.tempering(
@@ -159,26 +162,36 @@ def make_train_step(
       tempered["tau"], tempered["gamma"] = tempering_fn(state.step)
       batch, beta = temper(batch, beta, **tempered)
 
-    others = () if teacher is None else (teacher_params,)
-    held = dict(state.proximal_params)
-    if "params" in held:
-      held["params"] = attach(base, held["params"])
-    micro_batches = prepare(
-        c,
-        model,
-        value_model,
-        held,
-        state.loss_params,
-        cut_micro_batches(batch, c.train, mesh),
-        beta,
-    )
-    loss, totals, (grads, loss_grads) = accumulate(
-        lambda params, micro: loss_fn(
-            attach(base, params[0]), params[1], micro, beta, *others
-        ),
-        (state.params, state.loss_params),
-        micro_batches,
-    )
+    params = state.params, state.loss_params
+    if loss_fn is not None:
+      loss, totals, (grads, loss_grads) = accumulate(
+          lambda params, micro: loss_fn(
+              attach(base, params[0]), params[1], micro, beta
+          ),
+          params,
+          cut_micro_batches(batch, c.train, mesh),
+      )
+    else:
+      held = dict(state.proximal_params)
+      if "params" in held:
+        held["params"] = attach(base, held["params"])
+      batch = prepare(
+          c, model, value_model, held, state.loss_params, in_rows(batch), beta
+      )
+      loss, totals, (grads, loss_grads) = accumulate_parts(
+          whole,
+          lambda params, tokens_RxL: whole.forward(
+              attach(base, params[0]),
+              params[1],
+              batch,
+              teacher_params,
+              tokens_RxL,
+          ),
+          params,
+          batch,
+          beta,
+          cuts_groups=packing.make(c).cuts_groups,
+      )
 
     grad_norm, loss_grad_norm = map(optax.tree.norm, (grads, loss_grads))
     finite = jnp.isfinite(jnp.stack([loss, grad_norm, loss_grad_norm])).all()
@@ -429,59 +442,55 @@ def temper(
   return dataclasses.replace(batch, prepared=prepared), beta * tau
 
 
+def in_rows(batch: types.Batch) -> types.Batch:
+  """Returns the batch with rows: without any, one of each group's padding."""
+  if batch.rows is not None:
+    return batch
+  shape, P = batch.completion_mask.shape, batch.prompt_mask.shape[1]
+  count = sequence.current_split().count
+  tokens_BxL = packed.unpacked(batch.prompt_mask, shape, count)
+  (B, K, T), L = shape, tokens_BxL.shape[1]
+  starts_Bx1 = jnp.arange(B, dtype=jnp.int32)[:, None] * L + P - 1
+  slots_BxKT = starts_Bx1 + jnp.arange(K * T, dtype=jnp.int32)[None]
+  rows = types.Rows(tokens_BxL[:, None], slots_BxKT.reshape(shape))
+  return dataclasses.replace(batch, rows=rows)
+
+
 def cut_micro_batches(
     batch: types.Batch,
     train: ml_collections.ConfigDict,
     mesh: jax.sharding.Mesh,
 ) -> types.Batch:
-  """Returns the batch with leaves [micro-batches, prompts of each, ...].
+  """Returns a batch without rows, leaves [micro-batches, prompts of each, ...].
 
   Raises:
-    ValueError: the batch has no rows, and `train.micro_batch_prompts` does not
-      divide it or is no multiple of the batch's shards.
+    ValueError: `train.micro_batch_prompts` does not divide the batch, or is no
+      multiple of its shards.
   """
-  (num_prompts, K), num_each = batch.rewards.shape, train.micro_batch_prompts
+  num_prompts, num_each = len(batch.rewards), train.micro_batch_prompts
   num_shards = sharding.num_batch_shards(mesh)
-  num_micro = packing.num_micro_batches(train, num_prompts, K)
-  if batch.rows is None and not num_micro:
+  if num_prompts % num_each or num_each % num_shards:
     raise ValueError(
         f"train.micro_batch_prompts={num_each}: must divide the {num_prompts}"
-        " prompts of a batch without rows, and train.micro_batch_completions"
-        " be 0"
+        f" prompts of a batch and be a multiple of its {num_shards} shards"
+        " (config.mesh)"
     )
-  if batch.rows is None and num_each % num_shards:
-    raise ValueError(
-        f"train.micro_batch_prompts={num_each}: must be a multiple of the"
-        f" {num_shards} shards of the batch (config.mesh)"
-    )
-  num_micro = max(num_micro, 1)
+  num_micro = num_prompts // num_each
 
   def cut_leaf(x: jax.Array) -> jax.Array:
     # Strided, not contiguous: each data shard already holds its part of every
     # micro-batch, and nothing moves.
     x = x.reshape(-1, num_micro, *x.shape[1:]).swapaxes(0, 1)
-    over = sharding.batch_sharding(mesh).spec
-    spec = () if x.shape[1] % num_shards else (None, *over)
+    spec = jax.sharding.PartitionSpec(None, *sharding.batch_sharding(mesh).spec)
     return jax.lax.with_sharding_constraint(
-        x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+        x, jax.sharding.NamedSharding(mesh, spec)
     )
 
-  if batch.rows is not None:
-    rows = _own_rows(batch.rows, num_micro, K)
-    batch = dataclasses.replace(batch, rows=rows)
+  if num_micro > 1:
+    number = groups.mean_tokens(batch.completion_mask)
+    prepared = {"mean_tokens": jnp.broadcast_to(number, (num_prompts,))}
+    batch = dataclasses.replace(batch, prepared=batch.prepared | prepared)
   return jax.tree.map(cut_leaf, batch)
-
-
-def _own_rows(rows: types.Rows, num_micro: int, K: int) -> types.Rows:
-  """Returns rows with the indices of each one's micro-batch: every nth row."""
-  if num_micro == 1:
-    return rows
-  M = rows.indices.shape[2]
-  return types.Rows(
-      indices=rows.indices // K // num_micro * K + rows.indices % K,
-      slots=rows.slots // M // num_micro * M + rows.slots % M,
-      tokens=rows.tokens,
-  )
 
 
 def prepare(
@@ -490,12 +499,10 @@ def prepare(
     value_model: Any,
     held: PyTree,
     loss_params: PyTree,
-    micro_batches: types.Batch,
+    batch: types.Batch,
     beta: jax.Array,
 ) -> types.Batch:
-  """Returns micro-batches with `prepared` computed from the whole batch.
-
-  The loss computes whatever does not depend on other micro-batches.
+  """Returns a batch with `prepared`, which the loss of a part needs of all.
 
   Args:
     config: config of the run.
@@ -503,64 +510,119 @@ def prepare(
     value_model: a `models.heads.ScalarModel` if the objective learns one.
     held: `TrainState.proximal_params`, adapters attached.
     loss_params: parameters of the loss in the state.
-    micro_batches: leaves [M, B, ...] of M micro-batches.
+    batch: data of the step, with rows.
     beta: [] float32.
   """
   c, row = config.loss, objective_table.find(config.loss.name)
-  num_micro, num_prompts = micro_batches.rewards.shape[:2]
-  behavior = micro_batches.behavior_logprobs
-  prepared = dict(micro_batches.prepared)
+  behavior = batch.behavior_logprobs
+  prepared = dict(batch.prepared)
   if "params" in held:
-    prepared["proximal_logprobs"] = jax.lax.map(
-        lambda micro: logprobs.completion_logprobs(
-            model,
-            held["params"],
-            micro.prompt_tokens,
-            micro.prompt_mask,
-            micro.completion_tokens,
-            temperature=config.sampling.temperature,
-            rows=micro.rows,
-            routes=micro.experts,
-        ),
-        micro_batches,
+    prepared["proximal_logprobs"] = logprobs.completion_logprobs(
+        model,
+        held["params"],
+        batch.prompt_tokens,
+        batch.prompt_mask,
+        batch.completion_tokens,
+        temperature=config.sampling.temperature,
+        rows=batch.rows,
+        routes=batch.experts,
     )
     if c.behavior_logprobs == "recomputed":
       behavior = prepared["proximal_logprobs"]
-  if row.has_targets and (num_micro > 1 or "loss_params" in held):
+  several = batch.rows.tokens.shape[1] > 1
+  if row.has_targets and (several or "loss_params" in held):
     old = held.get("loss_params", loss_params)
-    values = jax.lax.map(
-        lambda micro: objective.completion_values(value_model, old, micro),
-        micro_batches,
+    values_BxKxT = logprobs.map_parts(
+        lambda tokens_RxL: objective.completion_values(
+            value_model, old, batch, tokens_RxL
+        ),
+        batch.rows,
+        jnp.zeros_like(behavior),
     )
-    merge = lambda x: x.reshape(-1, *x.shape[2:])
     targets = ppo.make_targets(
-        merge(values),
-        merge(behavior - micro_batches.ref_logprobs),
-        merge(micro_batches.completion_mask),
-        merge(micro_batches.rewards),
+        values_BxKxT,
+        behavior - batch.ref_logprobs,
+        batch.completion_mask,
+        batch.rewards,
         c,
         beta,
-        jax.tree.map(merge, micro_batches.turn_rewards),
+        batch.turn_rewards,
     )
-    prepared |= {
-        name: x.reshape(values.shape) for name, x in vars(targets).items()
-    }
-  numbers = {}
-  if num_micro > 1 and (c.length_norm or row.length_norm) == "mean_tokens":
-    mask = micro_batches.completion_mask
-    numbers["mean_tokens"] = groups.mean_tokens(mask)
-  if num_micro > 1:
-    rewards = micro_batches.rewards
-    numbers["log_z_center"] = metrics_lib.log_z_center(rewards, beta)
-    if "returns_BxKxT" in prepared:
-      numbers["return_center"] = metrics_lib.return_center(
-          prepared["returns_BxKxT"], micro_batches.completion_mask
+    prepared |= vars(targets)
+  return dataclasses.replace(batch, prepared=prepared)
+
+
+def accumulate_parts(
+    whole: objective.Objective,
+    forward: Callable[..., tuple[PyTree, metrics_lib.Totals]],
+    params: tuple[PyTree, PyTree],
+    batch: types.Batch,
+    beta: jax.Array,
+    *,
+    cuts_groups: bool,
+) -> tuple[jax.Array, metrics_lib.Totals, PyTree]:
+  """Returns the loss, its totals and its gradient, part by part.
+
+  A part has the gradient of its own groups: those of other parts have
+  log-probs without gradient, which their share of the loss does not need. If
+  groups are cut, a pass before computes the log-probs of all completions.
+
+  Args:
+    whole: objective of the batch.
+    forward: (params, tokens of a part [R, L]) -> (outputs, totals).
+    params: policy's, and the loss's own.
+    batch: data of the step, with rows.
+    beta: [] float32.
+    cuts_groups: whether a group's completions may be in several parts.
+  """
+  rows = batch.rows
+  outputs = whole.unknown(batch)
+  if cuts_groups:
+    outputs = logprobs.map_parts(
+        lambda tokens_RxL: forward(params, tokens_RxL)[0], rows, outputs
+    )
+
+  def of_part(n: jax.Array | int, before: PyTree) -> PyTree:
+    """Returns outputs with a part's own, its gradient and its totals."""
+    own, backward, totals = jax.vjp(
+        lambda params: forward(params, rows.tokens[:, n]), params, has_aux=True
+    )
+
+    def loss_of(own: PyTree) -> tuple[jax.Array, PyTree]:
+      outputs = jax.tree.map(
+          lambda x, before: packed.merge(x, rows, n, before), own, before
       )
-  prepared |= {
-      name: jnp.broadcast_to(number, (num_micro, num_prompts))
-      for name, number in numbers.items()
-  }
-  return dataclasses.replace(micro_batches, prepared=prepared)
+      return whole.loss(outputs, params[1], batch, beta)[0], outputs
+
+    cotangent, outputs = jax.grad(loss_of, has_aux=True)(own)
+    (grads,) = backward(cotangent)
+    return outputs, grads, totals
+
+  if rows.tokens.shape[1] == 1:
+    outputs, grads, totals = of_part(0, outputs)
+  else:
+    # Sums in float32 at least, whatever the params are.
+    shapes = jax.eval_shape(of_part, 0, outputs)[1:]
+    zeros = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)),
+        shapes,
+    )
+
+    def add(n: jax.Array, carry: PyTree) -> PyTree:
+      outputs, *new = of_part(n, carry[0])
+      return outputs, *jax.tree.map(jnp.add, carry[1:], tuple(new))
+
+    outputs, grads, totals = jax.lax.fori_loop(
+        0, packed.num_parts(rows), add, (outputs, *zeros)
+    )
+    grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, params)
+
+  # Only here do the loss's own params have the gradient of all groups.
+  (loss, others), own_grads = jax.value_and_grad(
+      lambda own: whole.loss(outputs, own, batch, beta), has_aux=True
+  )(params[1])
+  grads = grads[0], jax.tree.map(jnp.add, grads[1], own_grads)
+  return loss, totals | others, grads
 
 
 def accumulate(

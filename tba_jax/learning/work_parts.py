@@ -80,13 +80,11 @@ def make_work(
       _check_reference(saved.get("reference", ""), reference.name)
       _check_task(saved.get("task", ""), task)
   train_step = make_train_step(config, policy, mesh, params, reference)
-  ahead, accelerated = None, jax.default_backend() != "cpu"
+  ahead = None
   # Processes on CPUs share cores: one that compiles comes so late to a
   # collective that the others give up.
-  if cluster.num_processes == 1 or accelerated:
-    ahead = make_ahead(
-        config, policy, mesh, train_step, reference, neighbors=accelerated
-    )
+  if cluster.num_processes == 1 or jax.default_backend() != "cpu":
+    ahead = make_ahead(config, policy, mesh, train_step, reference)
   work = device_work.DeviceWork(
       config,
       state=state,
@@ -224,33 +222,24 @@ def make_ahead(
     mesh: jax.sharding.Mesh,
     train_step: train_step_lib.TrainStep,
     reference: reference_lib.Reference,
-    *,
-    neighbors: bool,
 ) -> compile_ahead.CompileAhead:
   """Returns the thread that compiles the step and the reference pass."""
   state = abstract_state(config, policy, mesh)
-  num_prompts = config.train.prompts_per_batch
 
   def compile_size(size: packing.Size) -> None:
     batch = packing.abstract_batch(
         config,
         mesh,
-        num_prompts,
         size,
         collect.optional_columns(config, policy.model.config),
     )
-    is_whole = device_work.reference_prompts(config) == num_prompts
-    if is_whole and objective_table.has_reference_pass(config):
+    if objective_table.has_reference_pass(config):
       reference.compile(
           *device_work.reference_inputs(batch), state.ref_params, batch.rows
       )
     train_step.lower(state, batch).compile()
 
-  return compile_ahead.CompileAhead(
-      packing.sizes(config, packing.batch_shape(config)),
-      compile_size,
-      neighbors=neighbors,
-  )
+  return compile_ahead.CompileAhead(packing.make(config).sizes(), compile_size)
 
 
 def make_reference(
@@ -282,7 +271,6 @@ def make_reference(
       temperature=config.sampling.temperature,
       every_steps=config.reference.every_steps if moves else 0,
       name=reference_name(config, policy),
-      micro_prompts=device_work.micro_prompts(config),
       mesh=mesh,
   )
 

@@ -29,8 +29,8 @@ PyTree = types.PyTree
 class SideBySide:
   """Policy and teacher as one model, for `logprobs.map_logits`.
 
-  Its params are `pair` of both, its stream is both streams side by side, [B, K,
-  T, D + E], and its logits are both logits, [..., 2 V]. The teacher's have no
+  Its params are `pair` of both, its stream is both streams side by side, [...,
+  D + E], and its logits are both logits, [..., 2 V]. The teacher's have no
   gradient. The smaller vocabulary has at least the tokenizer's tokens; logits
   beyond it are left out.
 
@@ -50,23 +50,31 @@ class SideBySide:
     if own is None:
       return None
 
-    def both(params: PyTree, *inputs: Any, **routes: Any) -> Any:
-      stream, chosen = own(_of_policy(params), *inputs, **routes)
-      return self._join(params, stream, inputs), chosen
+    def both(params: PyTree, *inputs: Any, **others: Any) -> Any:
+      stream, chosen = own(_of_policy(params), *inputs, **others)
+      return self._join(params, stream, inputs, **others), chosen
 
     return both
 
   def completion_stream(
-      self, params: PyTree, *inputs: Any, **routes: Any
+      self, params: PyTree, *inputs: Any, **others: Any
   ) -> jax.Array:
     """Returns both streams; `routes` are those of the policy."""
-    own = self.policy.completion_stream(_of_policy(params), *inputs, **routes)
-    return self._join(params, own, inputs)
+    own = self.policy.completion_stream(_of_policy(params), *inputs, **others)
+    return self._join(params, own, inputs, **others)
 
   def _join(
-      self, params: PyTree, own: jax.Array, inputs: tuple[Any, ...]
+      self,
+      params: PyTree,
+      own: jax.Array,
+      inputs: tuple[Any, ...],
+      routes: Any = None,
+      **others: Any,
   ) -> jax.Array:
-    other = self.teacher.completion_stream(_of_teacher(params), *inputs)
+    del routes
+    other = self.teacher.completion_stream(
+        _of_teacher(params), *inputs, **others
+    )
     return jnp.concatenate([own, jax.lax.stop_gradient(other)], axis=-1)
 
   def unembed(self, params: PyTree, stream: jax.Array) -> jax.Array:

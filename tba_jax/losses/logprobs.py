@@ -6,12 +6,12 @@ All are float32 and in nats. Policy and reference use the same functions, so
 their log-ratio is exactly 0 where their logits are equal. Leading axes `...`
 are [B, K] in training and [R] in the sampler. Temperatures are above 0.
 
-Axes: B prompts, K completions, P prompt tokens, T completion tokens, D width, V
-vocabulary, N layers, A experts of a token.
+Axes: B prompts, K completions, P prompt tokens, T completion tokens, R rows, L
+places of a row, D width, V vocabulary, N layers, A experts of a token.
 """
 
 from collections.abc import Callable
-import math
+import functools
 from typing import Any
 
 import chex
@@ -19,8 +19,9 @@ import jax
 import jax.numpy as jnp
 
 from tba_jax import types
+from tba_jax.models.net import packed
 from tba_jax.models.net import sequence
-from tba_jax.models.net import unpadded as kept_lib
+from tba_jax.models.net import unpadded
 
 PyTree = types.PyTree
 
@@ -28,6 +29,9 @@ PyTree = types.PyTree
 # larger chunks are no faster, and 1 GiB on an accelerator, where a chunk is
 # then 2,048 tokens of a vocabulary of 128k.
 MAX_LOGITS = {"cpu": 2**25, "other": 2**28}
+# Chunks of a part of packed rows, if each has the least tokens: those
+# without a token to predict are left out.
+_NUM_CHUNKS, _LEAST_CHUNK = 16, 128
 
 
 def token_logprobs(
@@ -72,91 +76,30 @@ def entropy(logits: jax.Array, *, temperature: float) -> jax.Array:
   return -jnp.sum(probs * finite, axis=-1)
 
 
-def map_rows(
-    fn: Callable[..., PyTree],
-    params: PyTree,
-    prompt_tokens_BxP: jax.Array,
-    prompt_mask_BxP: jax.Array,
-    completion_tokens_BxKxT: jax.Array,
-    rows: types.Rows | None,
-    routes: types.Routes | None = None,
+def map_parts(
+    fn: Callable[[jax.Array], PyTree], rows: types.Rows, others: PyTree
 ) -> PyTree:
-  """Returns `fn` of a batch, computed once for each distinct completion.
+  """Returns `fn` of all parts of rows that have tokens, by completion token.
 
-  The gradient of a completion is the sum over its copies. With several parts
-  the backward pass computes each part's forward pass again.
+  With several parts it has no gradient.
 
   Args:
-    fn: (params, [R, P], [R, P], [R, M, T]) -> pytree of [R, M, T, ...]; where
-      `types.Rows` has tokens, (params, …, [R, C]) -> pytree of [R, 1, C, ...].
-      With `routes` it gets those of its rows by name.
-    params: first argument of `fn`.
-    prompt_tokens_BxP, prompt_mask_BxP, completion_tokens_BxKxT: arrays of the
-      batch.
-    rows: packed rows of the batch; None computes `fn` of the batch as it is.
-    routes: experts to use; None has the routers choose.
-
-  Returns:
-    A pytree of [B, K, T, ...].
+    fn: (tokens of a part [R, L]) -> pytree of [R, L, ...], what its places
+      predict.
+    rows: packed rows of a batch.
+    others: pytree of [B, K, T, ...], values of tokens that no place predicts.
   """
-  others = {} if routes is None else {"routes": routes}
-  if rows is None:
-    return fn(
-        params,
-        prompt_tokens_BxP,
-        prompt_mask_BxP,
-        completion_tokens_BxKxT,
-        **others,
-    )
-  K, T = completion_tokens_BxKxT.shape[1:]
-  split = sequence.current_split()
+  R, N, L = rows.tokens.shape
 
-  def of_rows(
-      params: PyTree, rows_RxM: jax.Array, tokens_RxC: jax.Array | None
-  ) -> PyTree:
-    prompts_R = rows_RxM[:, 0] // K
-    inputs = (
-        prompt_tokens_BxP[prompts_R],
-        prompt_mask_BxP[prompts_R],
-        completion_tokens_BxKxT.reshape(-1, T)[rows_RxM],
-    )
-    inputs = tuple(split.place(x, "batch") for x in inputs)
-    others = {}
-    if routes is not None:
-      own = routes.completions
-      own = own.reshape(-1, *own.shape[2:])[rows_RxM]
-      others["routes"] = types.Routes(routes.prompts[prompts_R], own)
-    if tokens_RxC is None:
-      return fn(params, *inputs, **others)
-    out = fn(params, *inputs, tokens_RxC, **others)
-    shape = (*rows_RxM.shape, T)
-    kept = kept_lib.find(tokens_RxC, math.prod(shape[1:]))
+  def add(n: jax.Array | int, values: PyTree) -> PyTree:
+    out = fn(rows.tokens[:, n])
     return jax.tree.map(
-        lambda x: kept_lib.put(x[:, 0], kept).reshape(*shape, *x.shape[3:]), out
+        lambda x, before: packed.merge(x, rows, n, before), out, values
     )
 
-  parts = jax.tree.map(
-      lambda x: jnp.moveaxis(x, 1, 0), (rows.indices, rows.tokens)
-  )
-  single = rows.indices.shape[1] == 1
-  if single:
-    mapped = of_rows(params, *jax.tree.map(lambda x: x[0], parts))
-  else:
-    # Gradients are summed over the parts in float32 at least.
-    values = jax.lax.stop_gradient(params)
-    sums = jax.tree.map(_at_least_float32, params)
-
-    @jax.checkpoint
-    def of_part(part: PyTree) -> PyTree:
-      return of_rows(jax.tree.map(_gradient_to, values, sums), *part)
-
-    mapped = jax.lax.map(of_part, parts)
-
-  def pick(x: jax.Array) -> jax.Array:
-    x = x.reshape(-1, *x.shape[2 if single else 3 :])
-    return split.place(x, None, "length")[rows.slots]
-
-  return jax.tree.map(pick, mapped)
+  if N == 1:
+    return add(0, others)
+  return jax.lax.fori_loop(0, packed.num_parts(rows), add, others)
 
 
 def map_logits(
@@ -167,10 +110,9 @@ def map_logits(
     completion_tokens_BxKxT: jax.Array,
     fn: Callable[[jax.Array, jax.Array], PyTree],
     *,
-    rows: types.Rows | None = None,
+    tokens_RxL: jax.Array | None = None,
     max_logits: int | None = None,
     targets_BxKxT: jax.Array | None = None,
-    tokens_BxC: jax.Array | None = None,
     routes: types.Routes | None = None,
     with_routes: bool = False,
 ) -> PyTree:
@@ -178,7 +120,7 @@ def map_logits(
 
   Logits of 16k tokens with a vocabulary of 150k take 9 GiB in float32, and so
   does their gradient. Beyond `max_logits` they are computed in chunks of
-  positions, and recomputed in the backward pass.
+  tokens, and recomputed in the backward pass.
 
   Args:
     model: a `models.transformer.Model`.
@@ -186,78 +128,72 @@ def map_logits(
     prompt_tokens_BxP: [B, P] int32, left-padded.
     prompt_mask_BxP: [B, P], 1 on prompt tokens.
     completion_tokens_BxKxT: [B, K, T] int32, right-padded.
-    fn: (logits [B, K, t, V], tokens [B, K, t]) -> pytree of [B, K, t], each
-      entry from the logits and the token of its own position alone.
-    rows: packed rows of the batch, see `map_rows`.
+    fn: (logits [..., V], tokens [...]) -> pytree of [...], each entry from the
+      logits and the token of its own position alone.
+    tokens_RxL: a part of `types.Rows.tokens`; None computes the batch with its
+      padding.
     max_logits: most logits on a device at a time, but at least one position's;
       None takes `MAX_LOGITS`.
-    targets_BxKxT: tokens that `fn` gets in place of the completion's; only
-      without `rows`.
-    tokens_BxC: `types.Rows.tokens`, of rows B; `fn` gets theirs alone, as [B,
-      1, C].
+    targets_BxKxT: tokens that `fn` gets in place of the completion's.
     routes: experts to use; None has the routers choose.
     with_routes: whether to return the experts that predict each token, too.
 
   Returns:
-    A pytree of [B, K, T]; of [B, 1, C] with `tokens_BxC`. With `with_routes` a
-    pair of it and [B, K, T, N, A], or [B, 1, C, N, A].
+    A pytree of [B, K, T], or of [R, L]: what the places of a row predict, and
+    any number where that is no completion token. With `with_routes` a pair of
+    it and [B, K, T, N, A], or [R, L, N, A].
   """
-  if rows is not None:
-    return map_rows(
-        lambda params, *inputs, **others: map_logits(
-            model,
-            params,
-            *inputs[:3],
-            fn,
-            max_logits=max_logits,
-            tokens_BxC=inputs[3] if inputs[3:] else None,
-            with_routes=with_routes,
-            **others,
-        ),
-        params,
-        prompt_tokens_BxP,
-        prompt_mask_BxP,
-        completion_tokens_BxKxT,
-        rows,
-        routes,
-    )
   tokens = completion_tokens_BxKxT
   inputs = (params, prompt_tokens_BxP, prompt_mask_BxP, tokens)
-  if tokens_BxC is not None:
-    inputs = (*inputs, tokens_BxC)
   others = {} if routes is None else {"routes": routes}
+  if tokens_RxL is not None:
+    others["tokens_RxL"] = tokens_RxL
   if with_routes:
-    stream_BxKxTxD, chosen = model.stream_and_routes(*inputs, **others)
+    stream, chosen = model.stream_and_routes(*inputs, **others)
   else:
-    stream_BxKxTxD = model.completion_stream(*inputs, **others)
+    stream = model.completion_stream(*inputs, **others)
   if targets_BxKxT is not None:
     tokens = targets_BxKxT
-  if tokens_BxC is not None:
-    flat = tokens.reshape(len(tokens), -1)
-    tokens = jnp.take_along_axis(flat, tokens_BxC, 1, mode="clip")[:, None]
-  out = _map_stream(model, params, stream_BxKxTxD, tokens, fn, max_logits)
-  return (out, chosen[:, :, : tokens.shape[2]]) if with_routes else out
+  if tokens_RxL is not None:
+    P = prompt_tokens_BxP.shape[1]
+    counts = tokens_RxL >= len(tokens) * P
+    tokens = packed.predicted(tokens_RxL, tokens, P)
+    out = _map_stream(model, params, stream, tokens, fn, max_logits, counts)
+  else:
+    B, K, T = tokens.shape
+    out = _map_stream(
+        *(model, params, stream.reshape(B, K * T, -1)),
+        *(tokens.reshape(B, K * T), fn, max_logits),
+    )
+    out = jax.tree.map(lambda x: x.reshape(B, K, T), out)
+  return (out, chosen) if with_routes else out
+
+
+def chunk_length(num_tokens: int, most: int) -> int:
+  """Returns the tokens of a chunk of a device's part of packed rows."""
+  return min(most, max(_LEAST_CHUNK, -(-num_tokens // _NUM_CHUNKS)))
 
 
 def _map_stream(
     model: Any,
     params: PyTree,
-    stream_BxKxTxD: jax.Array,
-    tokens: jax.Array,
+    stream_RxLxD: jax.Array,
+    tokens_RxL: jax.Array,
     fn: Callable[[jax.Array, jax.Array], PyTree],
     max_logits: int | None,
+    counts_RxL: jax.Array | None = None,
 ) -> PyTree:
-  """Returns `map_logits` of a stream, whose T may be padded."""
+  """Returns [R, L], `map_logits` of a stream.
+
+  In chunks, only tokens that count are computed; None has all count.
+  """
   parts = sequence.current_split()
-  num_tokens = tokens.shape[2]
-  B, K, T, _ = stream_BxKxTxD.shape
-  tokens = jnp.pad(tokens, ((0, 0), (0, 0), (0, T - num_tokens)))
-  V = jax.eval_shape(model.unembed, params, stream_BxKxTxD).shape[-1]
+  R, L, _ = stream_RxLxD.shape
+  V = jax.eval_shape(model.unembed, params, stream_RxLxD).shape[-1]
   max_logits = max_logits or MAX_LOGITS["other" if parts.accelerated else "cpu"]
-  length = max(1, max_logits // (-(-B // parts.batch_count) * K * V))
-  if length * parts.count >= T:
-    out = fn(model.unembed(params, stream_BxKxTxD), tokens)
-    return jax.tree.map(lambda x: x[..., :num_tokens], out)
+  length = max(1, max_logits // V)
+  if -(-R * L // parts.num_parts) <= length:
+    return fn(model.unembed(params, stream_RxLxD), tokens_RxL)
 
   # Each device has its own copy of the head and sums its own gradient, in
   # float32: both pass between devices once, not once per chunk. `unembed` does
@@ -266,7 +202,7 @@ def _map_stream(
   copies = jax.tree.map(
       # `unembed` casts matrices to the stream's dtype, and no others.
       lambda x: parts.copy_to_each(
-          x.astype(stream_BxKxTxD.dtype) if x.ndim > 1 else x
+          x.astype(stream_RxLxD.dtype) if x.ndim > 1 else x
       ),
       jax.lax.stop_gradient(head),
   )
@@ -277,18 +213,26 @@ def _map_stream(
 
   if parts.num_parts > 1:
     read = jax.vmap(read)
-
-  @jax.checkpoint
-  def chunk(pair: tuple[jax.Array, jax.Array]) -> PyTree:
-    return read(jax.tree.map(_gradient_to, copies, sums), *pair)
-
-  own = T // parts.count
+  padding = ((0, 0), (0, -L % parts.count))
+  tokens = parts.cut_to_each(jnp.pad(tokens_RxL, padding))
+  stream = parts.cut_to_each(jnp.pad(stream_RxLxD, (*padding, (0, 0))))
+  axis = tokens.ndim - 1  # Axis of tokens, after one of parts, if any.
+  own = tokens.shape[axis]
+  count, order = own, None
+  if counts_RxL is not None:
+    # Tokens that count come first, and chunks without one are left out.
+    length = chunk_length(own, length)
+    counts = parts.cut_to_each(jnp.pad(counts_RxL, padding))
+    count = jnp.max(jnp.sum(counts, axis=axis))
+    places = jnp.argsort(~counts, axis=axis, stable=True).reshape(-1, own)
+    order = unpadded.find(places, own)
+    flat = lambda x: x.reshape(-1, own, *x.shape[axis + 1 :])
+    move = lambda fn, x: fn(flat(x), order).reshape(x.shape)
+    stream = move(unpadded.take, stream)
+    tokens = move(unpadded.take, tokens)
   num_chunks = -(-own // length)
 
-  axis = 2 + (parts.num_parts > 1)  # Axis of tokens.
-
   def cut(x: jax.Array) -> jax.Array:
-    x = parts.cut_to_each(x)
     padding = [(0, 0)] * x.ndim
     padding[axis] = (0, num_chunks * length - own)
     shape = (*x.shape[:axis], num_chunks, length, *x.shape[axis + 1 :])
@@ -297,9 +241,22 @@ def _map_stream(
   def join(x: jax.Array) -> jax.Array:
     x = jnp.moveaxis(x, 0, axis)
     x = x.reshape(*x.shape[:axis], num_chunks * length)[..., :own]
-    return parts.join_from_each(x)[..., :num_tokens]
+    x = x if order is None else move(unpadded.put, x)
+    return parts.join_from_each(x, (R, L + padding[1][1]))[:, :L]
 
-  out = jax.lax.map(chunk, (cut(stream_BxKxTxD), cut(tokens)))
+  @jax.checkpoint
+  def chunk(chunk: tuple[jax.Array, ...]) -> PyTree:
+    n, *inputs = chunk
+    compute = lambda: read(jax.tree.map(_gradient_to, copies, sums), *inputs)
+    if order is None:
+      return compute()
+    none = lambda: jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(compute)
+    )
+    return jax.lax.cond(n * length < count, compute, none)
+
+  indices = jnp.arange(num_chunks, dtype=jnp.int32)
+  out = jax.lax.map(chunk, (indices, cut(stream), cut(tokens)))
   return jax.tree.map(join, out)
 
 
@@ -334,17 +291,15 @@ def completion_logprobs(
   """Returns [B, K, T] float32, log π of each completion token, in nats.
 
   Policy, reference and `score` all use it, so that their log-probs are equal
-  where their params are, and their routes.
+  where their params are, and their routes. With rows, it is 0 of tokens that
+  they lack.
   """
-  return map_logits(
-      model,
-      params,
-      prompt_tokens_BxP,
-      prompt_mask_BxP,
-      completion_tokens_BxKxT,
-      lambda logits, tokens: token_logprobs(
-          logits, tokens, temperature=temperature
-      ),
-      rows=rows,
-      routes=routes,
+  inputs = params, prompt_tokens_BxP, prompt_mask_BxP, completion_tokens_BxKxT
+  read = lambda logits, tokens: token_logprobs(
+      logits, tokens, temperature=temperature
   )
+  run = functools.partial(map_logits, model, *inputs, read, routes=routes)
+  if rows is None:
+    return run()
+  zeros = jnp.zeros(completion_tokens_BxKxT.shape, jnp.float32)
+  return map_parts(lambda tokens: run(tokens_RxL=tokens), rows, zeros)

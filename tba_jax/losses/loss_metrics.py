@@ -77,7 +77,6 @@ def residual_totals(
     groups: groups_lib.Groups,
     aux: dict[str, jax.Array],
     beta: jax.Array,
-    center: jax.Array | None = None,
     *,
     has_reference: bool = True,
 ) -> Totals:
@@ -90,13 +89,11 @@ def residual_totals(
   Args:
     groups, aux: groups, and what their objective has computed.
     beta: [] float32.
-    center: `log_z_center` of the batch, if these are not all its groups.
     has_reference: whether there is a reference.
   """
   if not has_reference and "residual_BxK" not in aux:
     return {}
-  if center is None:
-    center = log_z_center(groups.rewards_BxK, beta)
+  center = log_z_center(groups.rewards_BxK, beta)
   mask_BxKxT = groups.mask_BxKxT
   groups = dataclasses.replace(groups, weights_BxKxT=mask_BxKxT)
   if "residual_BxK" in aux:
@@ -136,22 +133,17 @@ def pair_totals(aux: dict[str, jax.Array]) -> Totals:
 
 
 def value_totals(
-    groups: groups_lib.Groups,
-    aux: dict[str, jax.Array],
-    center: jax.Array | None = None,
+    groups: groups_lib.Groups, aux: dict[str, jax.Array]
 ) -> Totals:
   """Returns metrics of PPO's value model, {} for other objectives.
 
-  Args:
-    groups, aux: groups, and what their objective has computed.
-    center: `return_center` of the batch, if these are not all its groups.
+  `aux` is what the objective has computed.
   """
   if groups.targets is None:
     return {}
   returns, mask = groups.targets.returns_BxKxT, groups.mask_BxKxT
   error = returns - groups.values_BxKxT
-  if center is None:
-    center = return_center(returns, mask)
+  center = return_center(returns, mask)
   return {
       "value_mean": total(groups.values_BxKxT, mask),
       "return_mean": total(returns, mask),
@@ -186,22 +178,24 @@ def batch_totals(
 
 
 def expert_totals(
-    routes_BxKxTxNxA: jax.Array, mask_BxKxT: jax.Array, num_experts: int
+    routes: jax.Array, mask: jax.Array, num_experts: int
 ) -> Totals:
   """Returns how the tokens that the loss counts are shared out to experts.
 
   Args:
-    routes_BxKxTxNxA: experts that predict each token, in each of N layers.
-    mask_BxKxT: 1 on the tokens that the loss counts.
+    routes: [..., N, A], experts that predict each token, in each of N layers.
+    mask: [...], 1 on the tokens that the loss counts.
     num_experts: E.
   """
-  experts = jax.lax.broadcasted_iota(
-      routes_BxKxTxNxA.dtype, (*routes_BxKxTxNxA.shape, num_experts), 5
-  )
-  uses_BxKxTxNxAxE = routes_BxKxTxNxA[..., None] == experts
-  weights = mask_BxKxT[..., None, None, None]
-  tokens_NxE = jnp.where(uses_BxKxTxNxAxE, weights, 0.0).sum((0, 1, 2, 4))
-  return {_EXPERTS: (tokens_NxE, mask_BxKxT.sum())}
+  experts = jnp.arange(num_experts, dtype=routes.dtype)
+  tokens_NxE = jax.vmap(
+      lambda expert: jnp.sum(
+          jnp.where(routes == expert, mask[..., None, None], 0.0),
+          axis=(*range(mask.ndim), mask.ndim + 1),
+      ),
+      out_axes=1,
+  )(experts)
+  return {_EXPERTS: (tokens_NxE, mask.sum())}
 
 
 def finish(totals: Totals) -> dict[str, jax.Array]:

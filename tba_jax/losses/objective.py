@@ -25,6 +25,7 @@ from tba_jax.losses import logprobs
 from tba_jax.losses import loss_metrics
 from tba_jax.losses import objective_table
 from tba_jax.losses import ppo
+from tba_jax.models.net import packed
 
 PyTree = types.PyTree
 LossFn = Callable[..., tuple[jax.Array, loss_metrics.Totals]]
@@ -57,12 +58,58 @@ def make_loss_params(
   return {}
 
 
+@dataclasses.dataclass(frozen=True)
+class Objective:
+  """The two halves of the objective of `config.loss`.
+
+  forward: (params, loss_params, batch, teacher_params, tokens_RxL) -> (outputs,
+    totals): the models' outputs at each completion token, by name, [B, K, T];
+    or [R, L] of a part of the batch's rows.
+  loss: (outputs_BxKxT, loss_params, batch, beta) -> (loss [], totals), float32.
+  unknown: (batch) -> outputs_BxKxT with which a completion's loss is finite.
+  """
+
+  forward: Callable[..., tuple[PyTree, loss_metrics.Totals]]
+  loss: LossFn
+  unknown: Callable[[types.Batch], PyTree]
+
+
 def make_loss_fn(
     config: ml_collections.ConfigDict,
     model: Any,
     value_model: Any = None,
     teacher: Any = None,
 ) -> LossFn:
+  """Returns the objective of `config.loss` as one function.
+
+  See `make_objective` for the arguments.
+
+  Returns:
+    loss_fn(params, loss_params, batch, beta, teacher_params = None) -> (loss
+    [], totals), float32.
+  """
+  whole = make_objective(config, model, value_model, teacher)
+
+  def loss_fn(
+      params: PyTree,
+      loss_params: PyTree,
+      batch: types.Batch,
+      beta: jax.Array,
+      teacher_params: PyTree = None,
+  ) -> tuple[jax.Array, loss_metrics.Totals]:
+    outputs, totals = whole.forward(params, loss_params, batch, teacher_params)
+    loss, others = whole.loss(outputs, loss_params, batch, beta)
+    return loss, jax.lax.stop_gradient(totals | others)
+
+  return loss_fn
+
+
+def make_objective(
+    config: ml_collections.ConfigDict,
+    model: Any,
+    value_model: Any = None,
+    teacher: Any = None,
+) -> Objective:
   """Returns the objective of `config.loss`.
 
   Args:
@@ -73,92 +120,101 @@ def make_loss_fn(
     value_model: a `models.heads.ScalarModel` if the objective learns one.
     teacher: the reference's `models.transformer.Model` if the objective
       compares distributions with it; `batch.ref_logprobs` are then not read.
-
-  Returns:
-    loss_fn(params, loss_params, batch, beta, teacher_params = None) -> (loss
-    [], totals), float32.
   """
   name = config.loss.name
   if objective_table.find(name).has_teacher != (teacher is not None):
     raise ValueError(
         f"config.loss.name = {name!r}: a teacher is missing, or not read"
     )
+  read_model = model
   if teacher is not None:
-    both = distillation.SideBySide(model, teacher)
+    read_model = distillation.SideBySide(model, teacher)
   pure_loss = make_pure_loss(config)
   temperature = config.sampling.temperature
   entropy_weight = config.loss.entropy_weight
 
-  def loss_fn(
+  def read(logits: jax.Array, tokens: jax.Array) -> dict[str, jax.Array]:
+    out = {}
+    if teacher is not None:
+      logits, teacher_logits = jnp.split(logits, 2, axis=-1)
+      out["ref_logprobs"] = logprobs.token_logprobs(
+          teacher_logits, tokens, temperature=temperature
+      )
+      out["divergences"] = distillation.divergence(
+          logits,
+          teacher_logits,
+          temperature=temperature,
+          gkd_beta=config.loss.gkd_beta,
+      )
+    out["logprobs"] = logprobs.token_logprobs(
+        logits, tokens, temperature=temperature
+    )
+    out["entropies"] = logprobs.entropy(
+        logits if entropy_weight else jax.lax.stop_gradient(logits),
+        temperature=temperature,
+    )
+    return out
+
+  def forward(
       params: PyTree,
       loss_params: PyTree,
       batch: types.Batch,
-      beta: jax.Array,
       teacher_params: PyTree = None,
+      tokens_RxL: jax.Array | None = None,
+  ) -> tuple[PyTree, loss_metrics.Totals]:
+    if teacher is not None:
+      params = distillation.pair(params, teacher_params)
+    outputs, totals = _map_logits(read_model, params, batch, read, tokens_RxL)
+    if value_model is not None:
+      outputs["values"] = completion_values(
+          value_model, loss_params, batch, tokens_RxL
+      )
+    return outputs, totals
+
+  def unknown(batch: types.Batch) -> PyTree:
+    zeros = jnp.zeros_like(batch.behavior_logprobs)
+    # Those of which ratios are taken, so that none overflows.
+    near = batch.prepared.get("proximal_logprobs", batch.behavior_logprobs)
+    outputs = {"logprobs": near, "entropies": zeros}
+    if teacher is not None:
+      outputs |= {"ref_logprobs": zeros, "divergences": zeros}
+    if value_model is not None:
+      outputs["values"] = zeros
+    return outputs
+
+  def loss(
+      outputs: PyTree,
+      loss_params: PyTree,
+      batch: types.Batch,
+      beta: jax.Array,
   ) -> tuple[jax.Array, loss_metrics.Totals]:
+    mask_BxKxT = batch.completion_mask
     chex.assert_equal_shape(
-        [batch.completion_mask, batch.behavior_logprobs, batch.ref_logprobs]
+        [mask_BxKxT, batch.behavior_logprobs, batch.ref_logprobs]
     )
     chex.assert_shape(
-        [batch.rewards, batch.staleness_steps], batch.completion_mask.shape[:2]
+        [batch.rewards, batch.staleness_steps], mask_BxKxT.shape[:2]
     )
-
-    def read(logits, tokens):
-      compared = ()
-      if teacher is not None:
-        logits, teacher_logits = jnp.split(logits, 2, axis=-1)
-        compared = (
-            logprobs.token_logprobs(
-                teacher_logits, tokens, temperature=temperature
-            ),
-            distillation.divergence(
-                logits,
-                teacher_logits,
-                temperature=temperature,
-                gkd_beta=config.loss.gkd_beta,
-            ),
-        )
-      entropy = logprobs.entropy(
-          logits if entropy_weight else jax.lax.stop_gradient(logits),
-          temperature=temperature,
-      )
-      return (
-          logprobs.token_logprobs(logits, tokens, temperature=temperature),
-          entropy,
-          *compared,
-      )
-
-    if teacher is None:
-      read_out, experts = _map_logits(model, params, batch, read)
-    else:
-      params = distillation.pair(params, teacher_params)
-      read_out, experts = _map_logits(both, params, batch, read)
-    logprobs_BxKxT, entropy_BxKxT, *compared = read_out
-    divergences_BxKxT = None
     if teacher is not None:
-      ref_BxKxT, divergences_BxKxT = compared
-      ref_BxKxT = jnp.where(batch.completion_mask > 0, ref_BxKxT, 0.0)
+      ref_BxKxT = jnp.where(mask_BxKxT > 0, outputs["ref_logprobs"], 0.0)
       batch = dataclasses.replace(batch, ref_logprobs=ref_BxKxT)
-    values_BxKxT = None
-    if value_model is not None:
-      values_BxKxT = completion_values(value_model, loss_params, batch)
-    loss, totals = pure_loss(
-        logprobs_BxKxT,
+    value, totals = pure_loss(
+        outputs["logprobs"],
         loss_params,
         batch,
         beta,
-        values_BxKxT,
-        divergences_BxKxT,
+        outputs.get("values"),
+        outputs.get("divergences"),
     )
+    entropies_BxKxT = outputs["entropies"]
     if entropy_weight:
-      weights_BxKxT = groups_lib.length_weights(batch.completion_mask, "tokens")
-      entropy_BxK = groups_lib.weighted_sums(entropy_BxKxT, weights_BxKxT)
-      loss -= entropy_weight * jnp.mean(entropy_BxK)
-    totals["entropy"] = loss_metrics.total(entropy_BxKxT, batch.completion_mask)
-    totals |= experts
-    return loss, jax.lax.stop_gradient(totals)
+      weights_BxKxT = groups_lib.length_weights(mask_BxKxT, "tokens")
+      entropy_BxK = groups_lib.weighted_sums(entropies_BxKxT, weights_BxKxT)
+      value -= entropy_weight * jnp.mean(entropy_BxK)
+    totals["entropy"] = loss_metrics.total(entropies_BxKxT, mask_BxKxT)
+    return value, jax.lax.stop_gradient(totals)
 
-  return loss_fn
+  return Objective(forward, loss, unknown)
 
 
 def make_pure_loss(
@@ -240,9 +296,6 @@ def make_pure_loss(
     )
     # The reported KL is to the reference itself, even with a tempered target.
     plain = dataclasses.replace(groups, ref_logprobs_BxKxT=batch.ref_logprobs)
-    of_batch = lambda name: (
-        batch.prepared[name][0] if name in batch.prepared else None
-    )
     totals = {
         "ratio_clip_share": loss_metrics.total(changed_BxKxT, mask_BxKxT),
         **loss_metrics.ratio_totals(
@@ -251,15 +304,11 @@ def make_pure_loss(
             )
         ),
         **loss_metrics.residual_totals(
-            plain,
-            aux,
-            beta,
-            of_batch("log_z_center"),
-            has_reference=has_reference,
+            plain, aux, beta, has_reference=has_reference
         ),
         **loss_metrics.pair_totals(aux),
         **(custom_loss.totals(aux, mask_BxKxT) if ".py:" in c.name else {}),
-        **loss_metrics.value_totals(groups, aux, of_batch("return_center")),
+        **loss_metrics.value_totals(groups, aux),
         **loss_metrics.batch_totals(
             batch, logprobs_BxKxT, has_reference=has_reference
         ),
@@ -305,17 +354,15 @@ def make_supervised_loss_fn(model: Any) -> LossFn:
 
 
 def completion_values(
-    value_model: Any, loss_params: PyTree, batch: types.Batch
+    value_model: Any,
+    loss_params: PyTree,
+    batch: types.Batch,
+    tokens_RxL: jax.Array | None = None,
 ) -> jax.Array:
-  """Returns [B, K, T] float32, the value of the state before each token."""
-  return logprobs.map_rows(
-      value_model.completion_values,
-      loss_params["value"],
-      batch.prompt_tokens,
-      batch.prompt_mask,
-      batch.completion_tokens,
-      batch.rows,
-  )
+  """Returns the value of the state before each token, [B, K, T] or [R, L]."""
+  inputs = batch.prompt_tokens, batch.prompt_mask, batch.completion_tokens
+  others = () if tokens_RxL is None else (tokens_RxL,)
+  return value_model.completion_values(loss_params["value"], *inputs, *others)
 
 
 def _make_groups(
@@ -374,7 +421,11 @@ def _make_groups(
 
 
 def _map_logits(
-    model: Any, params: PyTree, batch: types.Batch, fn: Callable[..., PyTree]
+    model: Any,
+    params: PyTree,
+    batch: types.Batch,
+    fn: Callable[..., PyTree],
+    tokens_RxL: jax.Array | None = None,
 ) -> tuple[PyTree, loss_metrics.Totals]:
   """Returns `logprobs.map_logits` of a batch, and metrics of the experts."""
   has_experts = model.stream_and_routes is not None
@@ -385,13 +436,14 @@ def _map_logits(
       batch.prompt_mask,
       batch.completion_tokens,
       fn,
-      rows=batch.rows,
+      tokens_RxL=tokens_RxL,
       routes=batch.experts,
       with_routes=has_experts,
   )
   if not has_experts:
     return out, {}
-  out, routes_BxKxTxNxA = out
-  return out, loss_metrics.expert_totals(
-      routes_BxKxTxNxA, batch.completion_mask, model.config.num_experts
-  )
+  out, routes = out
+  mask = batch.completion_mask
+  if tokens_RxL is not None:
+    mask = packed.predicted(tokens_RxL, mask, batch.prompt_tokens.shape[1])
+  return out, loss_metrics.expert_totals(routes, mask, model.config.num_experts)

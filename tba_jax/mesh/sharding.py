@@ -302,7 +302,7 @@ def batch_shardings(num_prompts: int, mesh: Mesh) -> PyTree:
     return over
   whole = replicated(mesh)
   fields = {field.name: whole for field in dataclasses.fields(types.Batch)}
-  return types.Batch(**fields | {"rows": types.Rows(over, whole, over)})
+  return types.Batch(**fields | {"rows": types.Rows(over, whole)})
 
 
 def shard_batch(batch: PyTree, mesh: Mesh) -> PyTree:

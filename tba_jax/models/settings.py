@@ -59,7 +59,7 @@ SETTINGS = {
     "model.attention": _s("auto",
         rules.one_of("auto", "plain", "splash", "cudnn"),
         "kernel of training and prefill: 'auto' is splash attention on TPU,"
-        " cuDNN's on GPU where it can serve the model, and plain elsewhere;"
+        " cuDNN's or Triton's on GPU where they serve the model, else plain;"
         " 'auto' alone also has kernels of decode steps with mixed lengths",
         fixed=""),
 }

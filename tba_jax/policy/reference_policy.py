@@ -7,7 +7,6 @@ Its version is the step at which it last moved.
 """
 
 from collections.abc import Callable
-import math
 from typing import Any
 
 import jax
@@ -61,15 +60,13 @@ def moved(
 
 
 def make_logprobs_fn(
-    model: Any, *, temperature: float, micro_prompts: int = 0
+    model: Any, *, temperature: float
 ) -> Callable[..., jax.Array]:
   """Returns the function of `Reference.logprobs`, of params and its inputs.
 
   Args:
     model: a `models.transformer.Model`.
     temperature: temperature of sampling.
-    micro_prompts: prompts of a micro-batch; 0 computes all at a time, or the
-      parts of the rows.
   """
 
   def run(
@@ -80,9 +77,6 @@ def make_logprobs_fn(
       completion_mask_BxKxT: jax.Array,
       rows: types.Rows | None = None,
   ) -> jax.Array:
-    B, K, _ = completion_tokens_BxKxT.shape
-    if micro_prompts:
-      rows = _in_micro_batches(rows, B, K, micro_prompts)
     logprobs_BxKxT = logprobs_lib.completion_logprobs(
         model,
         params,
@@ -95,36 +89,6 @@ def make_logprobs_fn(
     return jnp.where(completion_mask_BxKxT > 0, logprobs_BxKxT, 0.0)
 
   return run
-
-
-def _in_micro_batches(
-    rows: types.Rows | None, B: int, K: int, num_prompts: int
-) -> types.Rows | None:
-  """Returns the rows of a batch, with a part for each micro-batch.
-
-  As in the train step, every nth row belongs to one of n micro-batches, so that
-  the pass holds no more activations than a step.
-
-  Args:
-    rows: rows [R, 1, M] of whole micro-batches; None has a row a prompt.
-    B, K: prompts, and completions of each.
-    num_prompts: prompts of a micro-batch; without rows, a multiple of it that
-      the shards of the batch divide.
-  """
-  if rows is None:
-    num_prompts = math.lcm(num_prompts, sequence.current_split().batch_count)
-  num_micro = max(B // num_prompts, 1)
-  if num_micro == 1 or B % num_prompts:
-    return rows
-  if rows is None:
-    order = jnp.arange(B * K, dtype=jnp.int32)
-    rows = types.Rows(order.reshape(B, 1, K), order.reshape(B, K))
-  R, _, M = rows.indices.shape
-  row, place = rows.slots // M, rows.slots % M
-  row = row % num_micro * (R // num_micro) + row // num_micro
-  cut = lambda x: x.reshape(R // num_micro, num_micro, -1)
-  tokens = None if rows.tokens is None else cut(rows.tokens)
-  return types.Rows(cut(rows.indices), row * M + place, tokens)
 
 
 class Reference:
@@ -142,7 +106,6 @@ class Reference:
       temperature: float,
       every_steps: int = 0,
       name: str = "",
-      micro_prompts: int = 0,
       mesh: jax.sharding.Mesh | None = None,
   ):
     """Initializes the reference.
@@ -155,15 +118,12 @@ class Reference:
         tempered.
       every_steps: period of a moving reference; 0 if it is fixed.
       name: name that a checkpoint keeps, see the class.
-      micro_prompts: argument of `make_logprobs_fn`.
       mesh: mesh over which tokens are split; None is one device.
     """
     self.model, self.name = model, name
     self._every_steps = every_steps
     self._params = None if every_steps else params
-    run = make_logprobs_fn(
-        model, temperature=temperature, micro_prompts=micro_prompts
-    )
+    run = make_logprobs_fn(model, temperature=temperature)
     if mesh is not None:
       run = sequence.split_tokens(run, mesh, *sharding.TOKEN_AXES)
     self._run = jax.jit(run)
@@ -192,12 +152,12 @@ class Reference:
   ) -> jax.Array:
     """Returns [B, K, T] float32, log π_ref of each completion token in nats.
 
-    It is 0 where the mask is 0. Prompts are left-padded, completions
-    right-padded. Does not wait for the devices.
+    It is 0 where the mask is 0, and of tokens that rows lack. Prompts are
+    left-padded, completions right-padded. Does not wait for the devices.
 
     Args:
       ref_params: `TrainState.ref_params`, of a moving reference.
-      rows: packed rows of the batch.
+      rows: packed rows of the batch, or of some of its groups.
     """
     return self._run(
         ref_params if self._every_steps else self._params,

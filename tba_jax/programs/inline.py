@@ -26,7 +26,6 @@ from tba_jax.mesh import cluster
 from tba_jax.mesh import sharding
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import policy_samplers
-from tba_jax.policy import reference_policy as reference_lib
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import curriculum
 from tba_jax.replay import prompt_order
@@ -122,8 +121,9 @@ class LoopMaker:
     self._mesh = sharding.make_mesh(config.mesh)
     self._params = policy_lib.initial_params(self.policy, config.seed)
     self.sampler = policy_samplers.make_sampler(config, self.policy)
-    # By the prompts of a micro-batch, in which each computes.
-    self._references: dict[int, reference_lib.Reference] = {}
+    self._reference = work_parts.make_reference(
+        config, self.policy, self._params, self._mesh
+    )
     self.judge = reward_judge.make_judge(config, workdir, self.policy.task)
     has_reference = not losses.holds_reference(config, "none")
     self._environments = environments_build.make(
@@ -133,7 +133,7 @@ class LoopMaker:
         config,
         workdir,
         self.policy,
-        reference=self._reference_of(config) if has_reference else None,
+        reference=self._reference if has_reference else None,
     )
     # By name and by the lifetime of a snapshot in steps, if any.
     self._steps: dict[
@@ -148,7 +148,7 @@ class LoopMaker:
       name: key of the train step: loops of one name differ in seed, lag and
         replay alone.
     """
-    policy, reference = self.policy, self._reference_of(config)
+    policy, reference = self.policy, self._reference
     sampler = self.sampler
     log = offline_sampler.make(config, policy.task, policy.tokenizer)
     if log is not None:
@@ -192,16 +192,6 @@ class LoopMaker:
         buffer=buffer,
         order=curriculum.make_order(config, policy.task, policy.tokenizer),
     )
-
-  def _reference_of(
-      self, config: ml_collections.ConfigDict
-  ) -> reference_lib.Reference:
-    size = device_work.micro_prompts(config)
-    if size not in self._references:
-      self._references[size] = work_parts.make_reference(
-          config, self.policy, self._params, self._mesh
-      )
-    return self._references[size]
 
   def close(self) -> None:
     """Ends the processes of judges and environments."""

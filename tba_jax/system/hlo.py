@@ -46,6 +46,9 @@ _REDUCE_SCATTER = "all-reduce-scatter"
 # Products of queries x keys x head width in each kernel of splash attention.
 _SPLASH = re.compile(r"splash_m[hq]a_(fwd|dq|dkv)_")
 _SPLASH_PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}
+# The same of packed rows on a GPU (`models/kernels/gpu_rows.py`).
+_ROWS = re.compile(r"packed_rows_(forward|queries|keys)")
+_ROWS_PRODUCTS = {"forward": 2, "queries": 3, "keys": 4}
 # Products of runs of rows with a matrix each, and the sums of their gradient.
 _GROUPED = re.compile(r"ragged-dot-none|tgmm|grouped_products|grouped_sums")
 # Libraries that a GPU calls: matrix products, whose axes stand in the call's
@@ -83,8 +86,8 @@ class Costs:
   """Arithmetic and traffic of a device in one run of a program.
 
   flops: operations of matrix products and convolutions, 2 a multiply-add, and
-    of splash and cuDNN's attention as if they had no window, and of kernels of
-    products of runs of rows; other kernels are not counted.
+    of kernels of products of runs of rows, and of attention as if there were no
+    window and each row were one sequence; other kernels are not counted.
   collectives: kind -> bytes that the device receives.
   memory_bytes: bytes read from and written to the device's main memory, with
     the padding of tiled layouts; nothing that stays in a faster memory.
@@ -130,28 +133,29 @@ class _Instruction:
 _Computation = dict[str, _Instruction]
 
 
-def costs(text: str, host_size: int = 0) -> Costs:
+def costs(text: str, host_size: int = 0, trips: int = 1) -> Costs:
   """Returns the costs of a module, as `compiled.as_text()` prints it.
 
-  A loop whose number of trips is not known is counted once, a conditional as
-  its most expensive branch.
+  A conditional is counted as its most expensive branch.
 
   Args:
     text: HLO of the module.
     host_size: devices of a host, if hosts are joined by a network; else 0.
+    trips: times that a loop runs which decides that itself; one within such a
+      loop is counted once.
   """
   computations, entry = _parse(text)
-  flops, collectives = _walk(computations, entry, set(), _received)
-  moved = _moved(computations, entry)
+  flops, collectives = _walk(computations, entry, set(), _received, trips)
+  moved = _moved(computations, entry, trips)
   network = {}
   if host_size:
     between_hosts = functools.partial(_between_hosts, host_size=host_size)
-    _, network = _walk(computations, entry, set(), between_hosts)
+    _, network = _walk(computations, entry, set(), between_hosts, trips)
   return Costs(
       flops,
       dict(sorted(collectives.items())),
       moved,
-      moved - _moved(_without_caches(computations), entry),
+      moved - _moved(_without_caches(computations), entry, trips),
       sum(network.values()),
   )
 
@@ -263,6 +267,7 @@ def _walk(
     name: str,
     channels: set[str],
     received: Callable[[_Computation, _Instruction, str], float],
+    trips: int,
 ) -> tuple[float, dict[str, float]]:
   """Returns FLOPs and collective bytes of one run of a computation.
 
@@ -272,6 +277,7 @@ def _walk(
     channels: already counted in this run; an asynchronous collective appears in
       several fusions under one channel.
     received: (computation, collective, kind) -> bytes.
+    trips: argument of `costs`.
   """
   flops, collectives = 0.0, {}
   computation = computations[name]
@@ -289,18 +295,22 @@ def _walk(
     if op.opcode == "while":
       # Transfers begun before the loop may go on in it; the rest is new traffic
       # in each run of the body.
-      trips = _num_trips(computations, op)
+      times, inner = _num_trips(computations, op, trips)
       for called in op.called("condition", "body"):
-        add(_walk(computations, called, set(channels), received), trips)
+        run = _walk(computations, called, set(channels), received, inner)
+        add(run, times)
     elif op.opcode == "conditional":
       branches = op.called(
           "branch_computations", "true_computation", "false_computation"
       )
-      runs = [_walk(computations, b, set(channels), received) for b in branches]
+      runs = [
+          _walk(computations, b, set(channels), received, trips)
+          for b in branches
+      ]
       add(max(runs, key=lambda f: (sum(f[1].values()), f[0])))
     elif op.opcode in ("fusion", "call", "async-start"):
       for called in op.called("calls", "to_apply"):
-        add(_walk(computations, called, channels, received))
+        add(_walk(computations, called, channels, received, trips))
     elif op.opcode in ("dot", "convolution"):
       add((_product_flops(computation, op), {}))
     elif op.opcode == "custom-call":
@@ -313,13 +323,18 @@ def _walk(
   return flops, collectives
 
 
-def _moved(computations: dict[str, _Computation], name: str) -> float:
+def _moved(
+    computations: dict[str, _Computation], name: str, trips: int
+) -> float:
   """Returns the bytes of main memory that one run of a computation moves."""
   total = 0.0
   for op in computations[name].values():
-    moved = [_moved(computations, called) for called in _runs(op)]
+    times, inner = 1, trips
     if op.opcode == "while":
-      total += _num_trips(computations, op) * sum(moved)
+      times, inner = _num_trips(computations, op, trips)
+    moved = [_moved(computations, called, inner) for called in _runs(op)]
+    if op.opcode == "while":
+      total += times * sum(moved)
     elif op.opcode == "conditional":
       total += max(moved)
     else:
@@ -438,23 +453,26 @@ def _in_memory_of(type_text: str, other: str) -> str:
 
 
 def _num_trips(
-    computations: dict[str, _Computation], loop: _Instruction
-) -> int:
-  """Returns how often a loop runs; 1 if that is decided while it runs."""
+    computations: dict[str, _Computation], loop: _Instruction, trips: int
+) -> tuple[int, int]:
+  """Returns how often a loop runs, and the `trips` of loops in it.
+
+  It runs `trips` times if that is decided while it runs.
+  """
   if match := _TRIPS.search(loop.attributes):
-    return int(match[1])
+    return int(match[1]), trips
   names = loop.called("condition", "body")
   condition, body = (computations[name] for name in names)
   bound, compare = _scalar(computations, condition, _root(condition).name)
   if compare is None or compare.opcode != "compare" or bound is None:
-    return 1
+    return trips, 1
   # Counters begin at 0; an unrolled body adds more than 1.
   counter = condition.get(compare.operands[0])
   index = counter and re.search(r"\bindex=(\d+)", counter.attributes)
   if not index:
-    return bound
+    return bound, trips
   step, _ = _scalar(computations, body, _root(body).operands[int(index[1])])
-  return -(-bound // (step or 1))
+  return -(-bound // (step or 1)), trips
 
 
 def _root(computation: _Computation) -> _Instruction:
@@ -630,7 +648,8 @@ def _kernel_flops(computation: _Computation, op: _Instruction) -> float:
     lhs, out = _shape(computation, op.operands[0]), next(_arrays(op.type))[1]
     axes = _CONTRACTED.search(op.attributes)[1].split('","')
     return 2.0 * math.prod(out) * math.prod(lhs[int(axis)] for axis in axes)
-  if not splash and not library:
+  rows = _ROWS.search(op.name + op.attributes)
+  if not splash and not library and not rows:
     return 0.0
   shapes = [
       shape
@@ -642,7 +661,7 @@ def _kernel_flops(computation: _Computation, op: _Instruction) -> float:
     products = _SPLASH_PRODUCTS[splash[1]]
     (*sequences, Q, Dh), S = shapes[0], shapes[1][-2]
   else:
-    products = _CUDNN_PRODUCTS[library[1]]
+    products = _ROWS_PRODUCTS[rows[1]] if rows else _CUDNN_PRODUCTS[library[1]]
     (B, Q, H, Dh), S = shapes[0], shapes[1][1]
     sequences = B, H
   pairs = math.prod(sequences) * (Q * (S - Q) + Q * (Q + 1) / 2)

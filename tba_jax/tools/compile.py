@@ -35,7 +35,6 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.learning import device_work
 from tba_jax.learning import group_reference
 from tba_jax.learning import packing
 from tba_jax.learning import published
@@ -79,11 +78,13 @@ class Program:
   lower: function that returns the lowered program.
   argument_bytes: bytes of its role's holdings that are its arguments.
   remedy: settings to change if it does not fit.
+  parts: times that it computes a part of packed rows, at full length.
   """
 
   lower: Callable[[], Any]
   argument_bytes: int
   remedy: str
+  parts: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -310,18 +311,12 @@ def trainer(
           lower_step,
           memory_model.num_bytes((memory.state, base, teacher_params)),
           _REMEDIES["train_step"],
+          packing.size_of(memory.batch.rows).parts,
       )
   }
   if objective_table.has_reference_pass(config):
-    num_prompts, batch = device_work.reference_prompts(config), memory.batch
-    if num_prompts < config.train.prompts_per_batch:
-      batch = packing.abstract_batch(config, mesh, num_prompts, None)
     programs["reference"] = _reference(
-        config,
-        memory,
-        batch,
-        _TRAINER_REMEDIES,
-        micro_prompts=device_work.micro_prompts(config),
+        config, memory, memory.batch, _TRAINER_REMEDIES
     )
   copied = memory.state.params, memory_model.published(
       config, memory.state.params
@@ -379,10 +374,14 @@ def searcher(
   }
   if objective_table.holds_reference(config, "searcher"):
     groups = config.copy_and_resolve_references()
-    groups.train.completions_per_prompt = config.search.samples_per_prompt
-    batch = packing.abstract_batch(
-        groups, mesh, group_reference.prompts_at_a_time(config), None
-    )
+    train, search = groups.train, config.search
+    train.completions_per_prompt = search.samples_per_prompt
+    num_prompts = group_reference.prompts_at_a_time(config)
+    train.prompts_per_batch = train.micro_batch_prompts = num_prompts
+    train.micro_batch_completions = 0
+    groups.mesh.update(memory_model.searcher_sizes(config))
+    size = packing.make(groups).sizes()[0]
+    batch = packing.abstract_batch(groups, mesh, size)
     out["reference"] = _reference(config, memory, batch, _SEARCHER_REMEDIES)
   return RolePrograms(out | _frozen_programs(config, memory), memory.resident)
 
@@ -423,16 +422,13 @@ def _reference(
     memory: memory_model.TrainerMemory | memory_model.SearcherMemory,
     batch: types.Batch,
     remedy: str,
-    micro_prompts: int = 0,
 ) -> Program:
   """Returns the program of reference log-probs."""
   model, params = memory_model.reference(
       config, memory.mesh, memory.model, memory.params
   )
   logprobs_fn = reference_policy.make_logprobs_fn(
-      model,
-      temperature=config.sampling.temperature,
-      micro_prompts=micro_prompts,
+      model, temperature=config.sampling.temperature
   )
   lower = functools.partial(
       jax.jit(
@@ -445,7 +441,8 @@ def _reference(
       batch.completion_mask,
       batch.rows,
   )
-  return Program(lower, memory_model.num_bytes(params), remedy)
+  parts = packing.size_of(batch.rows).parts
+  return Program(lower, memory_model.num_bytes(params), remedy, parts)
 
 
 def _lower_publish(
@@ -496,7 +493,7 @@ def compile_program(
     took = time.perf_counter() - start
     return _does_not_fit(program, other_bytes, str(error), took), ""
   memory, text = compiled.memory_analysis(), compiled.as_text()
-  costs = hlo.costs(text, host_size)
+  costs = hlo.costs(text, host_size, program.parts)
   chip = targets.CHIPS.get(device.device_kind)
   peak = memory.peak_memory_in_bytes
   if chip is None:

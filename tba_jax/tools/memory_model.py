@@ -174,12 +174,10 @@ def trainer(
       published(config, state.params)
   )
   resident |= _frozen_bytes(frozen)
-  size = packing.sizes(config, packing.batch_shape(config))[0]
+  size = packing.make(config).sizes()[0]
   columns = collect.optional_columns(config, model.config)
-  batch = packing.abstract_batch(
-      config, mesh, config.train.prompts_per_batch, size, columns
-  )
-  # Sums over micro-batches are float32.
+  batch = packing.abstract_batch(config, mesh, size, columns)
+  # Sums over parts are float32.
   trained = state.params, state.loss_params
   step = {
       "gradients": num_bytes(trained, "float32"),
@@ -396,62 +394,38 @@ def _activations(
     state: train_step.TrainState,
     batch: types.Batch,
 ) -> int:
-  """Returns the least bytes that a micro-batch keeps for its gradient.
+  """Returns the least bytes that a part of the rows keeps for its gradient.
 
-  These are the residuals of the loss's gradient, without its arguments, as if
-  all were split over all devices. The compiler needs more to compute it.
+  These are the residuals of its forward pass, without its arguments, as if all
+  were split over all devices. The compiler needs more to compute it.
   """
   if platform_of(mesh) != accelerators.CPU and config.train.remat == "none":
     # Kernels of accelerators save no attention weights; nor is this saved then.
     model = transformer.make_model(model.config, remat="dots")
   attach = adapters.attach if adapters else lambda _, trained: trained
   other, other_params = teacher(config, mesh, model, params)
-  loss_fn = objective.make_loss_fn(config, model, value_model, other)
-  beta = jnp.float32(1.0)
-
-  def micro_batch(
-      state: train_step.TrainState, batch: types.Batch, base: types.PyTree
-  ) -> types.Batch:
-    fixed = dict(state.proximal_params)
-    if "params" in fixed:
-      fixed["params"] = attach(base, fixed["params"])
-    micro_batches = train_step.prepare(
-        config,
-        model,
-        value_model,
-        fixed,
-        state.loss_params,
-        train_step.cut_micro_batches(batch, config.train, mesh),
-        beta,
-    )
-    return jax.tree.map(lambda x: x[0], micro_batches)
+  forward = objective.make_objective(config, model, value_model, other).forward
 
   def saved(
       trained: types.PyTree,
       base: types.PyTree,
-      micro: types.Batch,
-      reference_args: tuple[types.PyTree, ...],
+      batch: types.Batch,
+      teacher_params: types.PyTree,
   ) -> Any:
-    loss = lambda params, loss_params: loss_fn(
-        attach(base, params), loss_params, micro, beta, *reference_args
+    of_part = lambda params, own: forward(
+        attach(base, params),
+        own,
+        batch,
+        teacher_params,
+        batch.rows.tokens[:, 0],
     )
-    return jax.vjp(loss, *trained, has_aux=True)[1]
+    return jax.vjp(of_part, *trained, has_aux=True)[1]
 
-  micro = jax.eval_shape(micro_batch, state, batch, params)
-  shapes_of = functools.partial(
-      jax.tree.map, lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
+  inputs = (state.params, state.loss_params), params, batch, other_params
+  shapes = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), inputs
   )
-  traced = jax.make_jaxpr(saved)(
-      *map(
-          shapes_of,
-          (
-              (state.params, state.loss_params),
-              params,
-              micro,
-              () if other is None else (other_params,),
-          ),
-      )
-  ).jaxpr
+  traced = jax.make_jaxpr(saved)(*shapes).jaxpr
   variables = {x for x in traced.outvars if not isinstance(x, jax_core.Literal)}
   residuals = variables - set(traced.invars)
   return (

@@ -20,7 +20,6 @@ import time
 import jax
 import ml_collections
 
-from tba_jax.learning import device_work
 from tba_jax.learning import group_reference
 from tba_jax.programs import titled_rows
 from tba_jax.run import text
@@ -91,9 +90,7 @@ def training_s(
   """Returns the least seconds of a train step with its reference pass."""
   seconds = least_seconds(programs["train_step"], chip)
   if "reference" in programs:
-    share = device_work.reference_prompts(config)
-    passes = config.train.prompts_per_batch / share
-    seconds += passes * least_seconds(programs["reference"], chip)
+    seconds += least_seconds(programs["reference"], chip)
   return seconds
 
 

@@ -27,6 +27,7 @@ from tba_jax import collect
 from tba_jax import searcher as searcher_lib
 from tba_jax import types
 from tba_jax.config import hardware
+from tba_jax.learning import packing
 from tba_jax.mesh import sharding
 from tba_jax.models import config as config_lib
 from tba_jax.models.net import transformer
@@ -119,19 +120,17 @@ def _platform(kind: str) -> str:
 # Batch and staleness
 
 
-def _micro_batches(train: ml_collections.ConfigDict) -> str:
+def _parts(config: ml_collections.ConfigDict) -> str:
   """Returns what one forward-backward has; see `learning/packing.py`."""
-  size, K = train.micro_batch_prompts, train.completions_per_prompt
-  num_completions = train.micro_batch_completions or K
-  if num_completions < K or train.prompts_per_batch % size:
-    rows = f"{size} prompts with {num_completions} completions each"
-    return f"groups are cut: at most {rows}, forward once more"
-  return f"{train.prompts_per_batch // size} of {size} prompts"
+  how = packing.make(config)
+  rows, parts, length = how.sizes()[0]
+  cut = "; groups are cut, forward once more" if how.cuts_groups else ""
+  return f"{rows} of {length:,} tokens, at most {parts} times a step{cut}"
 
 
 def batch_rows(config: ml_collections.ConfigDict) -> titled_rows.TableRows:
   """Returns sizes of batches, and the staleness bound."""
-  train, search = config.train, config.search
+  search = config.search
   mesh = sharding.abstract_mesh(config.mesh, _CPU)
   shards = sharding.num_batch_shards(mesh)
   tokens = lambda n: (
@@ -139,8 +138,8 @@ def batch_rows(config: ml_collections.ConfigDict) -> titled_rows.TableRows:
       f" {n * config.sampling.max_completion_tokens:,} tokens"
   )
   return [
-      ("micro-batches a step", _micro_batches(train)),
-      ("shards of a micro-batch", str(shards)),
+      ("rows of a forward-backward", _parts(config)),
+      ("shards of the rows", str(shards)),
       ("trained on a step", tokens(_num_trained(config))),
       (
           "sampled a step",

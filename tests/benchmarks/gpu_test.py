@@ -15,6 +15,7 @@ _WORK = gpu.Work(
     product_size=16,
     copied=1024,
     attention=((2, 8, 5, 1, 2, 8, 0), (2, 8, 8, 1, 2, 8, 6)),
+    rows=((8, 20, 1, 2, 8, 0),),
     decode=(("microsoft/rho-math-1b-v0.1", 1, 2, 4, 4),),
     steps=(("microsoft/rho-math-1b-v0.1", 2, 1, 2, 4, 5),),
     runs=1,
@@ -58,7 +59,7 @@ class GpuTest(absltest.TestCase):
     self.assertEqual(generate["tokens_per_s"], 4)
     self.assertEqual(gradient["completion_tokens_per_s"], 5)
     for row in out["values"]:
-      for error in (*row["cudnn"], *row["plain"]):
+      for error in (*row["kernel"], *row["plain"]):
         self.assertBetween(error, 1e-5, 2e-2)
     (step,) = out["step"]
     self.assertAlmostEqual(

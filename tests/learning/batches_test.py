@@ -8,7 +8,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
-from tba_jax import types
 from tba_jax.learning import batches
 from tba_jax.learning import device_work
 from tba_jax.learning import learner
@@ -22,11 +21,14 @@ _T = fake_groups.COMPLETION_TOKENS
 
 
 class FakeReference:
-  """A token's log-prob is -(last prompt token) - token / 10 - ref_params."""
+  """A token's log-prob is -(last prompt token) - token / 10 - ref_params.
+
+  counts: groups that rows of each call have.
+  """
 
   def __init__(self):
     self.moves = False
-    self.shapes = []
+    self.counts = []
 
   def version(self, step):
     return step // 4 * 4 if self.moves else 0
@@ -34,10 +36,13 @@ class FakeReference:
   def logprobs(
       self, prompt_tokens, prompt_mask, tokens, mask, shift=0.0, rows=None
   ):
-    self.shapes.append(tokens.shape)
+    is_here = np.ones(tokens.shape, bool)
+    if rows is not None:
+      is_here = np.asarray(rows.slots) < rows.tokens.size
+    self.counts.append(is_here.any(axis=(1, 2)).sum())
     last = np.asarray(prompt_tokens)[:, -1][:, None, None]
     values = -last - np.asarray(tokens) / 10 - shift
-    return (values * np.asarray(mask)).astype(np.float32)
+    return (values * np.asarray(mask) * is_here).astype(np.float32)
 
 
 class LearnerTest(parameterized.TestCase):
@@ -52,9 +57,9 @@ class LearnerTest(parameterized.TestCase):
       )
     self.reference = FakeReference()
 
-  def make_maker(self, part_prompts=2, stop_ids=(), **changes):
+  def make_maker(self, stop_ids=(), **changes):
     config = base_config.make(
-        train__prompts_per_batch=4 * part_prompts,
+        train__prompts_per_batch=_B,
         train__micro_batch_prompts=1,
         replay__recent_fraction=0.5,
         **changes,
@@ -110,68 +115,50 @@ class LearnerTest(parameterized.TestCase):
         )
     self.assert_right(batch)
 
-  def test_parts_have_one_shape_and_the_last_overlaps(self):
-    batch = self.make_maker(part_prompts=2).make(self.draw())
-    self.assertEqual(self.reference.shapes, [(2, _K, _T)] * 3)
-    self.assert_right(batch)
-
-  def test_a_part_is_no_larger_than_the_batch(self):
-    batch = self.make_maker(part_prompts=64).make(self.draw())
-    self.assertEqual(self.reference.shapes, [(_B, _K, _T)])
-    self.assert_right(batch)
-
   def test_computed_once_per_completion(self):
-    maker = self.make_maker(part_prompts=_B)
+    maker = self.make_maker()
     maker.make(self.draw())
     maker.finish()
     draw = self.draw()
     self.assertTrue((draw.ref_versions == 0).all())
     batch = maker.make(draw)
-    self.assertLen(self.reference.shapes, 1)
+    self.assertLen(self.reference.counts, 1)
     self.assert_right(batch)
 
   def test_only_the_missing_are_computed(self):
-    maker = self.make_maker(part_prompts=1)
+    maker = self.make_maker()
     maker.make(self.draw(3))
     maker.finish()
-    self.reference.shapes.clear()
+    self.reference.counts.clear()
     # The pool continues: two prompts lack log-probs, three have them.
     draw = self.draw()
     missing = (draw.ref_versions < 0).any(axis=1)
     self.assertEqual(missing.sum(), 2)
-    # The missing ones come last; `place` wants them first.
-    last = np.argsort(missing, kind="stable")
-    draw = types.Draw(
-        **{
-            name: value[last] if isinstance(value, np.ndarray) else value
-            for name, value in vars(draw).items()
-        }
-    )
     batch = maker.make(draw)
-    self.assertLen(self.reference.shapes, 2)
+    self.assertEqual(self.reference.counts, [2])
     self.assert_right(batch)
-    # The rows keep their own, though the batch was reordered.
+    # The others keep their own.
     maker.finish()
-    self.reference.shapes.clear()
+    self.reference.counts.clear()
     self.assert_right(maker.make(self.draw()))
-    self.assertEmpty(self.reference.shapes)
+    self.assertEmpty(self.reference.counts)
 
   def test_log_probs_of_another_reference_are_not_used(self):
-    maker = self.make_maker(part_prompts=_B)
+    maker = self.make_maker()
     draw = self.draw()
     self.buffer.set_ref_logprobs(
         draw.ids, np.full((_B, _K, _T), 99, np.float32), 1
     )
     batch = maker.make(self.draw())
     self.assert_right(batch)
-    self.assertLen(self.reference.shapes, 1)
+    self.assertLen(self.reference.counts, 1)
     maker.finish()
     self.assertTrue((self.draw().ref_versions == 0).all())
 
   def test_log_probs_of_before_a_move_are_not_used_after_it(self):
     """The draw of step 8 is made before the log-probs of step 7 are saved."""
     self.reference.moves = True
-    maker = self.make_maker(part_prompts=_B)
+    maker = self.make_maker()
     self.state.ref_params = 0.5
     self.assert_right(maker.make(self.draw(step=7)), shift=0.5)
     self.state.ref_params = 0.25
@@ -180,22 +167,22 @@ class LearnerTest(parameterized.TestCase):
     self.assert_right(maker.make(self.draw()), shift=0.25)
     maker.finish()
     self.assertTrue((self.draw().ref_versions == 8).all())
-    self.assertLen(self.reference.shapes, 2)
+    self.assertLen(self.reference.counts, 2)
     # They are valid until the next move, and read from the buffer.
     self.assert_right(maker.make(self.draw(step=11)), shift=0.25)
-    self.assertLen(self.reference.shapes, 2)
+    self.assertLen(self.reference.counts, 2)
 
   def test_one_stale_row_recomputes_its_prompt(self):
-    maker = self.make_maker(part_prompts=1)
+    maker = self.make_maker()
     maker.make(self.draw())
     maker.finish()
     draw = self.draw()
     self.buffer.set_ref_logprobs(
         draw.ids[0, :1], np.full((1, _T), 99, np.float32), 7
     )
-    self.reference.shapes.clear()
+    self.reference.counts.clear()
     batch = maker.make(self.draw())
-    self.assertLen(self.reference.shapes, 1)
+    self.assertLen(self.reference.counts, 1)
     self.assert_right(batch)
 
   def test_nothing_is_saved_before_flush(self):

@@ -5,6 +5,7 @@
 import dataclasses
 import logging
 import threading
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -22,62 +23,39 @@ from tba_jax.policy import policy as policy_lib
 from tba_jax.system import processes
 from tests.support import tiny_model
 
-SIZES = [None, (9, 1, 2, 0), (7, 1, 2, 0), (5, 1, 2, 0)]
+SIZES = [packing.Size(rows, 2, 16) for rows in (9, 7, 5)]
 _DEADLINE_S = 20
 
 
 class CompileAheadTest(absltest.TestCase):
 
-  def make(self, compile_size, neighbors=True):
-    ahead = compile_ahead.CompileAhead(SIZES, compile_size, neighbors=neighbors)
+  def make(self, compile_size):
+    ahead = compile_ahead.CompileAhead(SIZES, compile_size)
     self.addCleanup(ahead.close)
     return ahead
 
-  def count(self, ahead, size):
-    for _ in range(compile_ahead.STEPS_BEFORE_NEXT):
-      ahead.count(size)
-
-  def test_the_first_size_then_neighbors_of_used_ones_once_each(self):
-    compiled = []
-    ahead = self.make(compiled.append)
-    ahead.count(SIZES[1])
-    self.count(ahead, SIZES[2])
-    self.count(ahead, SIZES[2])
-    self.count(ahead, SIZES[1])
-    self.count(ahead, SIZES[0])
-    for size in SIZES:
-      ahead.wait(size)
-    # The step itself has compiled for the two that were used first.
-    self.assertEqual(compiled, [SIZES[0], SIZES[3]])
-
-  def test_compiles_the_first_size_alone_without_neighbors(self):
-    compiled = []
-    ahead = self.make(compiled.append, neighbors=False)
-    self.count(ahead, SIZES[0])
-    for size in SIZES:
-      ahead.wait(size)
-    self.assertEqual(compiled, SIZES[:1])
-
-  def test_a_size_in_progress_is_waited_for_and_an_unasked_one_is_not(self):
-    may_end, compiled = threading.Event(), []
+  def test_compiles_each_size_once_and_a_use_waits_for_its_own(self):
+    may_go_on, compiled = threading.Event(), []
 
     def compile_size(size):
-      may_end.wait(_DEADLINE_S)
+      if size == SIZES[1]:
+        may_go_on.wait(_DEADLINE_S)
       compiled.append(size)
 
     ahead = self.make(compile_size)
-    self.addCleanup(may_end.set)
-    ahead.wait(SIZES[1])
-    self.assertEqual(compiled, [])
-    threading.Thread(target=may_end.set).start()
+    self.addCleanup(may_go_on.set)
     ahead.wait(SIZES[0])
-    self.assertEqual(compiled, [SIZES[0]])
+    self.assertEqual(compiled, SIZES[:1])
+    threading.Thread(target=may_go_on.set).start()
+    ahead.wait(SIZES[2])
+    ahead.wait(SIZES[1])
+    self.assertEqual(compiled, SIZES)
 
   def test_a_failure_is_left_to_the_step(self):
     compiled = []
 
     def compile_size(size):
-      if size is None:
+      if size == SIZES[0]:
         raise MemoryError("too large")
       compiled.append(size)
 
@@ -85,9 +63,8 @@ class CompileAheadTest(absltest.TestCase):
       ahead = self.make(compile_size)
       ahead.wait(SIZES[0])
     self.assertIn("too large", logs.output[0])
-    self.count(ahead, SIZES[0])
-    ahead.wait(SIZES[1])
-    self.assertEqual(compiled, [SIZES[1]])
+    ahead.wait(SIZES[2])
+    self.assertEqual(compiled, SIZES[1:])
 
   def test_close_neither_waits_nor_begins_another(self):
     begun, may_end, compiled = threading.Event(), threading.Event(), []
@@ -99,7 +76,6 @@ class CompileAheadTest(absltest.TestCase):
 
     ahead = self.make(compile_size)
     self.addCleanup(may_end.set)
-    self.count(ahead, SIZES[0])
     self.assertTrue(begun.wait(_DEADLINE_S))
     ahead.close()
     self.assertEqual(compiled, [])
@@ -113,12 +89,21 @@ def make_batch(config, num_different):
   batch = tiny_model.make_batch(num_completions=8, seed=num_different)
   tokens = batch.completion_tokens[:, np.arange(8) % num_different]
   rows = packing.pack(
-      config, batch.prompt_tokens, tokens, batch.completion_mask
+      packing.make(config), batch.prompt_mask, tokens, batch.completion_mask
   )
   return dataclasses.replace(batch, completion_tokens=tokens, rows=rows)
 
 
 class DeviceWorkTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    # Several sizes of rows of few tokens.
+    for name, value in (
+        ("_LEAST_LENGTH", 8), ("_LENGTH", 1), ("_LEAST_TOKENS", 1),
+        ("_PART_TOKENS", 20),
+    ):  # fmt: skip
+      self.enter_context(mock.patch.object(packing, name, value))
 
   def train(self, is_ahead, role):
     """Returns the state, and what the main thread compiled for a new size."""
@@ -138,9 +123,7 @@ class DeviceWorkTest(parameterized.TestCase):
     reference = work_parts.make_reference(config, policy, params, mesh)
     ahead = None
     if is_ahead:
-      ahead = work_parts.make_ahead(
-          config, policy, mesh, train_step, reference, neighbors=True
-      )
+      ahead = work_parts.make_ahead(config, policy, mesh, train_step, reference)
     work = device_work.DeviceWork(
         config,
         state=work_parts.init_state(config, policy, params, mesh),
@@ -152,20 +135,21 @@ class DeviceWorkTest(parameterized.TestCase):
         ahead=ahead,
     )
     self.addCleanup(work.close)
-    used, steps = [], compile_ahead.STEPS_BEFORE_NEXT
+    used = []
     with self.assertLogs("jax", logging.WARNING) as logs:
       jax.config.update("jax_log_compiles", True)
       try:
-        for num_different in (*[8] * steps, 4, 8):
+        for num_different in (8, 1, 8):
           batch = make_batch(config, num_different)
           used.append(packing.size_of(batch.rows))
-          batch, _ = work.place(batch, 4 if role == "trainer" else 0)
+          missing = batch.rows if role == "trainer" else None
+          batch, _ = work.place(batch, missing)
           work.train(batch)
-          if len(used) == steps:
+          if len(used) == 1:
             first = len(logs.records)
       finally:
         jax.config.update("jax_log_compiles", False)
-    self.assertEqual(used, [SIZES[0]] * steps + [SIZES[1], SIZES[0]])
+    self.assertNotEqual(used[0], used[1])
     main = threading.current_thread().name
     return jax.device_get(work.state), [
         record.getMessage()

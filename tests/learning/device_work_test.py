@@ -132,7 +132,7 @@ class DeviceWorkTest(parameterized.TestCase):
     cluster = FakeCluster()
     work = self.make(cluster)
     for _ in range(2):
-      batch, _ = work.place(make_batch(0.0), 0)
+      batch, _ = work.place(make_batch(0.0), None)
       work.train(batch)
     np.testing.assert_array_equal(
         work.gather_model()["w"], work.state.params["w"] + 5.0
@@ -164,55 +164,38 @@ class DeviceWorkTest(parameterized.TestCase):
     self.assertEqual((second.args[0], "buffer" in second.args[2]), (2, False))
     self.assertTrue(second.kwargs["wait"])
 
-  # Cut groups make parts of the batch's packed rows.
-  @parameterized.parameters(
-      (1.0, 1, 0, 8), (0.5, 1, 0, 2), (0.5, 3, 0, 3), (0.5, 1, 1, 8)
-  )
-  def test_the_reference_runs_in_parts_that_fit_the_mesh(
-      self, recent_fraction, data, micro_batch_completions, part
-  ):
-    config = base_config.make(
-        train__prompts_per_batch=8,
-        train__micro_batch_prompts=8,
-        train__micro_batch_completions=micro_batch_completions,
-        replay__recent_fraction=recent_fraction,
-    )
-    mesh = sharding.make_mesh(config.mesh)
-    config.mesh.data = data
+  def test_the_reference_computes_groups_without_log_probs(self):
     cluster = FakeCluster()
-    with mock.patch.object(sharding, "make_mesh", return_value=mesh):
-      leader = self.make(cluster, config=config)
+    leader = self.make(cluster)
     batch = types.Batch(
         **{
             name: np.ones((8, 2, 3), np.float32)
             for name in types.columns_of(types.Batch)
         },
-        rows=types.Rows(
-            indices=np.zeros((8, 1, 1), np.int32),
-            slots=np.zeros((8, 2), np.int32),
-            tokens=np.zeros((8, 1, 4), np.int32),
-        ),
     )
-    _, computed = leader.place(batch, 5)
-    calls = self.reference.logprobs.call_args_list
-    shapes = [call.args[2].shape for call in calls]
-    self.assertEqual(shapes, [(part, 2, 3)] * -(-5 // part))
+    # Slots of the first five groups.
+    slots = np.full((8, 2, 3), 40, np.int32)
+    slots[:5] = np.arange(30).reshape(5, 2, 3)
+    missing = types.Rows(np.zeros((2, 2, 10), np.int32), slots)
+    self.reference.logprobs.side_effect = None
+    self.reference.logprobs.return_value = jnp.full((8, 2, 3), 7.0)
+    placed, computed = leader.place(batch, missing)
+    (call,) = self.reference.logprobs.call_args_list
     # A moving reference is in the state.
-    self.assertIs(calls[0].args[4], leader.state.ref_params)
-    # Rows are those of the whole batch.
-    self.assertEqual(calls[0].args[5] is None, part < 8)
-    self.assertLen(computed, len(shapes))
+    self.assertIs(call.args[4], leader.state.ref_params)
+    expected = np.where(np.arange(8) < 5, 7.0, 1.0)[:, None, None]
+    for found in (placed.ref_logprobs, computed):
+      np.testing.assert_array_equal(found, np.broadcast_to(expected, (8, 2, 3)))
+    self.assertIsNone(leader.place(batch, None)[1])
     # Another process makes the same calls without the batch.
     cluster.end(processes.EXIT_OK)
     told = [
         cluster_lib.Command(c.name, json.loads(json.dumps(c.fields)))
         for c in cluster.told
     ]
-    with mock.patch.object(sharding, "make_mesh", return_value=mesh):
-      self.follow(told)
-    if part == 8:
-      rows = self.reference.logprobs.call_args.args[5]
-      self.assertEqual(rows.tokens.shape, (8, 1, 4))
+    self.follow(told)
+    rows = self.reference.logprobs.call_args.args[5]
+    self.assertEqual(rows.tokens.shape, (2, 2, 10))
 
   def test_publishing_gathers_the_params(self):
     cluster = FakeCluster()

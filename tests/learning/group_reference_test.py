@@ -70,11 +70,17 @@ class GroupReferenceTest(parameterized.TestCase):
   # Two prompts at a time: a part that is full, one that is not, several.
   # Passes are this short only here.
   @parameterized.product(
-      count=[1, 2, 5], include_stop_token=[False, True], min_tokens=[768, 1]
+      count=[1, 2, 5], include_stop_token=[False, True], least_tokens=[512, 1]
   )
   @pytest.mark.slow
-  def test_is_that_of_the_trainer(self, count, include_stop_token, min_tokens):
-    self.enter_context(mock.patch.object(packing, "MIN_TOKENS", min_tokens))
+  def test_is_that_of_the_trainer(
+      self, count, include_stop_token, least_tokens
+  ):
+    self.enter_context(
+        mock.patch.multiple(
+            packing, _LEAST_TOKENS=least_tokens, _LEAST_LENGTH=8, _LENGTH=1
+        )
+    )
     config = make_config(
         reference__role="searcher", loss__include_stop_token=include_stop_token
     )

@@ -12,13 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tba_jax.learning import packing
 from tba_jax.learning import train_step
 from tba_jax.losses import loss_metrics as metrics_lib
 from tba_jax.losses import objective
 from tba_jax.losses import objective_table
 from tba_jax.losses import ppo
-from tba_jax.mesh import sharding
+from tests.support import rows
 from tests.support import table_policy
 
 K = table_policy.K
@@ -38,37 +37,34 @@ def evaluate_all(params, batches):
   }
 
 
-@functools.partial(jax.jit, static_argnames="size")
-def accumulate_all(params, batch, *, size):
+@functools.partial(jax.jit, static_argnames="cuts_groups")
+def accumulate_all(params, batch, *, cuts_groups=False):
   """Returns (loss, metrics, gradient) by objective, as a step adds them up."""
-  out, config = {}, table_policy.make_config()
-  config.train.micro_batch_prompts = size
-  micro_batches = train_step.cut_micro_batches(
-      batch, config.train, sharding.make_mesh(config.mesh)
-  )
+  out = {}
+  batch = train_step.in_rows(batch)
   for name in objective_table.OBJECTIVES:
     config = table_policy.make_config(name=name, ratio_clip=0.2)
     value_model = table_policy.value_model_of(config)
     loss_params = table_policy.make_loss_params(config)
     teacher, others = table_policy.teacher_of(config)
-    loss_fn = objective.make_loss_fn(
+    whole = objective.make_objective(
         config, table_policy.MODEL, value_model, teacher
     )
-    parts = train_step.prepare(
-        config,
-        table_policy.MODEL,
-        value_model,
-        {},
-        loss_params,
-        micro_batches,
-        BETA,
+    prepared = train_step.prepare(
+        config, table_policy.MODEL, value_model, {}, loss_params, batch, BETA
     )
-    loss, totals, grads = train_step.accumulate(
-        lambda both, micro, loss_fn=loss_fn, others=others: loss_fn(
-            *both, micro, BETA, *others
-        ),
+
+    def forward(params, tokens, whole=whole, prepared=prepared, others=others):
+      teacher_params = others[0] if others else None
+      return whole.forward(*params, prepared, teacher_params, tokens)
+
+    loss, totals, grads = train_step.accumulate_parts(
+        whole,
+        forward,
         (params, loss_params),
-        parts,
+        prepared,
+        BETA,
+        cuts_groups=cuts_groups,
     )
     out[name] = loss, metrics_lib.finish(totals), grads
   return out
@@ -127,23 +123,13 @@ class ObjectivesTest(parameterized.TestCase):
       self.assertLessEqual(found - names["tb"], own, name)
       self.assertLessEqual(names["tb"], found, name)
 
-  @parameterized.parameters(
-      # Copies left out; groups cut into parts.
-      (2, (4, 1, 2)),
-      (3, (3, 2, 4)),
-  )
-  def test_micro_batches_change_nothing(self, size, shape):
-    config = table_policy.make_config()
-    config.train.micro_batch_prompts = size
-    rows = packing.pack(
-        config,
-        self.batch.prompt_tokens,
-        np.asarray(self.batch.completion_tokens),
-        np.asarray(self.batch.completion_mask),
+  @parameterized.parameters(0, 1)
+  def test_parts_change_nothing(self, micro_completions):
+    batch = rows.pack(self.batch, 1, micro_completions)
+    self.assertGreater(rows.num_parts(batch), 1)
+    found = accumulate_all(
+        self.params, batch, cuts_groups=bool(micro_completions)
     )
-    self.assertEqual(rows.indices.shape, shape)
-    batch = dataclasses.replace(self.batch, rows=rows)
-    found = accumulate_all(self.params, batch, size=size)
     for name, whole in self.found.items():
       with self.subTest(name):
         chex.assert_trees_all_close(found[name], whole, rtol=1e-4, atol=1e-5)

@@ -17,12 +17,12 @@ import pytest
 from tba_jax import schedule
 from tba_jax import types
 from tba_jax.learning import checkpoint
-from tba_jax.learning import packing
 from tba_jax.learning import train_step
 from tba_jax.losses import objective
 from tba_jax.mesh import sharding
 from tba_jax.models.net import heads
 from tests.support import base_config
+from tests.support import rows
 from tests.support import table_policy
 from tests.support import tiny_model
 
@@ -288,17 +288,18 @@ class TrainStepTest(absltest.TestCase):
       config, *_, state = make_run(**changes)
       before = jax.device_get(state.params)
       if changes != plain:
-        rows = packing.pack(
-            config, batch.prompt_tokens, tokens, batch.completion_mask
+        train = config.train
+        batch = rows.pack(
+            batch, train.micro_batch_prompts, train.micro_batch_completions
         )
-        batch = dataclasses.replace(batch, rows=rows)
+        self.assertGreater(rows.num_parts(batch), 1)
       state, metrics = make_step(**changes)(state, batch)
       return jax.tree.map(jnp.subtract, state.params, before), metrics
 
     expected = update_of(batch, **plain)
     for changes in (
         # Copies are left out; groups are cut into parts.
-        dict(train__micro_batch_prompts=2),
+        dict(train__micro_batch_prompts=1),
         dict(train__micro_batch_prompts=1, train__micro_batch_completions=2),
     ):
       with self.subTest(**changes):
@@ -306,8 +307,13 @@ class TrainStepTest(absltest.TestCase):
         chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-6)
 
   def test_refuses_an_indivisible_batch(self):
-    *_, state = make_run()
-    step_fn = make_step(train__micro_batch_prompts=3)
+    config, model, mesh, state = make_run(train__micro_batch_prompts=3)
+    step_fn = train_step.make_train_step(
+        config,
+        model,
+        mesh,
+        loss_fn=objective.make_supervised_loss_fn(model),
+    )
     with self.assertRaisesRegex(ValueError, "train.micro_batch_prompts=3"):
       step_fn(state, tiny_model.make_batch())
 
@@ -514,11 +520,11 @@ class PrepareTest(absltest.TestCase):
           table_policy.value_model_of(config),
           held,
           loss_params,
-          jax.tree.map(lambda x: x[None], batch),
+          train_step.in_rows(batch),
           table_policy.BETA,
       )
 
-    return jax.tree.map(lambda x: x[0], run(held, self.batch))
+    return run(held, self.batch)
 
   def evaluate(self, batch, **loss):
     """Returns metrics and gradient."""

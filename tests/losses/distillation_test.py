@@ -14,10 +14,10 @@ import optax
 import pytest
 from scipy import special
 
-from tba_jax import types
 from tba_jax.losses import distillation
 from tba_jax.losses import logprobs
 from tba_jax.losses import objective
+from tests.support import rows
 from tests.support import table_policy
 from tests.support import tiny_model
 
@@ -175,23 +175,30 @@ class SideBySideTest(parameterized.TestCase):
     loss_fn = objective.make_loss_fn(
         config, self.models[0], teacher=self.models[1]
     )
-    B, K, T = self.batch.completion_tokens.shape
-    order = np.arange(B * K, dtype=np.int32)
-    # In each row all tokens that count, then places left over.
-    tokens = np.full((B, 1, K * T), K * T, np.int32)
-    for row, mask in zip(tokens[:, 0], self.batch.completion_mask):
-      (counted,) = np.nonzero(mask.reshape(-1))
-      row[: len(counted)] = counted
-    packed = types.Rows(order.reshape(B, 1, K), order.reshape(B, K), tokens)
+    packed = rows.pack(self.batch, 99, one_part=True)
+    self.assertEqual(packed.rows.tokens.shape[1], 1)
+    whole = objective.make_objective(
+        config, self.models[0], teacher=self.models[1]
+    )
 
-    def loss_of(params, rows):
-      batch = dataclasses.replace(self.batch, rows=rows)
-      return loss_fn(params[0], {}, batch, jnp.float32(1.0), params[1])[0]
+    def loss_of(params, is_packed):
+      if not is_packed:
+        return loss_fn(params[0], {}, self.batch, jnp.float32(1.0), params[1])[
+            0
+        ]
+      outputs = logprobs.map_parts(
+          lambda tokens: whole.forward(
+              params[0], {}, packed, params[1], tokens
+          )[0],
+          packed.rows,
+          whole.unknown(packed),
+      )
+      return whole.loss(outputs, {}, packed, jnp.float32(1.0))[0]
 
-    grad = jax.jit(jax.value_and_grad(loss_of))
-    loss, (own, other) = grad(self.params, None)
+    grad = jax.jit(jax.value_and_grad(loss_of), static_argnums=1)
+    loss, (own, other) = grad(self.params, False)
     chex.assert_trees_all_equal(other, jax.tree.map(jnp.zeros_like, other))
     self.assertGreater(optax.tree.norm(own), 1e-3)
-    again, (packed_own, _) = grad(self.params, packed)
+    again, (packed_own, _) = grad(self.params, True)
     np.testing.assert_allclose(again, loss, rtol=1e-5)
     chex.assert_trees_all_close(packed_own, own, rtol=1e-3, atol=1e-6)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tba_jax import types
+from tba_jax.learning import packing
 from tba_jax.losses import logprobs
 from tests.support import tiny_model
 
@@ -163,17 +163,22 @@ class MapLogitsTest(parameterized.TestCase):
     mask_BxKxT = np.arange(T) < rng.integers(0, T + 1, (B, K, 1))
     mask_BxKxT[0] = True
     mask_BxKxT[1, 0] = False
-    order_BxK = np.arange(B * K).reshape(B, K)
-    tokens_BxC = np.full((B, K * T + 2), K * T)
-    for kept_C, mask_KxT in zip(tokens_BxC, mask_BxKxT):
-      kept_C[: mask_KxT.sum()] = mask_KxT.ravel().nonzero()[0]
-    rows = types.Rows(order_BxK[:, None], order_BxK, tokens_BxC[:, None])
+    shapes = packing.Packing((B, K, P, T), B)
+    rows = packing.pack(shapes, inputs[1], np.asarray(inputs[2]), mask_BxKxT)
     weights = jnp.asarray(mask_BxKxT * rng.normal(size=(B, K, T)))
 
     def loss(params, rows):
-      out = logprobs.map_logits(
-          model, params, *inputs, _read, rows=rows, max_logits=max_logits
+      run = lambda tokens_RxL: logprobs.map_logits(
+          *(model, params, *inputs, _read),
+          tokens_RxL=tokens_RxL,
+          max_logits=max_logits,
       )
+      if rows is None:
+        out = run(None)
+      else:
+        names = "logprobs", "entropy"
+        zeros = {name: jnp.zeros((B, K, T)) for name in names}
+        out = logprobs.map_parts(run, rows, zeros)
       return jnp.sum(weights * (out["logprobs"] + out["entropy"])), out
 
     grad = jax.jit(jax.grad(loss, has_aux=True))

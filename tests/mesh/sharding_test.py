@@ -185,7 +185,7 @@ class BatchTest(parameterized.TestCase):
     split, whole = PartitionSpec(("data", "fsdp")), PartitionSpec()
     places = sharding.batch_shardings(6, _mesh())
     self.assertEqual(places.rewards.spec, whole)
-    self.assertEqual((places.rows.indices.spec, places.rows.slots.spec),
+    self.assertEqual((places.rows.tokens.spec, places.rows.slots.spec),
                      (split, whole))  # fmt: skip
     self.assertEqual(sharding.batch_shardings(8, _mesh()).spec, split)
     for size, spec in ((6, whole), (8, split)):

@@ -47,7 +47,7 @@ _MESHES = (
     dict(fsdp=4, sequence=2),
 )
 # Prints the bytes that a device receives in a train step, and its FLOPs; of
-# fsdp=8 also those of rows of 64 of 256 completion tokens.
+# fsdp=8 also those of rows of half the tokens.
 _TRAIN_STEP = """
 import json, sys
 from tba_jax.config import settings
@@ -71,8 +71,8 @@ def tell(lowered):
 tell(compile.trainer(config, chips).programs["train_step"].lower())
 if config.mesh.fsdp == 8:
   own = memory_model.trainer(config, sharding.make_mesh(config.mesh, chips))
-  size = (rows, 1, 2, 64)
-  batch = packing.abstract_batch(config, own.mesh, rows, size)
+  size = packing.Size(rows, 1, packing.make(config).length // 2)
+  batch = packing.abstract_batch(config, own.mesh, size)
   step = train_step.make_train_step(config, own.model, own.mesh)
   tell(step.lower(own.state, batch))
 """

@@ -25,6 +25,8 @@ from tba_jax.policy import reference_policy
 from tba_jax.system import hlo
 from tests.support import cpu_devices
 from tests.support import kernels_on_cpu
+from tests.support import packed_gradients
+from tests.support import rows
 from tests.support import tiny_model
 
 cpu_devices.make(8)
@@ -182,6 +184,33 @@ class FunctionsTest(parameterized.TestCase):
       actual = _gradients(mean, params, batch, make_config(mesh_name))
     chex.assert_trees_all_close(actual, expected, **TOLERANCE)
 
+  @parameterized.parameters(
+      ("sequence", {}),
+      ("mixed", _LOCAL),
+      ("fsdp", dict(family="qwen3_moe", num_experts=4, experts_per_token=2)),
+  )
+  def test_packed_rows_have_gradients_of_sequences_alone(
+      self, mesh_name, changes
+  ):
+    config = make_config(mesh_name)
+    mesh = sharding.make_mesh(config.mesh)
+    model = tiny_model.make_model(**changes)
+    params = tiny_model.init_params(model)
+    batch = packed_gradients.make_batch(has_turns=True)
+    packed = rows.pack(
+        batch,
+        length=packed_gradients.ROW_LENGTH,
+        shards=sharding.num_batch_shards(mesh),
+        sequence=config.mesh.sequence,
+    )
+    actual = packed_gradients.of_rows(
+        *(config, model, params, packed),
+        wrap=lambda fn: sequence.split_tokens(fn, mesh, *sharding.TOKEN_AXES),
+    )
+    expected = packed_gradients.of_sequences(config, model, params, batch)
+    gap = packed_gradients.relative_gap(actual, expected)
+    self.assertLess(gap, packed_gradients.TOLERANCE)
+
   def test_adapters_of_experts_have_gradients_of_one_device(self):
     model = tiny_model.make_model(
         family="qwen3_moe", num_experts=4, experts_per_token=2
@@ -248,8 +277,8 @@ def abstract_batch(B, K, P, T):
 
 class MemoryTest(parameterized.TestCase):
 
-  @parameterized.parameters((1, False), (4, False), (1, True))
-  def test_fsdp_moves_weights_and_no_activations(self, num_chunks, has_rows):
+  @parameterized.parameters(1, 4)
+  def test_fsdp_moves_weights_and_no_activations(self, num_chunks):
     B, K, P, T = 8, 2, 64, 64
     model = transformer.make_model(
         tiny_model.make_model(vocab_size=512, max_positions=256).config,
@@ -259,19 +288,18 @@ class MemoryTest(parameterized.TestCase):
     config.mesh.fsdp = 8
     mesh = sharding.make_mesh(config.mesh)
     state = train_step.abstract_state(config, model, mesh)
-    positions, batch = T // num_chunks, abstract_batch(B, K, P, T)
-    if has_rows:  # Groups are cut over devices: rows of one completion.
-      indices = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
-      rows = types.Rows(indices(B * K, 1, 1), indices(B, K))
-      batch = dataclasses.replace(batch, rows=rows)
-    with mock.patch.dict(logprobs.MAX_LOGITS, cpu=positions * K * 512):
+    batch = abstract_batch(B, K, P, T)
+    L = P + K * T  # A row a device.
+    tokens = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
+    rows = types.Rows(tokens(B, 1, L), tokens(B, K, T))
+    batch = dataclasses.replace(batch, rows=rows)
+    with mock.patch.dict(logprobs.MAX_LOGITS, cpu=L // num_chunks * 512):
       step_fn = train_step.make_train_step(config, model, mesh)
       compiled = step_fn.lower(state, batch).compile()
     num_params = sum(x.size for x in jax.tree.leaves(state.params))
     text = compiled.as_text()
     # Chunks are bounded by a device's own share, here one prompt.
-    own = "2,1" if has_rows else f"1,{K}"
-    self.assertRegex(text, rf"f32\[(1,)*{own},{positions},512\]")
+    self.assertRegex(text, rf"f32\[(1,)*{L // num_chunks},512\]")
     result = hlo.costs(text)
     # All in float32: a param is gathered for the forward and the backward pass,
     # unless moving its product is cheaper, and its gradient is reduced.
@@ -293,6 +321,6 @@ class MemoryTest(parameterized.TestCase):
     # A quarter of it, beside the keys and values of one layer, and gradients.
     self.assertLess(bytes_of["sequence"], 0.5 * bytes_of["one"])
     # No device ever holds the stream of all tokens.
-    whole = lambda S: rf"f32\[({B},{P + K * S}|{B},{K},{S}),24\]"
-    self.assertRegex(text_of["one"], whole(T - 1))
-    self.assertNotRegex(text_of["sequence"], whole(T))
+    whole = lambda L: rf"f32\[({B},{L}|{B * L}),24\]"
+    self.assertRegex(text_of["one"], whole(P - 1 + K * T))
+    self.assertNotRegex(text_of["sequence"], whole(P + K * T))

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The step on meshes of eight devices equals the step on one."""
 
-import dataclasses
 import functools
 from unittest import mock
 
@@ -12,13 +11,13 @@ import jax
 import numpy as np
 
 from tba_jax.learning import checkpoint
-from tba_jax.learning import packing
 from tba_jax.learning import train_step
 from tba_jax.losses import logprobs
 from tba_jax.mesh import sharding
 from tba_jax.policy import lora
 from tba_jax.policy import reference_policy
 from tests.support import cpu_devices
+from tests.support import rows
 from tests.support import tiny_model
 
 cpu_devices.make(8)
@@ -177,61 +176,28 @@ class MultiDeviceTest(parameterized.TestCase):
     self.assertGreater(sharded, 5)
     self.assertEqual(state.step.sharding, sharding.replicated(mesh))
 
-  def test_groups_are_cut_over_devices(self):
-    batch = tiny_model.make_batch(num_prompts=6)
+  @parameterized.parameters(0, 1)
+  def test_packed_rows_over_devices_equal_one_device(self, micro_completions):
+    batch = tiny_model.make_batch(num_prompts=6, num_completions=8)
     results = []
-    for name, train in (
-        ("one", {}),
-        ("data", {}),  # Six prompts on eight devices.
-        # A part of the rows is a completion a device.
-        ("data", dict(micro_batch_prompts=1, micro_batch_completions=1)),
-    ):
+    for name in ("one", "data", "mixed", "fsdp"):  # Six prompts on eight.
       config, model, mesh, state = make_run(name)
-      config.train.prompts_per_batch = config.train.micro_batch_prompts = 6
-      config.train.update(train)
-      rows = packing.pack(
-          config,
-          batch.prompt_tokens,
-          batch.completion_tokens,
-          batch.completion_mask,
-      )
-      self.assertEqual(rows is None, name == "one")
-      placed = sharding.shard_batch(dataclasses.replace(batch, rows=rows), mesh)
-      step_fn = train_step.make_train_step(config, model, mesh)
-      state, metrics = step_fn(state, placed)
-      results.append(jax.device_get((state.params, metrics)))
-    chex.assert_trees_all_close(*results, rtol=1e-3, atol=5e-5)
-
-  def test_padding_is_ignored_across_devices(self):
-    batch = tiny_model.make_batch(num_prompts=NUM_PROMPTS, num_completions=8)
-    short = (batch.completion_mask.cumsum(-1) <= 2) * batch.completion_mask
-    batch = dataclasses.replace(batch, completion_mask=short)
-    rows = []
-    for micro_batch_prompts in (NUM_PROMPTS, 4):
-      config = make_run("one", micro_batch_prompts)[0]
       config.train.completions_per_prompt = 8
-      with mock.patch.object(packing, "MIN_TOKENS", 1):
-        rows.append(
-            packing.pack(
-                config,
-                batch.prompt_tokens,
-                batch.completion_tokens,
-                batch.completion_mask,
-            )
+      config.train.prompts_per_batch = 6
+      config.train.micro_batch_prompts = 1
+      config.train.micro_batch_completions = micro_completions
+      own = batch
+      if name != "one":
+        shards, sequence = sharding.num_batch_shards(mesh), config.mesh.sequence
+        own = rows.pack(
+            batch, 1, micro_completions, shards=shards, sequence=sequence
         )
-      self.assertEqual(rows[-1].tokens.shape, (NUM_PROMPTS, 1, 21))
-    results = []
-    for name, own in (("one", None), ("one", 1), ("fsdp", 0), ("mixed", 1)):
-      config, model, mesh, state = make_run(name, 8 if own == 0 else 4)
-      config.train.completions_per_prompt = 8
-      placed = sharding.shard_batch(
-          dataclasses.replace(batch, rows=None if own is None else rows[own]),
-          mesh,
-      )
+        self.assertGreater(rows.num_parts(own), name != "data")
       step_fn = train_step.make_train_step(config, model, mesh)
-      state, metrics = step_fn(state, placed)
+      state, metrics = step_fn(state, sharding.shard_batch(own, mesh))
       results.append(jax.device_get((state.params, metrics)))
-    chex.assert_trees_all_close(*results, rtol=1e-3, atol=5e-5)
+    for found in results[1:]:
+      chex.assert_trees_all_close(found, results[0], rtol=1e-3, atol=5e-5)
 
   def test_checkpoint_restores_onto_another_mesh(self):
     directory = self.create_tempdir().full_path

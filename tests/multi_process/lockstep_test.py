@@ -27,6 +27,8 @@ _OVERRIDES = {
     "replay.recent_fraction": 0.75,
     "checkpoint.every_steps": 4,
     "evaluate.every_steps": 8,
+    # A model from scratch has no reward yet, and equal log-probs no gradient.
+    "loss.entropy_weight": 0.01,
 }
 
 

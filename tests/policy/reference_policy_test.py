@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from tba_jax.config import settings
-from tba_jax.learning import packing
 from tba_jax.learning import train_step
 from tba_jax.learning import work_parts
 from tba_jax.losses import loss_metrics as metrics_lib
 from tba_jax.losses import objective
 from tba_jax.mesh import sharding
 from tba_jax.policy import reference_policy
+from tests.support import rows
 from tests.support import tiny_model
 
 
@@ -35,29 +35,21 @@ def logprobs_of(ref, batch, *ref_params):
 class ReferenceTest(parameterized.TestCase):
 
   @parameterized.parameters(False, True)
-  def test_micro_batches_hold_less_and_change_only_rounding(self, are_equal):
+  def test_parts_hold_less_and_change_only_rounding(self, are_equal):
     model = tiny_model.make_model()
     params = tiny_model.init_params(model)
     batch = tiny_model.make_batch(num_prompts=24, num_completions=4)
-    tokens = batch.completion_tokens
-    if are_equal:  # Two distinct completions of each prompt, in packed rows.
+    if are_equal:  # Two distinct completions of each prompt.
+      tokens = batch.completion_tokens
       tokens = np.concatenate([tokens[:, :2], tokens[:, 1::-1]], axis=1)
-    config = tiny_model.make_config(
-        train__prompts_per_batch=24,
-        train__micro_batch_prompts=4,
-        train__completions_per_prompt=4,
-    )
-    rows = packing.pack(
-        config, batch.prompt_tokens, tokens, batch.completion_mask
-    )
-    self.assertEqual(rows is not None, are_equal)
-    inputs = batch.prompt_tokens, batch.prompt_mask, tokens
+      batch = dataclasses.replace(batch, completion_tokens=tokens)
+    fn = reference_policy.make_logprobs_fn(model, temperature=0.7)
     outs, temporaries = [], []
-    for micro_prompts in (0, 4):
-      fn = reference_policy.make_logprobs_fn(
-          model, temperature=0.7, micro_prompts=micro_prompts
+    for one in (batch, rows.pack(batch, 2)):
+      args = (
+          *(params, one.prompt_tokens, one.prompt_mask),
+          *(one.completion_tokens, one.completion_mask, one.rows),
       )
-      args = (params, *inputs, batch.completion_mask, rows)
       compiled = jax.jit(fn).lower(*args).compile()
       outs.append(compiled(*args))
       temporaries.append(compiled.memory_analysis().temp_size_in_bytes)

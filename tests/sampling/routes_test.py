@@ -117,25 +117,15 @@ class RoutesTest(parameterized.TestCase):
       np.testing.assert_array_equal(a.prompt_routes, b.prompt_routes)
 
   def test_packed_rows_have_the_routes_of_their_completions(self):
-    (tokens, _, completions), _ = make_inputs(self.coarse)
-    config = tiny_model.make_config(
-        train__prompts_per_batch=len(PROMPTS), train__completions_per_prompt=K
-    )
+    (tokens, prompt_mask, completions), _ = make_inputs(self.coarse)
     mask = np.stack([c.sampled_mask for c in self.coarse]).astype(np.float32)
     whole = self.gaps(self.coarse, True)
-    order = np.arange(len(PROMPTS) * K, dtype=np.int32).reshape(-1, K)
-    narrow = order.reshape(-1, 1, 2)[::-1]
-    slots = np.argsort(narrow.ravel()).astype(np.int32).reshape(-1, K)
-    in_parts = np.moveaxis(narrow.reshape(2, -1, 2), 0, 1)
-    flat = np.moveaxis(in_parts, 1, 0).ravel()
-    for rows in (
-        packing.pack(config, tokens, completions, mask),
-        packing.without_padding(mask, [K * T - 8]),
-        types.Rows(narrow, slots),
-        types.Rows(in_parts, np.argsort(flat).astype(np.int32).reshape(-1, K)),
-    ):
-      packed = self.gaps(self.coarse, True, rows)
-      np.testing.assert_allclose(packed, whole, atol=1e-5)
+    B, T = len(PROMPTS), completions.shape[2]
+    for micro_prompts in (1, B):
+      shapes = packing.Packing((B, K, tokens.shape[1], T), micro_prompts)
+      rows = packing.pack(shapes, prompt_mask, completions, mask)
+      found = self.gaps(self.coarse, True, rows)
+      np.testing.assert_allclose(found, whole, atol=1e-5)
 
 
 class ExpertTotalsTest(absltest.TestCase):

@@ -2,27 +2,43 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention kernels of accelerators, run on a CPU."""
 
+from collections.abc import Iterator
+import contextlib
 import functools
 from unittest import mock
 
 import jax
 from jax.experimental.pallas.ops.tpu import splash_attention as splash_lib
 
+from tba_jax.models.kernels import gpu_rows
+from tba_jax.models.kernels import splash_rows
+
 _attend_xla = jax.nn.dot_product_attention
 
 
-def patch(kernel: str) -> mock._patch:
-  """Returns a patch that lets a kernel run on a CPU; others need none.
+@contextlib.contextmanager
+def patch(kernel: str) -> Iterator[None]:
+  """Lets a kernel run on a CPU; others need nothing.
 
-  Splash is interpreted; cuDNN's attention is XLA's, with cuDNN's limits.
+  Splash and kernels of packed rows are interpreted; cuDNN's attention is XLA's,
+  with cuDNN's limits.
   """
-  if kernel == "splash":
-    make = functools.partial(splash_lib.make_splash_mha, interpret=True)
-    return mock.patch.object(splash_lib, "make_splash_mha", make)
+  interpreted = lambda fn: functools.partial(fn, interpret=True)
+  patch = lambda module, name: mock.patch.object(
+      module, name, interpreted(getattr(module, name))
+  )
 
   def run(q, k, v, *, implementation, **kwargs):
     if q.shape[1] % 2 or k.shape[1] % 2:
       raise NotImplementedError("cuDNN's gradient of an odd length")
     return _attend_xla(q, k, v, implementation="xla", **kwargs)
 
-  return mock.patch.object(jax.nn, "dot_product_attention", run)
+  with (
+      patch(splash_lib, "make_splash_mha"),
+      patch(splash_rows, "attend"),
+      patch(gpu_rows, "attend"),
+      mock.patch.object(jax.nn, "dot_product_attention", run)
+      if kernel == "cudnn"
+      else contextlib.nullcontext(),
+  ):
+    yield

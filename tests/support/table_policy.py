@@ -20,12 +20,14 @@ BETA = 0.25
 EOS = 1
 
 
-def completion_logits(params, prompt_tokens, prompt_mask, completion_tokens):
+def completion_logits(
+    params, prompt_tokens, prompt_mask, completion_tokens, tokens_RxL=None
+):
   """A table of logits by position and by the prompt's last token."""
   del prompt_mask
-  logits_BxTxV = params["table"][prompt_tokens[:, -1]]
-  B, K, T = completion_tokens.shape
-  return jnp.broadcast_to(logits_BxTxV[:, None], (B, K, T, V))
+  return _of_places(
+      params["table"][prompt_tokens[:, -1]], completion_tokens, tokens_RxL
+  )
 
 
 MODEL = python_types.SimpleNamespace(
@@ -36,11 +38,24 @@ MODEL = python_types.SimpleNamespace(
 )
 
 
-def completion_values(params, prompt_tokens, prompt_mask, completion_tokens):
+def completion_values(
+    params, prompt_tokens, prompt_mask, completion_tokens, tokens_RxL=None
+):
   """A table of values by position and by the prompt's last token."""
   del prompt_mask
-  values_Bx1xT = params["table"][prompt_tokens[:, -1]][:, None]
-  return jnp.broadcast_to(values_Bx1xT, completion_tokens.shape)
+  return _of_places(
+      params["table"][prompt_tokens[:, -1]], completion_tokens, tokens_RxL
+  )
+
+
+def _of_places(x_BxTx, completion_tokens, tokens_RxL):
+  """Returns [B, K, T, ...], or [R, L, ...] of packed rows."""
+  B, K, T = completion_tokens.shape
+  x = jnp.broadcast_to(x_BxTx[:, None], (B, K, *x_BxTx.shape[1:]))
+  if tokens_RxL is None:
+    return x
+  own_RxL = jnp.maximum(tokens_RxL - B * P, 0)
+  return x.reshape(B * K * T, *x.shape[3:])[own_RxL]
 
 
 VALUE_MODEL = python_types.SimpleNamespace(completion_values=completion_values)

@@ -14,6 +14,7 @@ from tba_jax import types
 from tba_jax.config import settings
 from tba_jax.models import config as config_lib
 from tba_jax.models.families import family as family_lib
+from tba_jax.models.net import packed
 from tba_jax.models.net import transformer
 
 VOCAB = 16
@@ -37,9 +38,17 @@ class BigramModel:
     }
 
   def completion_stream(
-      self, params, prompt_tokens, prompt_mask, completion_tokens
+      self,
+      params,
+      prompt_tokens,
+      prompt_mask,
+      completion_tokens,
+      tokens_RxL=None,
   ) -> jax.Array:
     del prompt_mask  # Prompts are left-padded: their last token is real.
+    if tokens_RxL is not None:
+      fed = packed.fed(tokens_RxL, prompt_tokens, completion_tokens)
+      return params["embedding"][fed]
     B, K, _ = completion_tokens.shape
     last = jnp.broadcast_to(prompt_tokens[:, None, -1:], (B, K, 1))
     before = jnp.concatenate([last, completion_tokens[:, :, :-1]], axis=2)

@@ -54,6 +54,10 @@ class HloTest(parameterized.TestCase):
   def test_counts_trips_of_loop(self, old, new, trips):
     result = hlo.costs(_LOOP.replace(old, new))
     self.assertEqual(result.flops, trips * _PRODUCT_FLOPS)
+    # The caller may know the trips that a loop decides.
+    result = hlo.costs(_LOOP.replace(old, new), trips=7)
+    trips = 7 if trips == 1 else trips
+    self.assertEqual(result.flops, trips * _PRODUCT_FLOPS)
 
   def test_attributes_of_kernel_may_continue_over_lines(self):
     kernel = (

@@ -19,6 +19,7 @@ import pytest
 from configs import guess
 from tba_jax import types
 from tba_jax.config import settings
+from tba_jax.learning import packing
 from tba_jax.models.hf import hf_config
 from tba_jax.programs import model_sizes
 from tba_jax.programs import titled_rows
@@ -160,14 +161,16 @@ class PlanTest(parameterized.TestCase):
     )
     self.assertStartsWith(rows["replicated on every device"], "5 of 12 leaves")
 
-  def test_shows_split_groups(self):
-    name = "micro-batches a step"
-    self.assertEqual(_rows(self.config)[name], "1 of 32 prompts")
-    self.config.train.micro_batch_prompts = 12
-    self.assertIn("12 prompts with 8 completions", _rows(self.config)[name])
-    self.config.train.micro_batch_prompts = 16
-    self.config.train.micro_batch_completions = 2
-    self.assertIn("16 prompts with 2 completions", _rows(self.config)[name])
+  def test_shows_rows_of_forward_backward(self):
+    name, parts = "rows of a forward-backward", "of {} tokens, at most {} times"
+    for micro_prompts, micro_completions in ((32, 0), (12, 0), (16, 2)):
+      self.config.train.micro_batch_prompts = micro_prompts
+      self.config.train.micro_batch_completions = micro_completions
+      size = packing.make(self.config).sizes()[0]
+      found = _rows(self.config)[name]
+      expected = parts.format(f"{size.length:,}", size.parts)
+      self.assertStartsWith(found, f"{size.rows} {expected} a step")
+      self.assertEqual("groups are cut" in found, micro_completions > 0)
 
   def test_staleness_bound(self):
     self.config.search.lead_steps = 2

@@ -1,10 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Causal attention of a pass: splash on TPU, cuDNN's on GPU, else plain.
+"""Attention of a pass: splash on TPU, cuDNN's and ours on GPU, else plain.
 
 Kernels hold no scores, and skip the blocks that a mask empties. They serve the
-passes whose mesh is known (`sequence.split_tokens`): the train step, log-probs
-of the reference, frozen judges, and a searcher's prefill.
+passes whose mesh is known (`sequence.split_tokens`): the train step and
+log-probs of the reference, of packed rows; frozen judges and a searcher's
+prefill, of whole sequences.
 
 Where tokens are split over devices, a kernel gets all tokens of some heads: two
 all-to-alls, of queries, keys and values before it and of its results after it,
@@ -27,8 +28,12 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 from tba_jax.models import config as config_lib
+from tba_jax.models.kernels import gpu_rows
+from tba_jax.models.kernels import splash_rows
 from tba_jax.models.net import attention
 from tba_jax.models.net import layers
+from tba_jax.models.net import packed
+from tba_jax.models.net import row_attention
 from tba_jax.models.net import sequence
 
 # Largest blocks of queries and of keys, and what their sizes are multiples of.
@@ -150,55 +155,86 @@ def attend_causal(
   return attend_last(kernel, parts, q, k, v, mask, window)
 
 
-def attend_completions(
+def attend_rows(
     config: config_lib.ModelConfig,
     parts: sequence.Split,
     q: jax.Array,
-    prompt: tuple[jax.Array, jax.Array, jax.Array],
-    own: tuple[jax.Array, jax.Array],
+    k: jax.Array,
+    v: jax.Array,
+    places: packed.Places,
     window: int,
 ) -> jax.Array:
-  """Returns attention of completions over their prompt and themselves.
-
-  Kernels get the prompt's keys once for each completion, before its own: the
-  copies are linear in tokens, the mask is causal, and blocks are full.
+  """Returns attention of packed rows, see `row_attention.attend_rows`.
 
   Args:
     config, parts: arguments of `attend_causal`.
-    q: [B, K, Q, G, M, Dh].
-    prompt: keys and values [B, P, G, Dh], and their mask [B, P] bool. If tokens
-      are split over devices, the mask lacks the prompt's last token, with which
-      each completion begins (`sequence.completion_inputs`).
-    own: keys and values [B, K, Q, G, Dh].
-    window: sliding window; 0 is none.
+    q: [R, L, G, M, Dh].
+    k: [R, L, G, Dh].
+    v: [R, L, G, Dh].
+    places: facts of each place of the rows.
+    window: sliding window of positions; 0 is none.
 
   Returns:
-    [B, K, Q, G, M, Dh].
+    [R, L, G, M, Dh]; of places without a token finite and meaningless.
   """
   kernel = choose(config, parts)
-  B, K, Q = q.shape[:3]
-  k_p, v_p, mask = prompt
-  if kernel != "plain" and parts.count > 1:
-    # Split by heads before the prompt is copied. Without the token that all
-    # completions repeat, real ones are contiguous.
-    k_p, v_p = (_split_heads(parts, x, 2)[:, :-1] for x in (k_p, v_p))
-    own = tuple(_split_heads(parts, x, 3) for x in own)
-    mask = mask[:, :-1]
+  if kernel == "plain":
+    fn = functools.partial(
+        row_attention.attend_rows, window=window, platform=parts.platform
+    )
   else:
-    k_p, v_p = (parts.place(x, "batch", None) for x in (k_p, v_p))
-    own = tuple(parts.place(x, "batch", None, None) for x in own)
-  prompt = k_p, v_p, mask
-  if kernel == "plain" or not Q:
-    return attention.attend_completions(q, prompt, own, window, parts.count)
+    own = _splash_rows if kernel == "splash" else gpu_rows.attend
+    fn = lambda q, k, v, _, places: own(q, k, v, places, window=window)
+  if parts.mesh is None or parts.mesh.size == 1:
+    return fn(q, k, v, places, places)
+  # Plain attention leaves queries on their devices.
+  length = parts.length if kernel == "plain" else ()
+  heads = (*parts.heads, *(parts.length if kernel != "plain" else ()))
+  size = math.prod(parts.mesh.shape[axis] for axis in heads)
+  shape, copies = q.shape, _num_copies(*q.shape[2:4], size)
+  if copies > 1:
+    k, v = (jnp.repeat(x, copies, axis=2) for x in (k, v))
+    q = q.reshape(*shape[:2], k.shape[2], -1, shape[4])
+  heads = heads if copies else ()
+  batch, length, heads = (a or None for a in (parts.batch, length, heads))
+  queries = PartitionSpec(batch, length, heads)
+  keys = PartitionSpec(batch, None, heads)
+  out = jax.shard_map(
+      fn,
+      mesh=parts.mesh,
+      in_specs=(
+          *(queries, keys, keys),
+          PartitionSpec(batch, length),
+          PartitionSpec(batch, None),
+      ),
+      out_specs=queries,
+      check_vma=False,
+  )(q, k, v, places, places)
+  return out.reshape(shape)
 
-  def join(prompt: jax.Array, own: jax.Array) -> jax.Array:
-    prompt = jnp.broadcast_to(prompt[:, None], (B, K, *prompt.shape[1:]))
-    both = jnp.concatenate([prompt, own], axis=2)
-    return both.reshape(B * K, *both.shape[2:])
 
-  k, v, mask = map(join, prompt, (*own, jnp.ones((B, K, Q), bool)))
-  rows = q.reshape(B * K, *q.shape[2:])
-  return attend_last(kernel, parts, rows, k, v, mask, window).reshape(q.shape)
+def _splash_rows(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    places: packed.Places,
+    window: int,
+) -> jax.Array:
+  """Returns `splash_rows.attend` of rows of any length."""
+  L = q.shape[1]
+  block, length = block_sizes(L, row_attention.block_size(places, "tpu"))
+  grow = lambda value: lambda x: jnp.pad(
+      x,
+      ((0, 0), (0, length - L)) + ((0, 0),) * (x.ndim - 2),
+      constant_values=value,
+  )
+  out = splash_rows.attend(
+      *map(grow(0), (q, k, v)),
+      jax.tree.map(grow(-1), places),
+      window=window,
+      block=block,
+  )
+  return out[:, :L]
 
 
 def _split_heads(parts: sequence.Split, x: jax.Array, axis: int) -> jax.Array:
@@ -325,9 +361,12 @@ def splash(
   return out.reshape(N, Q, G, M, Dh)
 
 
-def block_sizes(length: int) -> tuple[int, int]:
-  """Returns the size of blocks, and the least length of whole blocks."""
-  count = -(-length // BLOCK)
+def block_sizes(length: int, most: int = 0) -> tuple[int, int]:
+  """Returns the size of blocks, and the least length of whole blocks.
+
+  They have up to `most` tokens, or `BLOCK`.
+  """
+  count = -(-length // (most or BLOCK))
   size = -(-length // (count * _LANES)) * _LANES
   return size, count * size
 

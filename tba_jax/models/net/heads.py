@@ -101,8 +101,8 @@ class ScalarModel:
     """Returns values [B, K, T] float32; entry t has not seen token t.
 
     Args:
-      *inputs: arguments of `Model.completion_stream`; with its last one the
-        values are [B, 1, C].
+      *inputs: arguments of `Model.completion_stream`; of packed rows the
+        values are [R, L].
     """
     return self._stack.completion_logits(*inputs)[..., 0]
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharding of activations on the trainer's mesh; sequence parallelism.
 
-Prompts are split over the mesh axes `data` and `fsdp`. Without a
+Rows are split over the mesh axes `data` and `fsdp`. Without a
 constraint the compiler would shard activations as weights are, along the width,
 and sum every product over all devices.
 
@@ -15,8 +15,7 @@ layer by layer, the all-gather context parallelism of Llama 3 (arXiv:2407.21783,
 `split_tokens` sets the mesh while a function is traced; the model reads it with
 `current_split`.
 
-Axes: B prompts, K completions, P prompt tokens, T completion tokens, S those
-fed to the model, L tokens of a prompt and all its completions.
+Axes: R rows, L tokens of a row.
 """
 
 from collections.abc import Callable
@@ -38,8 +37,8 @@ class Split:
   """Sharding of the activations of a forward pass.
 
   mesh: None leaves it to the compiler.
-  batch, length, heads, experts: the mesh axes that split prompts, tokens, heads
-    and experts.
+  batch, length, heads, experts: the mesh axes that split rows, their tokens,
+    heads and experts.
   """
 
   mesh: Mesh | None
@@ -55,7 +54,7 @@ class Split:
 
   @property
   def batch_count(self) -> int:
-    """Number of parts that prompts are split into."""
+    """Number of parts that rows are split into."""
     return math.prod(self.mesh.shape[a] for a in self.batch)
 
   @property
@@ -75,10 +74,6 @@ class Split:
     """Whether the mesh is known, and is not one of CPUs."""
     return self.mesh is not None and self.platform != "cpu"
 
-  def padded(self, length: int) -> int:
-    """Returns `length` rounded up to a multiple of `count`."""
-    return -(-length // self.count) * self.count
-
   def place(self, x: jax.Array, *axes: str | None) -> jax.Array:
     """Constrains the sharding of `x` on a mesh of several devices.
 
@@ -94,24 +89,6 @@ class Split:
     spec = PartitionSpec(*(names[a] or None for a in axes), *free)
     return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
 
-  def join(self, prompts: jax.Array, own: jax.Array) -> jax.Array:
-    """Returns [B, L, ...], the tokens of prompts and of their completions.
-
-    Each part has its share of the prompt, then of each completion, so that
-    nothing moves between devices.
-
-    Args:
-      prompts: [B, P, ...], P a multiple of `count`.
-      own: [B, K, S, ...], S likewise.
-    """
-    B, K, S, *rest = own.shape
-    P, C = prompts.shape[1], self.count
-    prompts = prompts.reshape(B, C, P // C, *rest)
-    own = jnp.moveaxis(own.reshape(B, K, C, S // C, *rest), 2, 1)
-    own = own.reshape(B, C, K * (S // C), *rest)
-    both = jnp.concatenate([prompts, own], axis=2)
-    return self.place(both.reshape(B, P + K * S, *rest), "batch", "length")
-
   def copy_to_each(self, x: jax.Array) -> jax.Array:
     """Returns [num_parts, ...], a copy of `x` on the devices of each part.
 
@@ -122,51 +99,32 @@ class Split:
     return self._place_parts(jnp.broadcast_to(x, (self.num_parts, *x.shape)))
 
   def cut_to_each(self, x: jax.Array) -> jax.Array:
-    """Returns [num_parts, B / batch_count, K, T / count, ...].
+    """Returns [num_parts, R L / num_parts, ...], the tokens of each part.
 
-    With one part it is `x` itself, [B, K, T, ...].
+    With one part it is [R L, ...].
+
+    Args:
+      x: [R, L, ...]; the parts divide both.
     """
+    R, L, *rest = x.shape
     if self.num_parts == 1:
-      return x
-    B, K, T, *rest = x.shape
+      return x.reshape(R * L, *rest)
     S, C = self.batch_count, self.count
-    x = jnp.moveaxis(x.reshape(S, B // S, K, C, T // C, *rest), 3, 1)
-    return self._place_parts(x.reshape(S * C, B // S, K, T // C, *rest))
+    x = jnp.moveaxis(x.reshape(S, R // S, C, L // C, *rest), 2, 1)
+    return self._place_parts(x.reshape(S * C, -1, *rest))
 
-  def join_from_each(self, x: jax.Array) -> jax.Array:
-    """Returns [B, K, T], the inverse of `cut_to_each`."""
+  def join_from_each(self, x: jax.Array, shape: tuple[int, int]) -> jax.Array:
+    """Returns [R, L, ...], the inverse of `cut_to_each`; `shape` is R, L."""
     if self.num_parts == 1:
-      return x
-    _, b, K, t = x.shape
-    S, C = self.batch_count, self.count
-    x = jnp.moveaxis(x.reshape(S, C, b, K, t), 1, 3)
-    return self.place(x.reshape(S * b, K, C * t), "batch", None, "length")
+      return x.reshape(*shape, *x.shape[1:])
+    (R, L), rest, S, C = shape, x.shape[2:], self.batch_count, self.count
+    x = jnp.moveaxis(x.reshape(S, C, R // S, L // C, *rest), 1, 2)
+    return self.place(x.reshape(R, L, *rest), "batch", "length")
 
   def _place_parts(self, x: jax.Array) -> jax.Array:
     free = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
     spec = PartitionSpec((*self.batch, *self.length), *free)
     return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
-
-  def cut(
-      self, x: jax.Array, num_prompt: int, num_completions: int
-  ) -> tuple[jax.Array, jax.Array]:
-    """Returns [B, P, ...] and [B, K, S, ...], the inverse of `join`.
-
-    Args:
-      x: [B, L, ...].
-      num_prompt, num_completions: P and K.
-    """
-    B, L, *rest = x.shape
-    P, K, C = num_prompt, num_completions, self.count
-    S = (L - P) // K
-    x = x.reshape(B, C, L // C, *rest)
-    prompts = x[:, :, : P // C].reshape(B, P, *rest)
-    own = x[:, :, P // C :].reshape(B, C, K, S // C, *rest)
-    own = jnp.moveaxis(own, 1, 2).reshape(B, K, S, *rest)
-    return (
-        self.place(prompts, "batch", "length"),
-        self.place(own, "batch", None, "length"),
-    )
 
 
 WHOLE = Split(None, (), (), ())
@@ -179,62 +137,6 @@ CURRENT: contextvars.ContextVar[Split] = contextvars.ContextVar(
 def current_split() -> Split:
   """Returns the split of the function that is being traced."""
   return CURRENT.get()
-
-
-def completion_inputs(
-    prompt_tokens: jax.Array,
-    prompt_mask: jax.Array,
-    completion_tokens: jax.Array,
-) -> tuple[jax.Array, ...]:
-  """Returns the tokens that a forward pass over completions feeds.
-
-  The last token of a completion predicts nothing, so S is T - 1. If tokens are
-  split over devices, each completion instead begins with the last token of its
-  prompt: the stream that predicts a token is then on the token's device.
-
-  Args:
-    prompt_tokens: [B, P] int32, left-padded.
-    prompt_mask: [B, P] bool, True on prompt tokens, of which there are some.
-    completion_tokens: [B, K, T] int32.
-
-  Returns:
-    prompt tokens [B, P], their mask, the mask of those that completions attend
-    to, completion tokens [B, K, S], and their first position [B]; P and S are
-    padded to multiples of `Split.count`.
-  """
-  parts = current_split()
-  lengths_B = jnp.sum(prompt_mask, axis=-1, dtype=jnp.int32)
-  P = prompt_tokens.shape[1]
-  prompt_tokens, inputs = fed(prompt_tokens, completion_tokens)
-  if parts.count == 1:
-    return prompt_tokens, prompt_mask, prompt_mask, inputs, lengths_B
-  prompt_mask = jnp.pad(prompt_mask, ((0, 0), (parts.padded(P) - P, 0)))
-  seen_mask = prompt_mask.at[:, -1].set(False)
-  return prompt_tokens, prompt_mask, seen_mask, inputs, lengths_B - 1
-
-
-def fed(
-    prompts_BxPx: jax.Array, completions_BxKxTx: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-  """Returns what `completion_inputs` feeds of tokens, or of facts of each.
-
-  Args:
-    prompts_BxPx: [B, P, ...], left-padded.
-    completions_BxKxTx: [B, K, T, ...].
-
-  Returns:
-    [B, P, ...] and [B, K, S, ...], padded with zeros.
-  """
-  parts = current_split()
-  if parts.count == 1:
-    return prompts_BxPx, completions_BxKxTx[:, :, :-1]
-  P, (B, K, T, *rest) = prompts_BxPx.shape[1], completions_BxKxTx.shape
-  last = jnp.broadcast_to(prompts_BxPx[:, None, -1:], (B, K, 1, *rest))
-  inputs = jnp.concatenate([last, completions_BxKxTx[:, :, :-1]], axis=2)
-  no_others = [(0, 0)] * len(rest)
-  right = ((0, 0), (0, 0), (0, parts.padded(T) - T), *no_others)
-  left = ((0, 0), (parts.padded(P) - P, 0), *no_others)
-  return jnp.pad(prompts_BxPx, left), jnp.pad(inputs, right)
 
 
 def split_tokens(

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model as pure functions over plain params: `make_model`.
 
-Axes: B prompts, K completions, P prompt tokens, T completion tokens, R decode
-rows, L tokens, D width, N layers, G key-value heads, M query heads of one
+Axes: B prompts, K completions, P prompt tokens, T completion tokens, R rows, L
+tokens, D width, N layers, G key-value heads, M query heads of one
 key-value head, Dh head width, V vocabulary, A experts of a token.
 """
 
@@ -14,7 +14,6 @@ from typing import Any
 
 from flax import nnx
 import jax
-from jax.extend import core as jex_core
 import jax.numpy as jnp
 
 from tba_jax import types
@@ -25,10 +24,10 @@ from tba_jax.models.net import attention
 from tba_jax.models.net import blocks
 from tba_jax.models.net import cache as cache_lib
 from tba_jax.models.net import layers as layers_lib
+from tba_jax.models.net import packed
 from tba_jax.models.net import products
 from tba_jax.models.net import quantized
 from tba_jax.models.net import sequence
-from tba_jax.models.net import unpadded as kept_lib
 
 ModelConfig = config_lib.ModelConfig
 PyTree = types.PyTree
@@ -63,26 +62,14 @@ def definitions_of(config: ModelConfig) -> Definitions:
   return Definitions(model_def, block_def, axes, no_blocks)
 
 
-_is_named = jax.checkpoint_policies.save_only_these_names(
-    products.PRODUCT, layers_lib.ATTENTION
-)
-
-
-def _is_product(
-    primitive: jex_core.Primitive, *args: Any, **params: Any
-) -> bool:
-  """Returns whether "dots" keeps the results of an operation."""
-  # JAX gives what its cuDNN attention keeps for the gradient no name.
-  is_cudnn = primitive.name == "dot_product_attention_fwd_wrapper"
-  return is_cudnn or _is_named(primitive, *args, **params)
-
-
 # `train.remat` -> policy of `jax.checkpoint` for a layer. "dots" keeps the
 # results of matrix products and of attention's kernels, "full" only the layer's
 # input.
 REMATS = {
     "none": None,
-    "dots": _is_product,
+    "dots": jax.checkpoint_policies.save_only_these_names(
+        products.PRODUCT, layers_lib.ATTENTION
+    ),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
@@ -133,15 +120,15 @@ class Model:
     predicts token l + 1. Padding may be left or right; logits at padding are
     finite but meaningless.
   completion_stream: (params, prompt_tokens_BxP, prompt_mask_BxP,
-    completion_tokens_BxKxT, tokens_BxC=None, routes=None) -> stream_BxKxTxD,
+    completion_tokens_BxKxT, tokens_RxL=None, routes=None) -> stream_BxKxTxD,
     from which `unembed` predicts completion token t. Prompts are left-padded,
     completions right-padded. Each prompt is computed once and shared by its K
-    completions. With tokens_BxC (`types.Rows.tokens`) it is stream_Bx1xCxD of
-    these tokens. With routes (`types.Routes`) tokens use these experts. Under
-    sequence parallelism (`sequence.py`) T is padded to divide.
+    completions. With tokens_RxL (a part of `types.Rows.tokens`) it is
+    stream_RxLxD of these places. With routes (`types.Routes`) tokens use these
+    experts.
   stream_and_routes: arguments of completion_stream -> stream_BxKxTxD,
-    routes_BxKxTxNxA, the experts that predict each completion token. None for a
-    model without experts.
+    routes_BxKxTxNxA, the experts that predict each completion token; or those
+    of rows. None for a model without experts.
   unembed: (params, stream_...xD) -> logits_...xV float32.
   completion_logits: arguments of completion_stream -> logits_BxKxTxV float32.
   last_logits: (params, tokens_BxL, mask_BxL) -> logits_BxV float32 that predict
@@ -336,82 +323,45 @@ class _Forward:
       prompt_tokens: jax.Array,
       prompt_mask: jax.Array,
       completion_tokens: jax.Array,
-      tokens_BxC: jax.Array | None = None,
+      tokens_RxL: jax.Array | None = None,
       routes: types.Routes | None = None,
   ) -> tuple[jax.Array, jax.Array | None]:
-    # Prompt and completions run through the blocks on one long token axis
-    # [P | K x S], for large matrix products; only attention separates them.
-    # Tokens that are left out come back for attention alone: [P | 1 x C].
     module, parts = self.module(params), sequence.current_split()
-    K, T = completion_tokens.shape[1:]
-    prompt_tokens, prompt_mask, seen_mask, inputs_BxKxS, first_B = (
-        sequence.completion_inputs(
-            prompt_tokens, prompt_mask.astype(bool), completion_tokens
-        )
-    )
-    (B, P), S = prompt_tokens.shape, inputs_BxKxS.shape[-1]
-    # Padding keeps the position of the last token.
-    steps_S = jnp.minimum(jnp.arange(S), T - 1)
-    own_BxKxS = jnp.broadcast_to(
-        first_B[:, None, None] + steps_S[None, None], (B, K, S)
-    )
-    leave_out = put_back = lambda own: own
-    if tokens_BxC is not None:
-      leave_out, put_back = _without_others(tokens_BxC, T, (B, K, S))
-    positions_BxP = attention.positions_of(prompt_mask)
-    positions_BxL = parts.join(positions_BxP, leave_out(own_BxKxS))
-    tables = module.tables(positions_BxL)
-    num_own = K if tokens_BxC is None else 1
+    P, shape = prompt_tokens.shape[1], completion_tokens.shape
+    rows = tokens_RxL
+    if rows is None:
+      rows = packed.unpacked(prompt_mask, shape, parts.count)
+    places = packed.places_of(rows, prompt_mask, shape)
+    tables = module.tables(places.position)
 
     def attend_within(q, k, v, window):
-      (q_p, q_o), (k_p, k_o), (v_p, v_o) = (
-          parts.cut(x, P, num_own) for x in (q, k, v)
-      )
-      q_o, k_o, v_o = map(put_back, (q_o, k_o, v_o))
-      out = kernels.attend_causal(
-          self.config, parts, q_p, k_p, v_p, prompt_mask, window
-      )
-      shared = kernels.attend_completions(
-          self.config, parts, q_o, (k_p, v_p, seen_mask), (k_o, v_o), window
-      )
-      return parts.join(out, leave_out(shared))
+      return kernels.attend_rows(self.config, parts, q, k, v, places, window)
 
     def attend(q, k, v, layer):
       return self.by_window(layer, attend_within, q, k, v), None
 
-    x_BxLxD = module.embed_tokens(
-        parts.join(prompt_tokens, leave_out(inputs_BxKxS)), positions_BxL
-    )
-    x_BxLxD = parts.place(x_BxLxD, "batch", "length")
-    routes_NxBxLxA = None
+    inputs_RxL = packed.fed(rows, prompt_tokens, completion_tokens)
+    # Each device looks up its own tokens alone.
+    inputs_RxL = parts.place(inputs_RxL, "batch", "length")
+    x_RxLxD = module.embed_tokens(inputs_RxL, places.position)
+    x_RxLxD = parts.place(x_RxLxD, "batch", "length")
+    routes_NxRxLxA = None
     if routes is not None:
-      prompts, own = sequence.fed(routes.prompts, routes.completions)
-      routes_BxLxNxA = parts.join(prompts, leave_out(own))
-      routes_NxBxLxA = jnp.moveaxis(routes_BxLxNxA, 2, 0)
-    x_BxLxD, _, chosen_NxBxLxA = self.run_blocks(
-        params, x_BxLxD, tables, attend, routes_NxBxLxA
+      fed = packed.fed(rows, routes.prompts, routes.completions)
+      routes_NxRxLxA = jnp.moveaxis(fed, 2, 0)
+    x_RxLxD, _, chosen_NxRxLxA = self.run_blocks(
+        params, x_RxLxD, tables, attend, routes_NxRxLxA
     )
 
-    def before(x_BxLx: jax.Array) -> jax.Array:
-      """Returns [B, K, T, ...], what the token before each has."""
-      x_BxPx, own_BxKxSx = parts.cut(x_BxLx, P, num_own)
-      rest = x_BxLx.shape[2:]
-      if tokens_BxC is not None:
-        # The token before is next to each, but a completion's first follows its
-        # prompt.
-        last_Bx1x, own_BxCx = x_BxPx[:, -1:], own_BxKxSx[:, 0]
-        before_BxCx = jnp.concatenate([last_Bx1x, own_BxCx[:, :-1]], axis=1)
-        is_first_BxC = tokens_BxC % T == 0
-        is_first_BxCx = is_first_BxC.reshape(B, -1, *[1] * len(rest))
-        return jnp.where(is_first_BxCx, last_Bx1x, before_BxCx)[:, None]
-      if S >= T:
-        return own_BxKxSx
-      first_BxKx1x = jnp.broadcast_to(x_BxPx[:, None, -1:], (B, K, 1, *rest))
-      return jnp.concatenate([first_BxKx1x, own_BxKxSx], axis=2)
+    def predicting(x_RxLx: jax.Array) -> jax.Array:
+      if tokens_RxL is not None:
+        return x_RxLx
+      own = x_RxLx[:, P - 1 : P - 1 + shape[1] * shape[2]]
+      return own.reshape(*shape, *x_RxLx.shape[2:])
 
-    if chosen_NxBxLxA is None:
-      return before(x_BxLxD), None
-    return before(x_BxLxD), before(jnp.moveaxis(chosen_NxBxLxA, 0, 2))
+    if chosen_NxRxLxA is None:
+      return predicting(x_RxLxD), None
+    return predicting(x_RxLxD), predicting(jnp.moveaxis(chosen_NxRxLxA, 0, 2))
 
   def unembed(self, params: PyTree, stream: jax.Array) -> jax.Array:
     return self.module(params).unembed(stream)
@@ -419,10 +369,7 @@ class _Forward:
   def completion_logits(
       self, params: PyTree, *inputs: jax.Array | None
   ) -> jax.Array:
-    logits = self.unembed(params, self.completion_stream(params, *inputs))
-    num_tokens = inputs[2].shape[-1]
-    # Fewer are padded to divide; others are as many as are asked for.
-    return logits if inputs[3:] else logits[:, :, :num_tokens]
+    return self.unembed(params, self.completion_stream(params, *inputs))
 
   def decode_params(self, params: PyTree, num_positions: int) -> DecodeParams:
     dtype = jnp.dtype(self.config.compute_dtype)
@@ -539,30 +486,6 @@ class _Forward:
         for b, block in enumerate(cache)
     ]
     return x, cache
-
-
-def _without_others(
-    tokens_BxC: jax.Array, num_tokens: int, shape: tuple[int, int, int]
-) -> tuple[Callable[[jax.Array], jax.Array], ...]:
-  """Returns [B, K, S, ...] -> [B, 1, C, ...] of some tokens, and its inverse.
-
-  Args:
-    tokens_BxC: `types.Rows.tokens`.
-    num_tokens: T of those.
-    shape: B, K, S; tokens from S on are left out too.
-  """
-  B, K, S = shape
-  m_BxC, t_BxC = tokens_BxC // num_tokens, tokens_BxC % num_tokens
-  places_BxC = jnp.where((m_BxC < K) & (t_BxC < S), m_BxC * S + t_BxC, K * S)
-  kept = kept_lib.find(places_BxC, K * S)
-
-  def leave_out(own: jax.Array) -> jax.Array:
-    return kept_lib.take(own.reshape(B, K * S, *own.shape[3:]), kept)[:, None]
-
-  def put_back(own: jax.Array) -> jax.Array:
-    return kept_lib.put(own[:, 0], kept).reshape(B, K, S, *own.shape[3:])
-
-  return leave_out, put_back
 
 
 def make_model(

@@ -40,24 +40,16 @@ def _one_device(platform="cpu", **fields) -> sequence.Split:
 
 
 def _attend(name, window, prompt_mask, inputs):
-  """Returns what prompts and completions attend to, by kernel or plain."""
-  q_p, q, k_p, v_p, k, v = inputs
+  """Returns causal attention, by kernel or plain."""
   config = tiny_model.make_model().config
   with mock.patch.object(kernels, "choose", lambda *_: name):
-    one = _one_device()
-    return (
-        kernels.attend_causal(config, one, q_p, k_p, v_p, prompt_mask, window),
-        kernels.attend_completions(
-            config, one, q, (k_p, v_p, prompt_mask), (k, v), window
-        ),
+    return kernels.attend_causal(
+        config, _one_device(), *inputs, prompt_mask, window
     )
 
 
-def _inputs(B, K, P, S, G, M, Dh):
-  shapes = (
-      *((B, P, G, M, Dh), (B, K, S, G, M, Dh)),
-      *((B, P, G, Dh), (B, P, G, Dh), (B, K, S, G, Dh), (B, K, S, G, Dh)),
-  )
+def _inputs(B, L, G, M, Dh):
+  shapes = (B, L, G, M, Dh), (B, L, G, Dh), (B, L, G, Dh)
   keys = jax.random.split(jax.random.key(0), len(shapes))
   return [jax.random.normal(k, s) for k, s in zip(keys, shapes, strict=True)]
 
@@ -67,9 +59,8 @@ def _value_and_gradient(name, window, mask_BxP, inputs):
   real = mask_BxP[..., None, None, None]
 
   def loss(inputs):
-    prompts, own = _attend(name, window, mask_BxP, inputs)
-    prompts = jnp.where(real, prompts, 0.0)
-    return jnp.sum(jnp.sin(prompts)) + jnp.sum(jnp.sin(own)), (prompts, own)
+    out = jnp.where(real, _attend(name, window, mask_BxP, inputs), 0.0)
+    return jnp.sum(jnp.sin(out)), out
 
   (_, out), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(inputs)
   return out, grads
@@ -78,20 +69,18 @@ def _value_and_gradient(name, window, mask_BxP, inputs):
 class AttentionTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      # The way, K, G, M and window: all tokens, or some of the prompt too.
-      ("splash", 16, 1, 1, 0),
-      ("splash", 2, 1, 3, 140),
-      ("cudnn", 3, 2, 2, 0),
-      ("cudnn", 2, 1, 3, 140),
-      ("cudnn", 2, 1, 3, 140, 29, 150),
-      ("cudnn", 3, 2, 2, 0, 30, 149),
-      ("blocks", 3, 2, 2, 0),
-      ("blocks", 2, 1, 3, 140),
+      # The way, G, M, window, and an odd length.
+      ("splash", 1, 1, 0),
+      ("splash", 1, 3, 140),
+      ("cudnn", 2, 2, 0),
+      ("cudnn", 1, 3, 140),
+      ("cudnn", 1, 3, 140, 179),
+      ("blocks", 2, 2, 0),
+      ("blocks", 1, 3, 140),
   )
   @pytest.mark.slow
-  def test_equals_plain(self, way, K, G, M, window, P=30, S=150):
-    B = 2
-    inputs = _inputs(B, K, P, S, G, M, 8)
+  def test_equals_plain(self, way, G, M, window, P=180):
+    inputs = _inputs(2, P, G, M, 8)
     mask_BxP = np.arange(P)[None] >= np.array([0, 19])[:, None]
     expected = _value_and_gradient("plain", window, mask_BxP, inputs)
     with (
@@ -112,14 +101,12 @@ class AttentionTest(parameterized.TestCase):
     self.assertBetween(padded - length, 0, max(127, 0.25 * length))
 
   def test_scores_of_long_sequences_are_not_held(self):
-    shapes = lambda S: jax.eval_shape(lambda: _inputs(1, 1, 8, S, 1, 1, 8))
-    mask = np.ones((1, 8), bool)
 
     def memory(S):
-      loss = lambda inputs: sum(
-          out.sum() for out in _attend("plain", 0, mask, inputs)
-      )
-      compiled = jax.jit(jax.grad(loss)).lower(shapes(S)).compile()
+      shapes = jax.eval_shape(lambda: _inputs(1, S, 1, 1, 8))
+      mask = np.ones((1, S), bool)
+      loss = lambda inputs: _attend("plain", 0, mask, inputs).sum()
+      compiled = jax.jit(jax.grad(loss)).lower(shapes).compile()
       return compiled.memory_analysis().temp_size_in_bytes
 
     with mock.patch.object(attention, "BLOCK", 64):
@@ -165,22 +152,29 @@ class ModelTest(parameterized.TestCase):
         tiny_model.make_model(**shape).config, remat=remat
     )
     batch = tiny_model.make_batch()
-    loss = lambda params: model.logits(
-        params, batch.prompt_tokens, batch.prompt_mask
+    loss = lambda params: model.completion_logits(
+        params,
+        batch.prompt_tokens,
+        batch.prompt_mask,
+        batch.completion_tokens,
     ).sum()
     chosen = mock.patch.object(kernels, "choose", lambda *_: kernel)
     here = mock.patch.object(sequence, "current_split", _one_device)
     params = jax.eval_shape(model.init, jax.random.key(0))
-    with chosen, here, _CUDNN_VERSION:
+    with chosen, here:
       jaxpr = jax.make_jaxpr(jax.grad(loss))(params)
     found = collections.Counter(_kernel_names(jaxpr.jaxpr))
-    names = {
-        "splash": [f"splash_mha_{x}_segmented" for x in ("fwd", "dq", "dkv")],
-        "cudnn": [f"attention_{x}_wrapper" for x in ("fwd", "bwd", "bwd")],
+    # Splash is called of own tokens and of prompts.
+    num_calls, names = {
+        "splash": (2, [f"splash_mha_{x}_" for x in ("fwd", "dq", "dkv")]),
+        "cudnn": (
+            1,
+            [f"packed_rows_{x}" for x in ("forward", "queries", "keys")],
+        ),
     }[kernel]
     count = lambda name: sum(n for k, n in found.items() if name in k)
-    num_forward = 1 + (remat == "full")
-    self.assertEqual([count(n) for n in names], [num_forward, 1, 1], found)
+    expected = [num_calls * (1 + (remat == "full")), num_calls, num_calls]
+    self.assertEqual(list(map(count, names)), expected, found)
 
 
 def _kernel_names(jaxpr):
@@ -190,8 +184,6 @@ def _kernel_names(jaxpr):
       continue
     if eqn.primitive.name == "pallas_call":
       yield eqn.params["name"]
-    elif eqn.primitive.name.startswith("dot_product_attention"):
-      yield eqn.primitive.name
     else:
       for inner in core.jaxprs_in_params(eqn.params):
         yield from _kernel_names(inner)
@@ -274,14 +266,11 @@ class ChooseTest(parameterized.TestCase):
 class CudnnTest(absltest.TestCase):
 
   def test_calls_of_cudnn_are_lowered_for_cuda(self):
-    inputs = [x.astype(jnp.bfloat16) for x in _inputs(2, 3, 16, 24, 2, 2, 8)]
-    mask = np.arange(16)[None] >= np.array([0, 9])[:, None]
+    inputs = [x.astype(jnp.bfloat16) for x in _inputs(2, 40, 2, 2, 8)]
+    mask = np.arange(40)[None] >= np.array([0, 9])[:, None]
 
     def loss(inputs):
-      return sum(
-          out.astype(jnp.float32).sum()
-          for out in _attend("cudnn", 5, mask, inputs)
-      )
+      return _attend("cudnn", 5, mask, inputs).astype(jnp.float32).sum()
 
     with _CUDNN_VERSION:
       text = (
@@ -290,8 +279,8 @@ class CudnnTest(absltest.TestCase):
           .lower(lowering_platforms=("cuda",))
           .as_text()
       )
-    self.assertEqual(text.count("@__cudnn$fmhaSoftmax("), 2)
-    self.assertEqual(text.count("@__cudnn$fmhaSoftmaxBackward("), 2)
+    self.assertEqual(text.count("@__cudnn$fmhaSoftmax("), 1)
+    self.assertEqual(text.count("@__cudnn$fmhaSoftmaxBackward("), 1)
     self.assertIn("sliding_window_length\\22: 5", text)
     # Neither a mask nor scores of [queries, keys].
     self.assertNotRegex(text, r"tensor<[0-9x]*40x40x")

@@ -1,0 +1,205 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of packed tokens: what each place of a row is fed, and what it sees.
+
+A row holds groups one after another, each a prompt and then some of its
+completions. A completion is fed its prompt's last token first, so that place t
+of a completion predicts its token t, and the prompt itself ends before it.
+
+Axes: B prompts, K completions, P prompt tokens, T completion tokens, R rows, L
+places of a row.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from tba_jax import types
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Places:
+  """Places of rows, each [R, L] int32.
+
+  group: number b of the token's prompt, -1 without a token.
+  owner: number 0 of a prompt's token, 1 + b K + k of a completion's.
+  index: place in the row.
+  start: index at which the prompt or the completion begins.
+  prompt_start, prompt_stop: indices of the group's prompt in the row; the
+    second one is of completions alone.
+  position: tokens of the sequence before this one.
+  num_prompt, num_completion: P and T.
+  """
+
+  group: jax.Array
+  owner: jax.Array
+  index: jax.Array
+  start: jax.Array
+  prompt_start: jax.Array
+  prompt_stop: jax.Array
+  position: jax.Array
+  num_prompt: int = dataclasses.field(metadata=dict(static=True))
+  num_completion: int = dataclasses.field(metadata=dict(static=True))
+
+
+def places_of(
+    tokens_RxL: jax.Array,
+    prompt_mask_BxP: jax.Array,
+    shape: tuple[int, int, int],
+) -> Places:
+  """Returns the places of rows.
+
+  Args:
+    tokens_RxL: `types.Rows.tokens` of one part.
+    prompt_mask_BxP: 1 on prompt tokens, left-padded.
+    shape: B, K, T.
+  """
+  (B, K, T), P = shape, prompt_mask_BxP.shape[1]
+  own_RxL = tokens_RxL - B * P  # b K T + k T + t if a completion.
+  is_prompt = own_RxL < 0
+  group = jnp.where(is_prompt, tokens_RxL // P, own_RxL // (K * T))
+  owner = jnp.where(is_prompt, 0, own_RxL // T + 1)
+  group = jnp.where(tokens_RxL < 0, -1, group)
+  lengths_B = jnp.sum(prompt_mask_BxP > 0, axis=1, dtype=jnp.int32)
+  lengths = lengths_B[jnp.maximum(group, 0)]
+  position = jnp.where(
+      is_prompt, tokens_RxL % P - P + lengths, lengths - 1 + own_RxL % T
+  )
+  index = jax.lax.broadcasted_iota(jnp.int32, tokens_RxL.shape, 1)
+  changes = lambda x: jnp.diff(x, axis=1, prepend=x[:, :1] - 1) != 0
+  # The last place up to each one at which something is so.
+  last = lambda is_so: jax.lax.cummax(jnp.where(is_so, index, 0), axis=1)
+  begins = changes(group)
+  return Places(
+      group=group,
+      owner=owner,
+      index=index,
+      start=last(begins | changes(owner)),
+      prompt_start=last(begins),
+      prompt_stop=last((begins | changes(owner == 0)) & (owner > 0)),
+      position=jnp.maximum(position, 0),
+      num_prompt=P,
+      num_completion=T,
+  )
+
+
+def seen_blocks(
+    queries: Places, window: int, size: int
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+  """Returns the blocks of keys that some query of a block sees, [...] each.
+
+  These are two runs, each a first block and a number of blocks: a prompt's, and
+  that from the first query's own sequence to the last query.
+
+  Args:
+    queries: places [..., Q] of a block of queries.
+    window: sliding window; 0 is none.
+    size: keys of a block.
+  """
+  is_real = queries.group >= 0
+  at = jnp.argmax(is_real, axis=-1)[..., None]
+  first = jax.tree.map(
+      lambda x: jnp.take_along_axis(x, at, axis=-1)[..., 0], queries
+  )
+  start, prompt = first.start, first.prompt_start
+  if window:
+    start = jnp.maximum(start, first.index - window + 1)
+    # A completion that begins later is nearer to the prompt.
+    is_same = (queries.group == first.group[..., None]) & (queries.owner > 0)
+    nearest = jnp.min(jnp.where(is_same, queries.position, 2**30), axis=-1)
+    prompt += jnp.maximum(nearest - window + 1, 0)
+  start //= size
+  last = jnp.max(jnp.where(is_real, queries.index, 0), axis=-1) // size
+  stop = jnp.minimum((first.prompt_stop - 1) // size + 1, start)
+  has_prompt = (first.owner > 0) & (prompt < first.prompt_stop)
+  prompt //= size
+  any_real = is_real.any(axis=-1)
+  num_prompt = jnp.where(
+      any_real & has_prompt, jnp.maximum(stop - prompt, 0), 0
+  )
+  return prompt, num_prompt, start, jnp.where(any_real, last - start + 1, 0)
+
+
+def fed(
+    tokens_RxL: jax.Array,
+    prompts_BxPx: jax.Array,
+    completions_BxKxTx: jax.Array,
+) -> jax.Array:
+  """Returns [R, L, ...], the tokens fed at each place, or facts of them.
+
+  Args:
+    tokens_RxL: `types.Rows.tokens` of one part.
+    prompts_BxPx: [B, P, ...], left-padded.
+    completions_BxKxTx: [B, K, T, ...].
+  """
+  (B, P), (K, T) = prompts_BxPx.shape[:2], completions_BxKxTx.shape[1:3]
+  rest = prompts_BxPx.shape[2:]
+  own_RxL = tokens_RxL - B * P
+  last_RxL = (own_RxL // (K * T) + 1) * P - 1
+  before_RxL = jnp.where(own_RxL % T == 0, last_RxL, tokens_RxL - 1)
+  indices_RxL = jnp.where(own_RxL < 0, tokens_RxL, before_RxL)
+  flat = lambda x: x.reshape(-1, *rest)
+  both = [flat(prompts_BxPx), flat(completions_BxKxTx)]
+  return jnp.concatenate(both)[jnp.maximum(indices_RxL, 0)]
+
+
+def predicted(tokens_RxL: jax.Array, x_BxKxT: jax.Array, P: int) -> jax.Array:
+  """Returns [R, L], what the tokens predicted at each place have; 0 if none."""
+  own_RxL = tokens_RxL - len(x_BxKxT) * P
+  values_RxL = x_BxKxT.reshape(-1)[jnp.maximum(own_RxL, 0)]
+  return jnp.where(own_RxL < 0, 0, values_RxL)
+
+
+def unpacked(
+    prompt_mask_BxP: jax.Array, shape: tuple[int, int, int], multiple: int = 1
+) -> jax.Array:
+  """Returns `types.Rows.tokens` [B, L] of whole groups with their padding.
+
+  Place P - 1 + k T + t predicts token t of completion k.
+
+  Args:
+    prompt_mask_BxP: 1 on prompt tokens, left-padded.
+    shape: B, K, T.
+    multiple: divisor of L.
+  """
+  (B, K, T), P = shape, prompt_mask_BxP.shape[1]
+  prompts_BxP = jnp.arange(B * P, dtype=jnp.int32).reshape(B, P)
+  prompts_BxP = jnp.where(prompt_mask_BxP > 0, prompts_BxP, -1)
+  own = B * P + jnp.arange(math.prod(shape), dtype=jnp.int32)
+  tokens = jnp.concatenate([prompts_BxP[:, :-1], own.reshape(B, K * T)], axis=1)
+  padding = -tokens.shape[1] % multiple
+  return jnp.pad(tokens, ((0, 0), (0, padding)), constant_values=-1)
+
+
+def merge(
+    outputs_RxLx: jax.Array,
+    rows: types.Rows,
+    part: jax.Array | int,
+    others_BxKxTx: jax.Array,
+) -> jax.Array:
+  """Returns [B, K, T, ...], outputs of a part's places in place of others'.
+
+  Args:
+    outputs_RxLx: [R, L, ...], predictions of each place of the part.
+    rows: `types.Batch.rows`.
+    part: index of the part.
+    others_BxKxTx: values of completions of other parts.
+  """
+  R, _, L = rows.tokens.shape
+  slots_BxKxT = rows.slots - part * (R * L)
+  is_here = (slots_BxKxT >= 0) & (slots_BxKxT < R * L)
+  rest = outputs_RxLx.shape[2:]
+  # The gradient of tokens in other parts writes nowhere, not to one place.
+  slots_BxKxT = jnp.where(is_here, slots_BxKxT, R * L)
+  here = outputs_RxLx.reshape(R * L, *rest)
+  here = here.at[slots_BxKxT].get(mode="fill", fill_value=0)
+  is_here = is_here.reshape(*is_here.shape, *[1] * len(rest))
+  return jnp.where(is_here, here, others_BxKxTx)
+
+
+def num_parts(rows: types.Rows) -> jax.Array:
+  """Returns [], the parts of rows with tokens; they come first."""
+  return jnp.sum(jnp.any(rows.tokens >= 0, axis=(0, 2)), dtype=jnp.int32)

@@ -1,0 +1,240 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Plain attention of packed rows (`packed.py`).
+
+A query sees its own prompt or completion up to itself, and a completion's sees
+its prompt too. Long rows are computed by blocks: those that no query sees are
+left out, and scores are held of one block at a time (Dao et al. 2022,
+arXiv:2205.14135, algorithms 1 and 4).
+
+Axes: R rows, L places of a row, Q queries, S keys, G key-value heads, M query
+heads of one key-value head, Dh head width.
+"""
+
+from collections.abc import Callable
+import functools
+import math
+from typing import Any
+
+import jax
+from jax import ad_checkpoint
+import jax.numpy as jnp
+
+from tba_jax.models.net import attention
+from tba_jax.models.net import layers
+from tba_jax.models.net import packed
+
+# Places of a row up to which all scores are computed.
+WHOLE = 512
+# Queries and keys of a block: on a CPU they stay in its cache, elsewhere larger
+# ones are faster, and leave more of short sequences' blocks empty.
+BLOCK = {"cpu": 128, "short": 256, "long": 512}
+# Tokens of a long prompt or completion.
+_LONG = 16384
+
+_product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+
+def attend_rows(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    queries: packed.Places,
+    keys: packed.Places,
+    window: int,
+    platform: str,
+) -> jax.Array:
+  """Returns attention of packed rows.
+
+  Args:
+    q: [R, Q, G, M, Dh].
+    k: [R, L, G, Dh].
+    v: [R, L, G, Dh].
+    queries: places of the queries, adjacent ones of each row.
+    keys: places of whole rows.
+    window: sliding window of positions; 0 is none.
+    platform: name of the backend, such as "cpu".
+
+  Returns:
+    [R, Q, G, M, Dh]; of places without a token finite and meaningless.
+  """
+  if k.shape[1] <= WHOLE:
+    seen_RxQxL = sees(queries, keys, window)
+    return attention.attend_self(q, k, v, seen_RxQxL)
+  return _attend_blocks(q, k, v, queries, keys, window, platform)
+
+
+def block_size(places: packed.Places, platform: str) -> int:
+  """Returns the queries and keys of a block of rows."""
+  if platform == "cpu":
+    return BLOCK["cpu"]
+  longest = max(places.num_prompt, places.num_completion)
+  return BLOCK["long" if longest > _LONG else "short"]
+
+
+def sees(queries: packed.Places, keys: packed.Places, window: int) -> jax.Array:
+  """Returns [..., Q, S] bool, True where a query of a row sees a key."""
+  queries = jax.tree.map(lambda x: x[..., :, None], queries)
+  keys = jax.tree.map(lambda x: x[..., None, :], keys)
+  seen = (queries.group == keys.group) & (keys.index <= queries.index)
+  seen &= (keys.owner == 0) | (keys.owner == queries.owner)
+  if window:
+    seen &= queries.position - keys.position < window
+  return seen
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def _attend_blocks(q, k, v, queries, keys, window, platform):
+  """Returns `attend_rows` by blocks of queries and keys."""
+  return _forward(q, k, v, queries, keys, window, platform)[0]
+
+
+def _over_rows(platform: str) -> Callable[..., Any]:
+  """Returns `jax.vmap`, or the same one row after the other."""
+  # A CPU is busy with a row, and skips what its own blocks do not see.
+  one_by_one = lambda fn: functools.partial(jax.lax.map, fn)
+  return one_by_one if platform == "cpu" else jax.vmap
+
+
+def _forward(q, k, v, queries, keys, window, platform):
+  """Returns the result, and what its gradient reads."""
+  size = block_size(keys, platform)
+
+  def of_block(k, v, keys, block):
+    q, queries = block
+    Q, G, M, Dh = q.shape
+
+    def add(n, carry):
+      total, shift, out = carry
+      scores, _, (_, v_S) = _scores(q, k, v, queries, keys, window, size, n)
+      new = jnp.maximum(shift, scores.max(axis=-1))
+      weights, scale = jnp.exp(scores - new[..., None]), jnp.exp(shift - new)
+      added = _product("gmqs,sgd->gmqd", weights.astype(v.dtype), v_S)
+      out = out * scale[..., None] + added
+      return total * scale + weights.sum(axis=-1), new, out
+
+    zeros = jnp.zeros((G, M, Q), jnp.float32)
+    total, shift, out = jax.lax.fori_loop(
+        0,
+        _count(queries, window, size),
+        add,
+        (zeros, zeros + attention.MASKED_SCORE, jnp.zeros((G, M, Q, Dh))),
+    )
+    # A block without a token has seen nothing.
+    total = jnp.where(total > 0, total, 1.0)
+    out = jnp.transpose(out / total[..., None], (2, 0, 1, 3))
+    return out.astype(q.dtype), shift + jnp.log(total)
+
+  def of_row(row):
+    k, v, keys, *blocks = row
+    return jax.lax.map(functools.partial(of_block, k, v, keys), tuple(blocks))
+
+  rows = *_whole((k, v, keys), size), *_cut((q, queries), size)
+  out, logsumexp = _over_rows(platform)(of_row)(rows)
+  # Named, so that "dots" keeps them.
+  named = lambda x: ad_checkpoint.checkpoint_name(x, layers.ATTENTION)
+  out, logsumexp = named(_joined(out, q.shape[1])), named(logsumexp)
+  return out, (q, k, v, queries, keys, out, logsumexp)
+
+
+def _backward(window, platform, saved, grad):
+  """Returns the gradients of queries, keys and values."""
+  q, k, v, queries, keys, out, logsumexp = saved
+  size = block_size(keys, platform)
+
+  def of_block(k, v, keys, sums, block):
+    q, out, grad, queries, logsumexp = block
+    total = _product("qgmd,qgmd->gmq", out, grad)
+
+    def add(n, carry):
+      grad_q, grad_k, grad_v = carry
+      scores, start, (k_S, v_S) = _scores(
+          q, k, v, queries, keys, window, size, n
+      )
+      weights = jnp.exp(scores - logsumexp[..., None])
+      of_weights = _product("qgmd,sgd->gmqs", grad, v_S)
+      of_scores = weights * (of_weights - total[..., None])
+      of_scores = (of_scores / math.sqrt(q.shape[-1])).astype(q.dtype)
+
+      def put(sums, new):
+        old = jax.lax.dynamic_slice_in_dim(sums, start, size)
+        return jax.lax.dynamic_update_slice_in_dim(sums, old + new, start, 0)
+
+      return (
+          grad_q + _product("gmqs,sgd->qgmd", of_scores, k_S),
+          put(grad_k, _product("gmqs,qgmd->sgd", of_scores, q)),
+          put(
+              grad_v, _product("gmqs,qgmd->sgd", weights.astype(q.dtype), grad)
+          ),
+      )
+
+    grad_q, *sums = jax.lax.fori_loop(
+        0,
+        _count(queries, window, size),
+        add,
+        (jnp.zeros(q.shape, jnp.float32), *sums),
+    )
+    return tuple(sums), grad_q.astype(q.dtype)
+
+  def of_row(row):
+    k, v, keys, *blocks = row
+    zeros = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
+    block = functools.partial(of_block, k, v, keys)
+    sums, grad_q = jax.lax.scan(block, zeros, tuple(blocks))
+    return grad_q, *sums
+
+  blocks = _cut((q, out, grad.astype(q.dtype), queries), size)
+  grad_q, grad_k, grad_v = _over_rows(platform)(of_row)(
+      (*_whole((k, v, keys), size), *blocks, logsumexp)
+  )
+  own = lambda x, like: x[:, : like.shape[1]].astype(like.dtype)
+  grad_q = _joined(grad_q, q.shape[1])
+  return grad_q, own(grad_k, k), own(grad_v, v), None, None
+
+
+_attend_blocks.defvjp(_forward, _backward)
+
+
+def _count(queries: packed.Places, window: int, size: int) -> jax.Array:
+  _, num_prompt, _, num_own = packed.seen_blocks(queries, window, size)
+  return num_prompt + num_own
+
+
+def _scores(q, k, v, queries, keys, window, size, n):
+  """Returns [G, M, Q, S] scores with the nth block of keys, and that block.
+
+  It is its first key, and its keys and values.
+  """
+  prompt, num_prompt, start, _ = packed.seen_blocks(queries, window, size)
+  first = size * jnp.where(n < num_prompt, prompt + n, start + n - num_prompt)
+  block = jax.tree.map(
+      lambda x: jax.lax.dynamic_slice_in_dim(x, first, size), (k, v, keys)
+  )
+  k_S, v_S, keys = block
+  seen_QxS = sees(queries, keys, window)
+  scores = _product("qgmd,sgd->gmqs", q, k_S) / math.sqrt(q.shape[-1])
+  scores = jnp.where(seen_QxS[None, None], scores, attention.MASKED_SCORE)
+  return scores, first, (k_S, v_S)
+
+
+def _whole(rows: Any, size: int) -> Any:
+  """Returns arrays [R, L, ...] with L padded to whole blocks."""
+
+  def pad(x: jax.Array) -> jax.Array:
+    padding = ((0, 0), (0, -x.shape[1] % size)) + ((0, 0),) * (x.ndim - 2)
+    # Places have numbers, of which -1 is no group.
+    return jnp.pad(x, padding, constant_values=-1 if x.ndim == 2 else 0)
+
+  return jax.tree.map(pad, rows)
+
+
+def _cut(rows: Any, size: int) -> Any:
+  """Returns arrays [R, Q, ...] as [R, blocks, size, ...], padded."""
+  cut = lambda x: x.reshape(x.shape[0], -1, size, *x.shape[2:])
+  return jax.tree.map(cut, _whole(rows, size))
+
+
+def _joined(blocks: jax.Array, length: int) -> jax.Array:
+  """Returns [R, blocks, size, ...] as [R, length, ...]."""
+  whole = blocks.reshape(blocks.shape[0], -1, *blocks.shape[3:])
+  return whole[:, :length]

@@ -1,0 +1,102 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of packed rows are those of each sequence computed alone."""
+
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import pytest
+
+from tba_jax.learning import train_step
+from tba_jax.losses import objective_table
+from tba_jax.models.net import row_attention
+from tba_jax.policy import lora
+from tests.support import packed_gradients
+from tests.support import rows
+from tests.support import tiny_model
+
+_WINDOWS = dict(
+    family="gemma3_text", sliding_window=3, global_layers=(False, True)
+)
+_EXPERTS = dict(family="qwen3_moe", num_experts=6, experts_per_token=2)
+
+
+class PackedGradientsTest(parameterized.TestCase):
+
+  def check(
+      self, model, batch, micro_completions=0, expected=None, adapters=None,
+      **loss,
+  ):  # fmt: skip
+    config = packed_gradients.make_config()
+    config.loss.update(loss)
+    params, others = tiny_model.init_params(model), {}
+    if adapters is not None:
+      others = dict(adapters=adapters, base=params)
+      start = jax.jit(adapters.init)(jax.random.key(0))
+      params = jax.tree.map(lambda x: x + 0.1, start)
+    packed = rows.pack(batch, 1, micro_completions, packed_gradients.ROW_LENGTH)
+    self.assertGreater(rows.num_parts(packed), 1)
+    found = packed_gradients.of_rows(
+        *(config, model, params, packed),
+        cuts_groups=bool(micro_completions),
+        **others,
+    )
+    expected = expected or packed_gradients.of_sequences
+    expected = expected(config, model, params, batch, **others)
+    gap = packed_gradients.relative_gap(found, expected)
+    self.assertLess(gap, packed_gradients.TOLERANCE)
+
+  @parameterized.parameters("tb", "grpo")
+  def test_objectives_agree(self, name):
+    self.check(
+        tiny_model.make_model(), packed_gradients.make_batch(), name=name
+    )
+
+  @parameterized.parameters(*objective_table.OBJECTIVES)
+  @pytest.mark.slow
+  def test_all_objectives_agree_with_turns(self, name):
+    batch = packed_gradients.make_batch(has_turns=True)
+    self.check(tiny_model.make_model(), batch, name=name, ratio_clip=0.2)
+
+  @pytest.mark.slow
+  def test_cut_groups_agree(self):
+    batch = packed_gradients.make_batch()
+    self.check(tiny_model.make_model(), batch, micro_completions=2, name="tb")
+
+  @parameterized.parameters(False, True)
+  @pytest.mark.slow
+  def test_layers_with_windows_agree(self, by_blocks):
+    with (
+        mock.patch.object(row_attention, "WHOLE", 0 if by_blocks else 512),
+        mock.patch.dict(row_attention.BLOCK, cpu=8),
+    ):
+      self.check(
+          tiny_model.make_model(**_WINDOWS), packed_gradients.make_batch()
+      )
+
+  @pytest.mark.slow
+  def test_adapters_agree(self):
+    model = tiny_model.make_model()
+    adapters = lora.make(dict(rank=2, alpha=4.0, targets="all"), model)
+    self.check(model, packed_gradients.make_batch(), adapters=adapters)
+
+  @parameterized.parameters(False, True)
+  @pytest.mark.slow
+  def test_experts_agree_chosen_and_replayed(self, is_replayed):
+    model = tiny_model.make_model(**_EXPERTS)
+    if not is_replayed:
+      self.check(model, packed_gradients.make_batch())
+      return
+    batch = packed_gradients.make_batch(route_shape=(2, 2, 6))
+
+    def padded(config, model, params, batch):
+      batch = train_step.in_rows(batch)
+      return packed_gradients.of_rows(config, model, params, batch)
+
+    self.check(model, batch, expected=padded)
+
+
+if __name__ == "__main__":
+  absltest.main()
