@@ -97,6 +97,7 @@ EXTRAS = {
     # (`tests/release.sh`).
     "docs": [
         "build>=1.2",
+        "griffelib>=2",
         "mkdocs>=1.6,<2",
         "mkdocs-material>=9.6",
         "mkdocstrings[python]>=0.29",

@@ -82,10 +82,10 @@ class SearcherParts:
 class _Over:
   """Prompts that are sampled.
 
-  sampled: the prompts.
+  sampled: in the order in which they ended.
   ref_logprobs: function that waits for their reference log-probs; None starts
     the pass once they are rewarded.
-  epoch: epoch of the params.
+  epoch: counts restarts of the trainer; the params are from it.
   """
 
   sampled: Sequence[collect.Sampled]

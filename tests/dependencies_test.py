@@ -21,6 +21,7 @@ _PACKAGES = {
     "_pytest": "pytest",
     "absl": "absl-py",
     "google": "protobuf",
+    "griffe": "griffelib",
     "orbax": "orbax-checkpoint",
     "pydantic_core": "pydantic",
     "yaml": "pyyaml",

@@ -19,7 +19,7 @@ BLOCKS_AHEAD = 2
 class _Granted:
   """A block that is not all in the journal.
 
-  number: number of the grant.
+  number: counts grants from 1.
   version: params to sample with.
   positions: its prompts.
   is_begun: whether its searcher is known to sample it.
