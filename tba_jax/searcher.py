@@ -206,6 +206,8 @@ class Searcher:
     self._tasks: collections.deque[futures.Future[None]] = collections.deque()
     self._judged = threading.Event()
     self._judged.set()
+    # Whether the judge's thread submits, and so may wait for credit.
+    self._submits = False
     # A block that needs other params than the stream before it.
     self._kept: ports.Assignment | None = None
     # Most prompts of a block so far.
@@ -306,8 +308,9 @@ class Searcher:
     Returns False if the block is obsolete.
     """
     oldest = block.epoch, block.require_version
+    has_oldest = block.require_version >= 0
     taken = self._source.wait_for(-1, 0.0)
-    if block.require_version >= 0 and (taken is None or taken[0] < oldest):
+    if has_oldest and (taken is None or taken[0] < oldest):
       with self._spans.span("wait_version"):
         while taken is None or taken[0] < oldest:
           self._check_handed_over()
@@ -317,7 +320,11 @@ class Searcher:
           self._wait_for(block.require_version)
           taken = self._source.wait_for(-1, 0.0)
     if taken is not None:
-      self._load(*taken)
+      # The params in use may be too old to go on with.
+      is_needed = has_oldest and (
+          self._version is None or self._version < oldest
+      )
+      self._load(*taken, is_needed=is_needed)
     return True
 
   def _load(
@@ -351,7 +358,7 @@ class Searcher:
     """
     if version == self._version:
       return True
-    if version in self._refused:
+    if version in self._refused and not is_needed:
       return False
     params = self._stage.take(version) if self._stage is not None else None
     try:
@@ -452,7 +459,8 @@ class Searcher:
     if self._kept is not None or now_s < self._asked_s + ASK_EVERY_S:
       return None
     newest = self._source.latest()
-    if not is_exact and newest is not None and newest[0] > self._version:
+    is_newer = newest is not None and newest[0] > self._version
+    if is_newer and not is_exact and newest[0] not in self._refused:
       comes_in_flight = newest[0].epoch == self._version.epoch
       if not (self._parts.swaps_in_flight and comes_in_flight):
         return None
@@ -492,7 +500,7 @@ class Searcher:
       self._judged.clear()
     self._tasks.append(self._judging.submit(self._judge_and_submit))
     if self._parts.judge_shares_mesh:
-      with self._spans.span("reward"):
+      with self._spans.span("wait_credit" if self._submits else "reward"):
         self._judged.wait()
     self._check_handed_over()
 
@@ -514,8 +522,9 @@ class Searcher:
     """
     # Waiting for a slow judge counts as work, waiting for credit as idle time.
     while self._tasks and self._num_over() >= most_prompts:
-      with self._spans.span("reward"):
-        self._judged.wait()
+      if not self._submits:
+        with self._spans.span("reward"):
+          self._judged.wait()
       with self._spans.span("wait_credit"):
         self._tasks.popleft().result()
 
@@ -537,6 +546,7 @@ class Searcher:
             (o.ref_logprobs or start(o.sampled, own_P))()
             for o, own_P in zip(over, rewards_P)
         ]
+      self._submits = True
     finally:
       self._judged.set()
     groups = [
@@ -549,6 +559,7 @@ class Searcher:
       self._sink.begun_s.pop(group.position, None)
     with self._spans.span("wait_credit", lane=JUDGE_LANE):
       self._sink.submit(groups, self._stop)
+    self._submits = False
     self._report()
 
   def _report(self) -> None:

@@ -541,6 +541,23 @@ class SearcherTest(parameterized.TestCase):
         f"version {self.compared[-1]}: another policy; the searcher ends",
     )
 
+  def test_refused_version_ends_searcher_whose_params_are_too_old(self):
+    self.takes_newer, self.wrong = True, {4}
+    newer = lambda: self.published.append((1, 4)) or self.block(require=4)
+    with self.assertRaisesRegex(searcher.WrongParamsError, "version 4"):
+      self.run_it(self.block(require=0), newer)
+    self.assertEqual([version for version, _ in self.used], [0])
+
+  def test_blocks_join_while_newest_version_is_refused(self):
+    self.joins, self.swaps_in_flight, self.wrong = True, False, {1}
+    other = lambda: self.published.append((1, 1)) or self.block(
+        prompts=((9, 0, 1),)
+    )
+    third = self.block(prompts=((5, 0, 2),))
+    self.run_it(self.block(), other, third, self.block(prompts=((6, 0, 2),)))
+    self.assertEqual(sum(self.begun), 4)
+    self.assertLen(self.begun, 2)
+
   def test_completions_of_several_versions_are_counted(self):
     self.run_it(self.block())
     stats = self.queue.set_stats.call_args.args[0]
@@ -690,6 +707,26 @@ class SearcherTest(parameterized.TestCase):
         stats["tokens_per_s"], 3 * stats["samples_per_s"], places=6
     )
     self.assertLessEqual(stats["busy_share"], 1.0)
+
+  def test_wait_for_credit_is_no_work_while_prompts_wait_for_judge(self):
+    waits, submit = [], self.submit
+
+    def full(*args):
+      if not waits:
+        # The thread that decodes waits for this one.
+        deadline_s = time.monotonic() + 20.0
+        while self.open_spans[-1:] not in (["wait_credit"], ["reward"]):
+          if time.monotonic() > deadline_s:
+            break
+          time.sleep(0.01)
+        waits.extend(self.open_spans)
+      return submit(*args)
+
+    self.queue.submit.side_effect = full
+    others = [self.block(prompts=((p, 3, 4),)) for p in (9, 10, 11)]
+    self.run_it(self.block(), *others)
+    self.assertLen(self.positions(), 5)
+    self.assertEqual(waits, ["wait_credit"])
 
   def test_a_block_is_judged_while_the_next_one_is_decoded(self):
     go_on, ages = threading.Event(), []

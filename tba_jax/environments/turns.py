@@ -304,7 +304,7 @@ class Episodes:
     self._num_completions = num_completions
     self._on_wait = on_wait
     self._last_reset_s = last_reset_s
-    # Time of the last turn or answer.
+    # Time at which a turn last ended, was cut or was answered.
     self._active_s = time.monotonic()
     # By the number of their request.
     self._prompts: dict[int, FirstObservation] = {}
@@ -341,6 +341,7 @@ class Episodes:
     episode.turns.put(text)
 
   def cut(self, owner: requests.Owner) -> None:
+    self._active_s = time.monotonic()
     if owner in self._episodes:
       self._episodes[owner].turns.put(None)
 
@@ -352,6 +353,8 @@ class Episodes:
     answered = []
     while not self._answered.empty():
       answered.append(self._answered.get())
+    if answered:
+      self._active_s = time.monotonic()
     return [(owner, self._tokens(owner, said)) for owner, said in answered]
 
   def _wait(self, wait_s: float) -> None:
@@ -365,7 +368,6 @@ class Episodes:
     start_s = time.monotonic()
     try:
       self._answered.put(self._answered.get(timeout=min(wait_s, most_s)))
-      self._active_s = time.monotonic()
     except queue.Empty:
       # Processes may have been in use for prompts that come next.
       active_s = max(self._active_s, self._last_reset_s())

@@ -190,7 +190,8 @@ def make_train_step(
           params,
           batch,
           beta,
-          cuts_groups=packing.make(c).cuts_groups,
+          # A custom loss may relate groups with each other.
+          needs_all=packing.make(c).cuts_groups or ".py:" in c.loss.name,
       )
 
     grad_norm, loss_grad_norm = map(optax.tree.norm, (grads, loss_grads))
@@ -559,13 +560,13 @@ def accumulate_parts(
     batch: types.Batch,
     beta: jax.Array,
     *,
-    cuts_groups: bool,
+    needs_all: bool,
 ) -> tuple[jax.Array, metrics_lib.Totals, PyTree]:
   """Returns the loss, its totals and its gradient, part by part.
 
-  A part has the gradient of its own groups: those of other parts have
-  log-probs without gradient, which their share of the loss does not need. If
-  groups are cut, a pass before computes the log-probs of all completions.
+  Each part differentiates its own completions; those of other parts are
+  constants. Their values cancel if a part has whole groups and the loss is a
+  mean over groups; otherwise a forward pass over all parts comes first.
 
   Args:
     whole: objective of the batch.
@@ -573,11 +574,11 @@ def accumulate_parts(
     params: policy's, and the loss's own.
     batch: data of the step, with rows.
     beta: [] float32.
-    cuts_groups: whether a group's completions may be in several parts.
+    needs_all: whether the values of other parts matter.
   """
   rows = batch.rows
   outputs = whole.unknown(batch)
-  if cuts_groups:
+  if needs_all and rows.tokens.shape[1] > 1:
     outputs = logprobs.map_parts(
         lambda tokens_RxL: forward(params, tokens_RxL)[0], rows, outputs
     )

@@ -407,8 +407,7 @@ class _DecodeLoop:
     batch = self._more()
     if batch:
       self.begin(batch)
-      while self._grow(len(slots.queue) + slots.num_left):
-        pass
+      self._grow()
 
   def _done(self) -> Iterator[list[tuple[int, types.Completions]]]:
     """Yields the requests that are over, if any."""
@@ -547,8 +546,7 @@ class _DecodeLoop:
       self._programs.collect(self._state)
       if not self._shrink():
         break
-    while self._grow(self._settings.num_rows):
-      pass
+    self._grow()
 
   def _warm_up_aside(self) -> None:
     aside = self._programs.empty_aside()
@@ -611,14 +609,11 @@ class _DecodeLoop:
     self._state = programs.take(self._state, slots.keep(fewer))
     return True
 
-  def _grow(self, num_completions: int) -> bool:
-    """Brings dropped rows back if completions need them, as `_shrink` does."""
-    slots = self._slots
-    if slots.num_rows >= min(num_completions, self._settings.num_rows):
-      return False
-    self._state = self._programs.grow(self._state)
-    slots.grow()
-    return True
+  def _grow(self) -> None:
+    """Brings all dropped rows back, since only all rows are refilled."""
+    while self._slots.num_rows < self._settings.num_rows:
+      self._state = self._programs.grow(self._state)
+      self._slots.grow()
 
   def _swap(self, version: int, params: types.PyTree) -> None:
     """Switches to newer params and drops prefilled prompts."""

@@ -5,6 +5,7 @@
 import dataclasses
 import math
 import pathlib
+import time
 from unittest import mock
 
 from absl.testing import absltest
@@ -188,6 +189,21 @@ class EnvironmentsTest(parameterized.TestCase):
     # Processes may have been in use for the prompts of the next block.
     found._reset_s = math.inf
     self.assertEmpty(run.answers(math.inf))
+
+  def test_process_that_just_became_free_has_time_to_answer(self):
+    environments = self.make("TwoTurns", num_workers=1)
+    prompts = environments.prompts(base.TRAIN, [0, 0])
+    episodes_run = environments.episodes(prompts, 1)
+    turn = np.array([*b"ab", _EOS])
+    episodes_run.end((0, 0), turn)
+    episodes_run.answers(math.inf)
+    environments._workers.longest_s = 0.1
+    episodes_run.end((1, 0), turn)  # Waits for the process.
+    time.sleep(0.4)  # A long turn is decoded.
+    episodes_run.cut((0, 0))
+    while not (answers := episodes_run.answers(0.01)):
+      pass
+    self.assertEqual(answers[0][0], (1, 0))
 
   def test_more_completions_than_processes_wait(self):
     found = self.make("TwoTurns", num_workers=1)

@@ -64,7 +64,7 @@ def accumulate_all(params, batch, *, cuts_groups=False):
         (params, loss_params),
         prepared,
         BETA,
-        cuts_groups=cuts_groups,
+        needs_all=cuts_groups,
     )
     out[name] = loss, metrics_lib.finish(totals), grads
   return out

@@ -306,6 +306,31 @@ class TrainStepTest(absltest.TestCase):
         found = update_of(batch, **plain, **changes)
         chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-6)
 
+  def test_custom_loss_may_relate_groups(self):
+    path = self.create_tempfile(
+        "related.py",
+        "def related(groups, c, beta):\n"
+        "  return groups.seq_BxK.mean() ** 2 / 100, {}\n",
+    ).full_path
+    changes = dict(
+        loss__name=f"{path}:related",
+        optimizer__epsilon=1.0,
+        optimizer__learning_rate=1.0,
+    )
+
+    def update_of(micro_prompts=0):
+      config, *_, state = make_run(**changes)
+      before = jax.device_get(state.params)
+      batch = tiny_model.make_batch()
+      if micro_prompts:
+        batch = rows.pack(batch, micro_prompts)
+        self.assertGreater(rows.num_parts(batch), 1)
+      state, _ = make_step(**changes)(state, batch)
+      return jax.tree.map(jnp.subtract, state.params, before)
+
+    expected = update_of()
+    chex.assert_trees_all_close(update_of(1), expected, rtol=1e-4, atol=1e-6)
+
   def test_refuses_an_indivisible_batch(self):
     config, model, mesh, state = make_run(train__micro_batch_prompts=3)
     step_fn = train_step.make_train_step(

@@ -4,6 +4,7 @@
 
 import functools
 import logging
+from unittest import mock
 
 from absl.testing import absltest
 import jax
@@ -109,3 +110,33 @@ class ShrinkTest(absltest.TestCase):
       finally:
         jax.config.update("jax_log_compiles", False)
     self.assertEqual(logs.output[before:], [])
+
+  @pytest.mark.slow
+  def test_nothing_is_compiled_when_requests_join_after_rows_are_dropped(self):
+    model = tiny_model.make_model(max_positions=64)
+    params = jax.tree.map(lambda x: 2 * x, tiny_model.init_params(model))
+    sampler = decode.JaxSampler(model, _settings())
+    sampler.warm_up(params)
+    programs = sampler.programs(params)
+    make = lambda id, count: decode.Request(np.array([3, 4]), id, 0, count)
+    left = [make(1, 4), make(0, 40)]
+
+    def more():
+      # The second request joins once rows were dropped.
+      if not left:
+        return None
+      return [left.pop()] if len(left) == 2 or take.called else []
+
+    take = self.enter_context(
+        mock.patch.object(programs, "take", wraps=programs.take)
+    )
+    with self.assertLogs("jax", logging.WARNING) as logs:
+      jax.config.update("jax_log_compiles", True)
+      try:
+        jax.jit(lambda x: x + 1)(np.zeros(3))  # Log of a compilation.
+        before = len(logs.output)
+        over = [*sampler.stream(params, more, version=0)]
+      finally:
+        jax.config.update("jax_log_compiles", False)
+    self.assertEqual(logs.output[before:], [])
+    self.assertLen(sum(over, []), 2)

@@ -146,7 +146,7 @@ def of_rows(
         (params, loss_params),
         batch,
         BETA,
-        cuts_groups=cuts_groups,
+        needs_all=cuts_groups,
     )
     return loss, grads
 
