@@ -82,7 +82,7 @@ class SearcherParts:
 class _Over:
   """Prompts that are sampled.
 
-  sampled: in the order in which they ended.
+  sampled: prompts in the order in which they ended.
   ref_logprobs: function that waits for their reference log-probs; None starts
     the pass once they are rewarded.
   epoch: counts restarts of the trainer; the params are from it.

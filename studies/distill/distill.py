@@ -85,6 +85,7 @@ OURS = {
         "search.prompts_per_step": 24,
         "search.prompts_per_round": 24,
         "train.prompts_per_batch": 16,
+        "train.micro_batch_prompts": 16,
     },
     "gkd": {
         **_GKD_OURS,

@@ -296,6 +296,7 @@ def activation_bytes(
   heads = (2 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
   experts = max(shape.experts_per_token, 1)
   layer = heads + 4 * shape.width + 3 * experts * shape.mlp_width
+  layer += 2 * shape.num_experts  # Scores of routers, in float32.
   if remat == "dots":
     return dtype_bytes * shape.num_layers * layer
   if shape.num_experts:  # Each token is copied to its experts.

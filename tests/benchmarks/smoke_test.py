@@ -229,6 +229,6 @@ class SmokeTest(absltest.TestCase):
     config.sampling.max_prompt_tokens = 80
     config.sampling.max_completion_tokens = 9
     out = train_step.run(config, ["lengths", "1"])
-    for own in out["lengths"].values():
+    for share, own in out["lengths"].items():
       self.assertAlmostEqual(own["ratio"], own["step_s"] / out["whole_s"])
-      self.assertLess(own["tokens"], 0.9)
+      self.assertLess(own["tokens"], 0.9 if float(share) < 1 else 1.01)

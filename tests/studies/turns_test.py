@@ -63,6 +63,6 @@ class TurnStalenessTest(parameterized.TestCase):
   def test_params_are_newest_from_fifth_turn_on(self):
     settings, model = sampler_case.make_settings(), fakes.FakeModel(_V, 34)
     sampler = turns.InFlight(model, settings, 16, False)
-    sampler.kept.extend((version, {}) for version in range(100))
+    sampler.versions.extend((version, {}) for version in range(100))
     places = [sampler.place(turn) for turn in range(8)]
     self.assertEqual(places, [0, 4, 8, 12, 16, 16, 16, 16])

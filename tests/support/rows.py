@@ -54,7 +54,7 @@ def pack(
   with mock.patch.multiple(
       packing,
       _LEAST_LENGTH=8,
-      _LENGTH=length,
+      _LENGTH=2**20 if one_part else length,
       _LEAST_TOKENS=10**9 if one_part else 1,
       _PART_TOKENS=-1,
   ):

@@ -169,10 +169,12 @@ class ResidentTest(parameterized.TestCase):
     token, others = 2 * 3 * 64 * 4, 256 * 16 * 30
     own = self.searcher().resident[name]
     self.assertBetween(own - 256 * 40 * token, 0, others)
-    # Where 8 completions share a prompt, of 16 tokens, in bfloat16.
+    # Where 8 completions share a prompt that may be as long, in bfloat16.
     self.config.search.prompts_per_round = 32
+    self.config.sampling.max_prompt_tokens = 24
+    self.config.sampling.max_completion_tokens = 16
     shared = self.searcher("gpu").resident[name]
-    self.assertBetween(shared - (32 * 16 + 256 * 24) * token // 2, 0, others)
+    self.assertBetween(shared - (32 * 24 + 256 * 16) * token // 2, 0, others)
     self.config.search.mesh.update(data=2, tensor=2)
     parts = self.searcher().resident
     self.assertBetween(parts[name] - 64 * 40 * token, 0, others)

@@ -179,8 +179,10 @@ class ModelTest(parameterized.TestCase):
 
 def _kernel_names(jaxpr):
   """Yields the name of each kernel whose results a jaxpr uses."""
+  used = {id(x) for eqn in jaxpr.eqns for x in eqn.invars}
+  used.update(map(id, jaxpr.outvars))
   for eqn in jaxpr.eqns:
-    if not eqn.outvars:
+    if used.isdisjoint(map(id, eqn.outvars)):
       continue
     if eqn.primitive.name == "pallas_call":
       yield eqn.params["name"]
