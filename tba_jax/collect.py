@@ -224,8 +224,8 @@ class Collector:
     num_begun = 0
     # Prompts whose environments have failed, which are over.
     failed: list[Sampled] = []
-    # The next prompts, while their environments say them. They may wait for
-    # others whose completions are decoded, so decoding does not wait.
+    # The next prompts, while their environments reset. Resets may queue behind
+    # running episodes, so decoding polls for them.
     coming: futures.Future[_Begun] | None = None
     newest = version
 

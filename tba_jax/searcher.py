@@ -421,7 +421,8 @@ class Searcher:
       prompts = [p for p in block.prompts if p[0] not in unfinished]
       positions = [position for position, *_ in prompts]
       self._sink.begun_s.update(dict.fromkeys(positions, time.monotonic()))
-      unfinished.update(dict.fromkeys(positions, _Unfinished(len(positions))))
+      pending = _Unfinished(len(positions))
+      unfinished.update(dict.fromkeys(positions, pending))
       self._most_prompts = max(self._most_prompts, len(positions))
       return prompts or None
 

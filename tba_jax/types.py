@@ -207,10 +207,11 @@ COLUMNS: Mapping[str, Column] = columns_of(Group)
 class Rows:
   """The rows in which forward passes compute a batch's distinct completions.
 
-  tokens: [R, N, L] int32, the token of each place of R rows in N parts, which
-    are computed one after the other; the last ones may be empty. b P + p is a
-    token of a prompt. B P + (b K + k) T + t is one of a completion that the
-    place predicts: it is fed the token before. -1 is none.
+  tokens: [R, N, L] int32, the index of each place's token, of R rows in N parts
+    that are computed one after the other; the last ones may be empty. A place
+    with index b P + p is fed that token of a prompt; one with index B P +
+    (b K + k) T + t predicts that token of a completion, and is fed the one
+    before it. -1 is none.
   slots: [B, K, T] int32, the place that predicts each token, (n R + r) L + l;
     R N L of one that is not computed.
   """
@@ -238,8 +239,8 @@ class Routes:
 class Batch(StepColumns):
   """Data of one optimizer step: columns [B, P, ...] and [B, K, ...].
 
-  prepared: [B, ...] float32 by name, batch targets computed before the batch is
-    split into micro-batches; {} until then.
+  prepared: [B, ...] float32 by name, what the loss needs of the whole batch:
+    baselines, targets, log-probs of the proximal policy.
   rows: packed rows of the forward pass; None computes all with their padding.
   """
 

@@ -25,8 +25,8 @@ from tba_jax.tasks import offline_completions
 class Learner:
   """Makes the batch of a draw, and takes a step on it.
 
-  Reference log-probs are computed once per completion. They stay on the devices
-  until `finish`, so that starting a step never waits for a device.
+  Reference log-probs stay on the devices until `finish`, which caches them in
+  the buffer: starting a step never waits for a device.
   """
 
   def __init__(

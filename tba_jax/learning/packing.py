@@ -30,8 +30,8 @@ from tba_jax import types
 from tba_jax.losses import objective_table as losses
 from tba_jax.mesh import sharding
 
-# Tokens of a row, if a group has as many and a prompt with one completion no
-# more: groups that are split have their prompt twice.
+# Tokens of a row. Rows are shorter where a whole group is, and longer where a
+# prompt with one completion is: a split group repeats its prompt.
 _LEAST_LENGTH, _LENGTH = 64, 8192
 # Divisor of the tokens of long rows: lanes of an accelerator.
 _LANES = 128

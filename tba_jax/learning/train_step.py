@@ -106,10 +106,10 @@ def make_train_step(
 ) -> TrainStep:
   """Returns the jitted step.
 
-  Gradients are accumulated over the parts of the batch's rows that have tokens;
-  for losses that are means over groups, their size changes the update only by
-  rounding. If the loss or a gradient norm is not finite, only `step` changes
-  and the metric `nonfinite` is 1.
+  Gradients are accumulated over the parts of the batch's rows that have tokens.
+  For losses that are means over groups, the size of a part affects the update
+  only through rounding. If the loss or a gradient norm is not finite, only
+  `step` changes and the metric `nonfinite` is 1.
 
   Args:
     config: config of the run.

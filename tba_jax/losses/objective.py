@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The function that a step differentiates: forward pass, loss, metrics.
 
-A loss function is `(params, loss_params, batch, beta) -> (loss, totals)`, where
-`loss_params` are the loss's own parameters and `totals` the metrics
-(`loss_metrics.py`). With a teacher its params are a fifth argument.
+`Objective` has both halves: `forward` computes outputs at tokens, `loss` reads
+those of a whole batch. A `LossFn` is their composition, `(params, loss_params,
+batch, beta) -> (loss, totals)`, where `loss_params` are the loss's own
+parameters and `totals` the metrics (`loss_metrics.py`). With a teacher its
+params are a fifth argument.
 """
 
 from collections.abc import Callable
@@ -66,11 +68,12 @@ class Objective:
     totals): the models' outputs at each completion token, by name, [B, K, T];
     or [R, L] of a part of the batch's rows.
   loss: (outputs_BxKxT, loss_params, batch, beta) -> (loss [], totals), float32.
-  unknown: (batch) -> outputs_BxKxT with which a completion's loss is finite.
+  unknown: (batch) -> outputs_BxKxT that stand in for those of other parts; the
+    loss is finite with them.
   """
 
   forward: Callable[..., tuple[PyTree, loss_metrics.Totals]]
-  loss: LossFn
+  loss: Callable[..., tuple[jax.Array, loss_metrics.Totals]]
   unknown: Callable[[types.Batch], PyTree]
 
 

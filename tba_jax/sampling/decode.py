@@ -55,7 +55,7 @@ TURN_SHARE = 4
 # Chunks within which completions are short: their lengths differ by less than
 # shorter chunks cost.
 _FEW_CHUNKS = 4
-# Seconds between two looks for a further batch while all completions wait.
+# Seconds between polls for requests and answers while nothing is decoded.
 _LOOK_EVERY_S = 0.05
 
 Request = requests.Request

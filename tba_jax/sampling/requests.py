@@ -335,10 +335,10 @@ class Slots:
   Adjacent rows that share a prompt serve one request at a time: the next one
   waits until all of them are free.
 
-  A completion whose environment works makes room for one that can be decoded:
-  its row moves to one of W places aside. Once it can go on it moves to a free
-  row, before completions that have not begun. Devices that split the rows split
-  the places, too, and rows move within a device.
+  While its environment runs, a completion may be parked in one of W spare rows,
+  so that its row can decode another. Once answered it returns to a free row,
+  ahead of completions that have not begun. Devices split the spare rows as they
+  split the rows, and completions stay on their device.
 
   queue: completions waiting for a row.
   owners: row -> the completion that it decodes.

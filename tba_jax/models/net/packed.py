@@ -91,8 +91,9 @@ def seen_blocks(
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
   """Returns the blocks of keys that some query of a block sees, [...] each.
 
-  These are two runs, each a first block and a number of blocks: a prompt's, and
-  that from the first query's own sequence to the last query.
+  They are two ranges, each a first block and a number of blocks: the first
+  query's prompt, and from the start of the first query's sequence to the last
+  query.
 
   Args:
     queries: places [..., Q] of a block of queries.
