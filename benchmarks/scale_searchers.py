@@ -129,7 +129,7 @@ class _Searchers:
     """Ends all searchers and writes their times and the CPU they took."""
     wall_s = time.monotonic() - self._wall_s
     busy_share = (time.process_time() - self._cpu_s) / wall_s
-    asks_per_s = sum(t.asked for t in self._transports) / wall_s
+    asks_per_s = sum(t.num_calls for t in self._transports) / wall_s
     self._stop.set()
     for thread in self._threads:
       thread.join()
