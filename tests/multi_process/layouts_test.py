@@ -140,7 +140,7 @@ class LayoutsTest(parameterized.TestCase):
     # trainer publishes shards that the other has not; a version with less than
     # all of them is none.
     changes = {
-        "train.num_steps": 140,
+        "train.num_steps": 100,
         "search.prompts_per_round": 4,
         "publish.carrier": carrier,
         "mesh.fsdp": 2,
