@@ -66,7 +66,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.replay.recent_window_steps = 2
   c.search.prompts_per_step = c.search.prompts_per_round = 48
   c.sampling.num_slots = 192
-  c.train.prompts_per_batch = c.train.micro_batch_prompts = 32
+  c.train.prompts_per_batch = 32
+  # Eight prompts' activations fit into a core's cache.
+  c.train.micro_batch_prompts = 8
   # The trainer's core would be the limit; in lockstep the single-process loop
   # has it there, and must agree bit for bit.
   c.reference.role = "trainer" if arg.lockstep else "searcher"
