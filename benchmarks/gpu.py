@@ -11,8 +11,8 @@ it goes to standard error:
   `DECODE` and `STEPS`, where PyTorch is installed;
 - limits: products of bfloat16 matrices [8192, 8192], FLOP/s; a pass over 4 GiB,
   bytes read and written a second;
-- values: cuDNN's attention and its gradients of `ATTENTION`, and those of
-  packed rows of `ROWS`, against plain ones in float32, as the norm of the
+- values: attention and its gradients, by cuDNN for `ATTENTION` and in packed
+  rows for `ROWS`, against plain attention in float32, as the norm of the
   difference over the norm. Plain attention in bfloat16 shows the error of
   rounding alone;
 - decode: decode steps of `DECODE`, versus the time to read weights and cache at
@@ -201,7 +201,7 @@ def _errors(
   """Returns the errors of a result and of its gradients, by who computed it.
 
   Args:
-    shapes: shapes of queries, keys and values.
+    shapes: one each for queries, keys and values.
     is_real: [N, Q], queries that have a token.
     seen: [N, Q, S], keys that each sees.
     kernel: attention of these arrays.

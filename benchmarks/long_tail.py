@@ -197,10 +197,8 @@ def lognormal_lengths(
   completions that are cut off. m is such that the mean of many is `mean`.
 
   Args:
-    mean: mean length, below `longest`.
+    mean: tokens, below `longest`.
     longest: most tokens of a completion.
-    shape: shape of the result.
-    seed: seed of the draw.
   """
 
   def lengths(m: float, z: np.ndarray) -> np.ndarray:

@@ -8,14 +8,13 @@ Lengths are lognormal (`long_tail.py`), by default of mean 128 and at most
 1,024, and each completion is cut off at its own. 32 slots decode 12 blocks of 4
 prompts with 8 completions each, in two ways that take turns: block after block,
 each until its longest completion is over, and as a stream, where a block joins
-while slots are free. Tokens per second of the stream are those until its last
-block has joined: a searcher's stream goes on. The model is that of
-`config.init`, or without one a Llama of 25.7 M random parameters, in float32.
+while slots are free. Tokens of the stream are counted until its last block has
+joined: a searcher's stream goes on. `config.init` names the model; without it,
+it is a Llama of 25.7 M random parameters in float32.
 
 Where PyTorch and transformers are installed, Hugging Face's `generate` makes
-batches of the same 32 rows on the same cores. Its time is that of a batch of as
-many tokens as the longest of a block on average; what counts are the tokens up
-to each length.
+batches of the same 32 rows on the same cores. It decodes as many tokens as a
+block's longest completion has on average; only tokens within each length count.
 
 `idle` is the share of slots that decode nothing, of all slots and decode steps
 until the last block has joined: of the run, and simulated for `IDLE_LENGTHS`.
@@ -191,7 +190,7 @@ class _Counting:
 class CountedSampler(decode.JaxSampler):
   """Sampler of completions of given lengths, which counts what it decodes.
 
-  counts: counts of the last call.
+  counts: numbers by name, of the last call.
   """
 
   def __init__(
