@@ -201,7 +201,7 @@ def _errors(
   """Returns the errors of a result and of its gradients, by who computed it.
 
   Args:
-    shapes: one each for queries, keys and values.
+    shapes: queries, keys, values.
     is_real: [N, Q], queries that have a token.
     seen: [N, Q, S], keys that each sees.
     kernel: attention of these arrays.
