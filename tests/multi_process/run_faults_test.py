@@ -201,10 +201,10 @@ class RunFaultsTest(absltest.TestCase):
 
   @pytest.mark.timeout(300)
   def test_replaces_permanently_suspended_roles(self):
-    run = self.start(**{"search.starvation_s": 24.0, "store.deadline_s": 24.0})
+    run = self.start(**{"search.starvation_s": 40.0, "store.deadline_s": 40.0})
     run.wait_for_step(3)
     # No lease and no status tells of a stopped process for long, and the
-    # trainer waits 24 s for data, and for a store.
+    # trainer waits 40 s for data, and for a store.
     run.kill("searcher", signal.SIGSTOP)
     run.kill("store", signal.SIGSTOP)
     run.kill("kvservice")
