@@ -178,7 +178,7 @@ def _values(work: Work):
     mean, longest, G, M, Dh, window = row
     prompt_mask, lengths, packed_rows = long_tail.make_batch(mean, longest, 1)
     places = packed.places_of(
-        jnp.asarray(packed_rows.tokens[:2, 0]),
+        jnp.asarray(packed_rows.token_indices[:2, 0]),
         jnp.asarray(prompt_mask),
         (*lengths.shape, longest),
     )

@@ -8,11 +8,11 @@ The lengths of completions are lognormal, cut off at the longest: a few are ten
 times as long as most.
 
 `trainer` counts the FLOP of the train step of a model of Qwen2.5-0.5B's shape
-on 32 prompts with 8 completions each, over what attention of variable lengths
-needs with each prompt computed once a group. It counts the products of the
-places that the parts of the rows have, the chunks of logits that are computed,
-and the blocks that attention visits, as packing and kernels choose them:
-nothing is compiled. What `train.remat` computes again is in neither.
+on 32 prompts with 8 completions each, relative to variable-length attention
+that computes each prompt once per group. It counts matrix products at all
+places of the micro-batches, the computed chunks of logits and the tiles that
+attention visits, as packing and kernels choose them: nothing is compiled.
+Neither figure includes recomputation by `train.remat`.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ LENGTHS = ((300, 1024), (500, 2048), (2500, 16384), (8000, 32768))
 _SPREAD = 1.0
 # Prompts, completions of each, and tokens of a prompt: mean and most.
 _B, _K, _PROMPTS = 32, 8, (200, 512)
-# Prompts of full length that a part has room for on a shard.
+# Full-length prompts that fit into a micro-batch per shard.
 _MICRO = 4
 _MODEL = "Qwen/Qwen2.5-0.5B"
 _BACKENDS = ("cpu", "gpu", "tpu")
@@ -110,7 +110,7 @@ def count(
   """
   prompt_mask, lengths_BxK, rows = batch
   prompts_B = prompt_mask.sum(axis=1)
-  (R, N, L), T = rows.tokens.shape, rows.slots.shape[2]
+  (R, N, L), T = rows.token_indices.shape, rows.place_indices.shape[2]
   D, Dh = shape.width, shape.head_dim
   H, G = shape.num_heads, shape.num_kv_heads
   layer = 2 * (H + G) * Dh * D + 3 * D * shape.mlp_width
@@ -126,16 +126,16 @@ def count(
   num_needed = prompts_B.sum() + lengths_BxK.sum()
   needed = flops(num_needed, lengths_BxK.sum(), prompt_pairs + own_pairs)
 
-  parts = [n for n in range(N) if (rows.tokens[:, n] >= 0).any()]
+  filled = [n for n in range(N) if (rows.token_indices[:, n] >= 0).any()]
   num_logits, num_pairs = 0, 0
-  of_part = jax.jit(_visited, static_argnums=(2, 3))
-  for n in parts:
-    tokens_RxL = rows.tokens[:, n]
-    counts = tokens_RxL >= prompt_mask.size
+  visited = jax.jit(_visited, static_argnums=(2, 3))
+  for n in filled:
+    token_indices_RxL = rows.token_indices[:, n]
+    counts = token_indices_RxL >= prompt_mask.size
     num_logits += _num_logits(counts, shape.vocab_size, backend, sequence)
     shapes = (_B, _K, T)
-    num_pairs += float(of_part(tokens_RxL, prompt_mask, shapes, backend))
-  num_places = len(parts) * R * L
+    num_pairs += float(visited(token_indices_RxL, prompt_mask, shapes, backend))
+  num_places = len(filled) * R * L
   return {
       "flops": flops(num_places, num_logits, num_pairs) / needed,
       "places": num_places / num_needed,
@@ -152,20 +152,20 @@ def _num_logits(
   if own * vocab_size <= most:
     return counts_RxL.size
   length = logprobs.chunk_length(own, most // vocab_size)
-  parts = counts_RxL.reshape(len(counts_RxL), sequence, -1).sum(axis=(0, 2))
-  num_chunks = -(-parts.max() // length)
+  per_shard = counts_RxL.reshape(len(counts_RxL), sequence, -1).sum(axis=(0, 2))
+  num_chunks = -(-per_shard.max() // length)
   return int(num_chunks * length * sequence)
 
 
 def _visited(
-    tokens_RxL: jax.Array,
+    token_indices_RxL: jax.Array,
     prompt_mask: jax.Array,
     shape: tuple[int, int, int],
     backend: str,
 ) -> jax.Array:
   """Returns the queries times keys of the blocks that attention computes."""
-  places = packed.places_of(jnp.asarray(tokens_RxL), prompt_mask, shape)
-  L = tokens_RxL.shape[1]
+  places = packed.places_of(jnp.asarray(token_indices_RxL), prompt_mask, shape)
+  L = token_indices_RxL.shape[1]
   block = gpu_rows.BLOCK
   if backend != "gpu":
     block = row_attention.block_size(places, backend)
@@ -173,7 +173,7 @@ def _visited(
   if backend == "tpu":
     block, length = kernels.block_sizes(L, block)
   elif backend == "cpu" and L <= row_attention.WHOLE:
-    return jnp.float32(L * tokens_RxL.size)
+    return jnp.float32(L * token_indices_RxL.size)
   pad = lambda x: jnp.pad(x, ((0, 0), (0, length - L)), constant_values=-1)
   places = jax.tree.map(pad, places)
   if backend == "tpu":

@@ -178,7 +178,7 @@ def _run_copies(
       [update.time(num_steps) for update in updates] for _ in range(rounds)
   ]
   whole_s, rows_s = np.median(turns, axis=0)
-  num_distinct = len(np.unique(packed.rows.slots[..., 0]))
+  num_distinct = len(np.unique(packed.rows.place_indices[..., 0]))
   return {
       "share_of_copies": 1 - num_distinct / packed.rewards.size,
       "whole_s": whole_s,

@@ -205,19 +205,21 @@ COLUMNS: Mapping[str, Column] = columns_of(Group)
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rows:
-  """The rows in which forward passes compute a batch's distinct completions.
+  """Packed rows: where forward passes compute a batch's distinct completions.
 
-  tokens: [R, N, L] int32, the index of each place's token, of R rows in N parts
-    that are computed one after the other; the last ones may be empty. A place
-    with index b P + p is fed that token of a prompt; one with index B P +
-    (b K + k) T + t predicts that token of a completion, and is fed the one
-    before it. -1 is none.
-  slots: [B, K, T] int32, the place that predicts each token, (n R + r) L + l;
-    R N L of one that is not computed.
+  A batch has N micro-batches of R rows, computed one after another; the last
+  ones may be empty.
+
+  token_indices: [R, N, L] int32, index of each place's token. A place with
+    index b P + p is fed that prompt token. A place with index B P +
+    (b K + k) T + t predicts that completion token and is fed the token before
+    it. -1 marks an empty place.
+  place_indices: [B, K, T] int32, index (n R + r) L + l of the place that
+    predicts each completion token; R N L if no place does.
   """
 
-  tokens: Any
-  slots: Any
+  token_indices: Any
+  place_indices: Any
 
 
 @jax.tree_util.register_dataclass
@@ -339,7 +341,7 @@ def abstract_batch(
 
 
 def named_leaves(tree: PyTree) -> dict[str, Any]:
-  """Returns the leaves of a tree by name, as "rows.slots"."""
+  """Returns the leaves of a tree by name, as "rows.place_indices"."""
   return {
       jax.tree_util.keystr(path, simple=True, separator="."): leaf
       for path, leaf in jax.tree_util.tree_leaves_with_path(tree)

@@ -163,7 +163,10 @@ class DeviceWork:
         *reference_inputs(batch), self._state.ref_params, missing
     )
     ref_logprobs = own = self._fill(
-        batch.ref_logprobs, computed, missing.slots, missing.tokens.size
+        batch.ref_logprobs,
+        computed,
+        missing.place_indices,
+        missing.token_indices.size,
     )
     if self._cluster.num_processes > 1:
       own = self._replicate(own).addressable_data(0)
@@ -281,11 +284,13 @@ def reference_inputs(batch: types.Batch) -> tuple[Any, ...]:
 def _fill(
     known_BxKxT: jax.Array,
     computed_BxKxT: jax.Array,
-    slots_BxKxT: jax.Array,
+    place_indices_BxKxT: jax.Array,
     num_places: int,
 ) -> jax.Array:
   """Returns what rows computed, and of tokens that they lack what was known."""
-  return jnp.where(slots_BxKxT < num_places, computed_BxKxT, known_BxKxT)
+  return jnp.where(
+      place_indices_BxKxT < num_places, computed_BxKxT, known_BxKxT
+  )
 
 
 def machine() -> dict[str, Any]:

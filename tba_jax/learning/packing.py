@@ -2,19 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packs the tokens of a batch into rows of one length.
 
-A row holds groups one after another: a prompt's tokens, then those of its
-completions, without padding between them. Groups go from large to small into
-the first row with room. One that is longer than a row is split over several,
-and its prompt is repeated. Equal completions of a group are computed once.
+A row holds groups one after another: the prompt, then its completions, without
+padding. Groups go from large to small into the first row with room. A group
+longer than a row is split over several rows, each with a copy of the prompt.
+Equal completions of a group are computed once.
 
-The rows are computed in parts, of which a step computes as many as the batch
-fills. A group has all its completions in one part, unless
-`train.micro_batch_completions` cuts groups. So one program serves batches of
-any length; a few sizes of a part keep the last one from being mostly empty.
-All is a function of the batch alone: a resumed run repeats its bits.
+A step computes the rows in as many micro-batches as the batch fills, so one
+program serves batches of any length. A few micro-batch sizes keep the last one
+from being mostly empty. All completions of a group share a micro-batch unless
+`train.micro_batch_completions` cuts groups. Packing depends on the batch alone,
+so a resumed run is bitwise the same.
 
 Axes: B prompts, K completions, P prompt tokens, T completion tokens, R rows, N
-parts, L tokens of a row.
+micro-batches, L tokens of a row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,34 +30,34 @@ from tba_jax import types
 from tba_jax.losses import objective_table as losses
 from tba_jax.mesh import sharding
 
-# Tokens of a row. Rows are shorter where a whole group is, and longer where a
-# prompt with one completion is: a split group repeats its prompt.
+# Tokens of a row. Rows are shorter if a whole group is, and longer if a prompt
+# with one completion is: a split group repeats its prompt.
 _LEAST_LENGTH, _LENGTH = 64, 8192
 # Divisor of the tokens of long rows: lanes of an accelerator.
 _LANES = 128
-# Shares of the largest part that a size has, and the least tokens of a shard's
-# part. Small parts leave the last one less empty.
+# Sizes, as divisors of the largest micro-batch, and the least tokens of a
+# micro-batch per shard. With small micro-batches the last one is less empty.
 _SHARES, _LEAST_TOKENS = (1, 2, 5, 12), 512
-# What a part costs on top of its tokens, in tokens of a shard: reading weights
-# and adding gradients.
-_PART_TOKENS = 256
+# Fixed cost of a micro-batch, in tokens per shard: reading weights and adding
+# gradients.
+_MICRO_BATCH_TOKENS = 256
 
 
 class Size(NamedTuple):
   """R, N and L of `types.Rows`, the shape of a program."""
 
   rows: int
-  parts: int
+  micro_batches: int
   length: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-  """Shapes of batches, from which sizes follow.
+  """Shapes of batches, which determine the sizes.
 
   shape: B, K, P, T.
-  micro_prompts: prompts of full length that a part has room for.
-  micro_completions: completions of each, if groups are cut; 0 if not.
+  micro_prompts: full-length prompts that fit into a micro-batch.
+  micro_completions: completions per prompt if groups are cut, otherwise 0.
   shards: devices that rows are split over.
   sequence: devices that each row is split over.
   """
@@ -74,7 +74,7 @@ class Packing:
 
   @property
   def length(self) -> int:
-    """L: at least a prompt with one completion, at best whole groups."""
+    """L: room for a prompt with one completion, ideally for whole groups."""
     _, K, P, T = self.shape
     least = P - 1 + T
     length = max(least, min(P - 1 + K * T, _LENGTH))
@@ -85,14 +85,17 @@ class Packing:
 
   @property
   def _worst(self) -> tuple[int, int]:
-    """Groups of full length that a row has room for, or rows of a group."""
+    """Full-length groups per row and 1, or 0 and rows per full-length group."""
     _, K, P, T = self.shape
     if groups := self.length // (P - 1 + K * T):
       return groups, 1
     return 0, -(-K // ((self.length - P + 1) // T))
 
-  def _num_parts(self, num_rows: int) -> int:
-    """Returns the parts of a batch of full length, 0 if a group has no room."""
+  def _num_micro_batches(self, num_rows: int) -> int:
+    """Returns the micro-batches of a full-length batch.
+
+    0 if a group does not fit.
+    """
     B, (groups, rows) = self.shape[0], self._worst
     if groups:
       return -(-B // (groups * num_rows))
@@ -101,9 +104,9 @@ class Packing:
     return -(-B // (num_rows // rows)) if num_rows >= rows else 0
 
   def sizes(self) -> list[Size]:
-    """Returns the sizes that `pack` chooses from, from large to small.
+    """Returns the sizes that `pack` chooses from, largest first.
 
-    Any batch fits the first.
+    Any batch fits the first size.
     """
     B, K, P, T = self.shape
     K = self.micro_completions if self.cuts_groups else K
@@ -112,13 +115,13 @@ class Packing:
     if not self.cuts_groups:
       R = max(R, self._worst[1])
     R = round_up(R, self.shards)
-    most, out = self._num_parts(R), []
+    most, out = self._num_micro_batches(R), []
     for share in _SHARES:
       rows = round_up(-(-R // share), self.shards)
       is_small = rows * self.length < _LEAST_TOKENS * self.shards
       if out and (is_small or rows == out[-1].rows):
         break
-      # As many tokens in all as at first: batches with more take that size.
+      # No more tokens in total than the first size, which larger batches use.
       out.append(Size(rows, -(-most * R // rows), self.length))
     return out
 
@@ -127,7 +130,7 @@ def make(
     config: ml_collections.ConfigDict,
     shape: tuple[int, int, int, int] | None = None,
 ) -> Packing:
-  """Returns how the trainer packs; `shape` is `batch_shape` by default."""
+  """Returns the trainer's packing; `shape` defaults to `batch_shape`."""
   train, mesh = config.train, config.mesh
   return Packing(
       shape or batch_shape(config),
@@ -150,7 +153,7 @@ def batch_shape(config: ml_collections.ConfigDict) -> tuple[int, int, int, int]:
 
 
 def size_of(rows: types.Rows) -> Size:
-  return Size(*rows.tokens.shape)
+  return Size(*rows.token_indices.shape)
 
 
 def abstract_rows(size: Size, B: int, K: int, T: int) -> types.Rows:
@@ -191,14 +194,15 @@ def pack(
     completion_mask_BxKxT: np.ndarray,
     routes_BxKxTxNxA: np.ndarray | None = None,
 ) -> types.Rows:
-  """Returns the rows of a batch, of the size that costs least.
+  """Returns the rows of a batch in the cheapest size.
 
   Args:
     packing: shapes of batches; B may be less.
     prompt_mask_BxP: 1 on prompt tokens, which are left-padded.
     completion_tokens_BxKxT: int32.
     completion_mask_BxKxT: 1 on tokens that the loss counts.
-    routes_BxKxTxNxA: experts of tokens: completions with others are no copies.
+    routes_BxKxTxNxA: experts of tokens. Equal completions with different
+      experts are not copies.
   """
   (B, P), (K, T) = prompt_mask_BxP.shape, completion_tokens_BxKxT.shape[1:]
   same = [completion_tokens_BxKxT]
@@ -209,19 +213,19 @@ def pack(
   prompts_B = (prompt_mask_BxP > 0).sum(axis=1) - 1
   best, least = None, math.inf
   for size in packing.sizes():
-    parts = _fill(packing, size, prompts_B, lengths_BxK)
-    each = size.rows * size.length / packing.shards + _PART_TOKENS
-    if parts is not None and len(parts) * each < least:
-      best, least = (size, parts), len(parts) * each
+    micro_batches = _fill(packing, size, prompts_B, lengths_BxK)
+    each = size.rows * size.length / packing.shards + _MICRO_BATCH_TOKENS
+    if micro_batches is not None and len(micro_batches) * each < least:
+      best, least = (size, micro_batches), len(micro_batches) * each
   if best is None:
     size = packing.sizes()[0]
     best = size, _fill_as_if_full(packing, size, lengths_BxK)
-  (R, N, L), parts = best
-  tokens_RxNxL = np.full((R, N, L), -1, np.int32)
-  slots_BxKxT = np.full((B, K, T), R * N * L, np.int32)
-  for n, rows in enumerate(parts):
+  (R, N, L), micro_batches = best
+  token_indices_RxNxL = np.full((R, N, L), -1, np.int32)
+  place_indices_BxKxT = np.full((B, K, T), R * N * L, np.int32)
+  for n, rows in enumerate(micro_batches):
     for r, row in enumerate(rows):
-      place, start = tokens_RxNxL[r, n], 0
+      place, start = token_indices_RxNxL[r, n], 0
       for b, completions in row.groups:
         # A prompt's last token is fed again before each completion.
         stop = start + prompts_B[b]
@@ -230,10 +234,10 @@ def pack(
           start, stop = stop, stop + lengths_BxK[b, k]
           indices = np.arange(start, stop)
           place[start:stop] = B * P + (b * K + k) * T + indices - start
-          slots_BxKxT[b, k, : stop - start] = (n * R + r) * L + indices
+          place_indices_BxKxT[b, k, : stop - start] = (n * R + r) * L + indices
         start = stop
-  slots_BxKxT = slots_BxKxT[np.arange(B)[:, None], first_BxK]
-  return types.Rows(tokens_RxNxL, slots_BxKxT)
+  place_indices_BxKxT = place_indices_BxKxT[np.arange(B)[:, None], first_BxK]
+  return types.Rows(token_indices_RxNxL, place_indices_BxKxT)
 
 
 @dataclasses.dataclass
@@ -254,42 +258,42 @@ def _fill(
     prompts_B: np.ndarray,
     lengths_BxK: np.ndarray,
 ) -> list[list[_Row]] | None:
-  """Returns the rows of each part; None if the batch needs more parts."""
+  """Returns the rows of each micro-batch; None if the batch does not fit."""
   order_BxK = np.argsort(-lengths_BxK, axis=1, kind="stable")
   totals_B = prompts_B + lengths_BxK.sum(axis=1)
-  parts: list[list[_Row]] = []
+  micro_batches: list[list[_Row]] = []
   for b in np.argsort(-totals_B, kind="stable").tolist():
     completions = [k for k in order_BxK[b].tolist() if lengths_BxK[b, k]]
     if not completions:
       continue
     total, prompt = int(totals_B[b]), int(prompts_B[b])
     lengths = lengths_BxK[b].tolist()
-    rows = [row for rows in parts for row in rows]
+    rows = [row for rows in micro_batches for row in rows]
     whole = next((row for row in rows if row.room >= total), None)
     if whole is not None:
       whole.add(b, completions, total)
       continue
-    together = [rows] if packing.cuts_groups else parts
+    together = [rows] if packing.cuts_groups else micro_batches
     if any(_split(part, b, prompt, completions, lengths) for part in together):
       continue
-    if len(parts) == size.parts:
+    if len(micro_batches) == size.micro_batches:
       return None
-    parts.append([_Row(size.length) for _ in range(size.rows)])
+    micro_batches.append([_Row(size.length) for _ in range(size.rows)])
     if total <= size.length:
-      parts[-1][0].add(b, completions, total)
+      micro_batches[-1][0].add(b, completions, total)
       continue
-    rows = sum(parts, []) if packing.cuts_groups else parts[-1]
+    rows = sum(micro_batches, []) if packing.cuts_groups else micro_batches[-1]
     if not _split(rows, b, prompt, completions, lengths):
       return None
-  return parts
+  return micro_batches
 
 
 def _fill_as_if_full(
     packing: Packing, size: Size, lengths_BxK: np.ndarray
 ) -> list[list[_Row]]:
-  """Returns the rows of each part if all lengths were the longest.
+  """Returns the rows of each micro-batch as if all lengths were maximal.
 
-  No batch needs more parts than the largest size has for these.
+  These always fit the largest size.
   """
   _, K, P, T = packing.shape
   groups, num_rows = packing._worst
@@ -305,9 +309,9 @@ def _fill_as_if_full(
     if not packing.cuts_groups and left < num_rows:
       rows += [_Row(0) for _ in range(left)]
     for k in range(0, K, most):
-      own = k + np.flatnonzero(lengths_K[k : k + most])
-      if own.size:
-        rows.append(_Row(0, [(b, own.tolist())]))
+      completions = k + np.flatnonzero(lengths_K[k : k + most])
+      if completions.size:
+        rows.append(_Row(0, [(b, completions.tolist())]))
   return [rows[i : i + size.rows] for i in range(0, len(rows), size.rows)]
 
 
@@ -321,26 +325,26 @@ def _split(
   """Adds a group to several rows, fullest last; returns whether it fits."""
   left, added = list(completions), []
   for row in sorted(rows, key=lambda row: -row.room):
-    room, own = row.room - prompt, []
+    room, fitting = row.room - prompt, []
     for k in left:
       if lengths[k] <= room:
         room -= lengths[k]
-        own.append(k)
-    if own:
-      added.append((row, own, row.room - room))
-      left = [k for k in left if k not in own]
+        fitting.append(k)
+    if fitting:
+      added.append((row, fitting, row.room - room))
+      left = [k for k in left if k not in fitting]
     if not left:
-      for row, own, num_tokens in added:
-        row.add(b, own, num_tokens)
+      for row, fitting, num_tokens in added:
+        row.add(b, fitting, num_tokens)
       return True
   return False
 
 
 def _lengths(mask_BxKxT: np.ndarray, first_BxK: np.ndarray) -> np.ndarray:
-  """Returns [B, K], the tokens up to the last that the loss counts.
+  """Returns [B, K], the tokens up to the last one that the loss counts.
 
-  That of a first copy is the most of all copies, of which an environment may
-  have written more or less; others have 0.
+  The first copy has the length of the longest copy, because environments may
+  have written different shares of them; later copies have 0.
   """
   lengths_BxK = mask_BxKxT.shape[2] - np.argmax(mask_BxKxT[..., ::-1] > 0, -1)
   lengths_BxK = np.where((mask_BxKxT > 0).any(-1), lengths_BxK, 0)
@@ -351,7 +355,7 @@ def _lengths(mask_BxKxT: np.ndarray, first_BxK: np.ndarray) -> np.ndarray:
 
 
 def _first_copies(*arrays: np.ndarray) -> np.ndarray:
-  """Returns [B, K], the first completion of the group that is the same.
+  """Returns [B, K], the first equal completion of the group.
 
   Args:
     *arrays: [B, K, ...].

@@ -106,7 +106,7 @@ def make_train_step(
 ) -> TrainStep:
   """Returns the jitted step.
 
-  Gradients are accumulated over the parts of the batch's rows that have tokens.
+  Gradients are accumulated over the non-empty micro-batches of the rows.
   For losses that are means over groups, the size of a part affects the update
   only through rounding. If the loss or a gradient norm is not finite, only
   `step` changes and the metric `nonfinite` is 1.
@@ -178,14 +178,14 @@ def make_train_step(
       batch = prepare(
           c, model, value_model, held, state.loss_params, in_rows(batch), beta
       )
-      loss, totals, (grads, loss_grads) = accumulate_parts(
+      loss, totals, (grads, loss_grads) = accumulate_micro_batches(
           whole,
-          lambda params, tokens_RxL: whole.forward(
+          lambda params, token_indices_RxL: whole.forward(
               attach(base, params[0]),
               params[1],
               batch,
               teacher_params,
-              tokens_RxL,
+              token_indices_RxL,
           ),
           params,
           batch,
@@ -452,8 +452,8 @@ def in_rows(batch: types.Batch) -> types.Batch:
   tokens_BxL = packed.unpacked(batch.prompt_mask, shape, count)
   (B, K, T), L = shape, tokens_BxL.shape[1]
   starts_Bx1 = jnp.arange(B, dtype=jnp.int32)[:, None] * L + P - 1
-  slots_BxKT = starts_Bx1 + jnp.arange(K * T, dtype=jnp.int32)[None]
-  rows = types.Rows(tokens_BxL[:, None], slots_BxKT.reshape(shape))
+  place_indices_BxKT = starts_Bx1 + jnp.arange(K * T, dtype=jnp.int32)[None]
+  rows = types.Rows(tokens_BxL[:, None], place_indices_BxKT.reshape(shape))
   return dataclasses.replace(batch, rows=rows)
 
 
@@ -479,7 +479,7 @@ def cut_micro_batches(
   num_micro = num_prompts // num_each
 
   def cut_leaf(x: jax.Array) -> jax.Array:
-    # Strided, not contiguous: each data shard already holds its part of every
+    # Strided, not contiguous: each data shard already holds its share of every
     # micro-batch, and nothing moves.
     x = x.reshape(-1, num_micro, *x.shape[1:]).swapaxes(0, 1)
     spec = jax.sharding.PartitionSpec(None, *sharding.batch_sharding(mesh).spec)
@@ -503,7 +503,7 @@ def prepare(
     batch: types.Batch,
     beta: jax.Array,
 ) -> types.Batch:
-  """Returns a batch with `prepared`, which the loss of a part needs of all.
+  """Returns a batch with `prepared`, which losses need of the whole batch.
 
   Args:
     config: config of the run.
@@ -530,12 +530,12 @@ def prepare(
     )
     if c.behavior_logprobs == "recomputed":
       behavior = prepared["proximal_logprobs"]
-  several = batch.rows.tokens.shape[1] > 1
+  several = batch.rows.token_indices.shape[1] > 1
   if row.has_targets and (several or "loss_params" in held):
     old = held.get("loss_params", loss_params)
-    values_BxKxT = logprobs.map_parts(
-        lambda tokens_RxL: objective.completion_values(
-            value_model, old, batch, tokens_RxL
+    values_BxKxT = logprobs.map_micro_batches(
+        lambda token_indices_RxL: objective.completion_values(
+            value_model, old, batch, token_indices_RxL
         ),
         batch.rows,
         jnp.zeros_like(behavior),
@@ -553,7 +553,7 @@ def prepare(
   return dataclasses.replace(batch, prepared=prepared)
 
 
-def accumulate_parts(
+def accumulate_micro_batches(
     whole: objective.Objective,
     forward: Callable[..., tuple[PyTree, metrics_lib.Totals]],
     params: tuple[PyTree, PyTree],
@@ -562,31 +562,35 @@ def accumulate_parts(
     *,
     needs_all: bool,
 ) -> tuple[jax.Array, metrics_lib.Totals, PyTree]:
-  """Returns the loss, its totals and its gradient, part by part.
+  """Returns the loss, its totals and its gradient over all micro-batches.
 
-  Each part differentiates its own completions; those of other parts are
-  constants. Their values cancel if a part has whole groups and the loss is a
-  mean over groups; otherwise a forward pass over all parts comes first.
+  Each micro-batch differentiates its own completions and treats all others as
+  constants. Their values cancel if groups are whole and the loss is a mean over
+  groups; otherwise a forward pass over all micro-batches comes first.
 
   Args:
     whole: objective of the batch.
-    forward: (params, tokens of a part [R, L]) -> (outputs, totals).
-    params: policy's, and the loss's own.
+    forward: (params, token_indices_RxL) -> (outputs, totals).
+    params: params of the policy and of the loss.
     batch: data of the step, with rows.
     beta: [] float32.
-    needs_all: whether the values of other parts matter.
+    needs_all: whether the values of other micro-batches matter.
   """
   rows = batch.rows
   outputs = whole.unknown(batch)
-  if needs_all and rows.tokens.shape[1] > 1:
-    outputs = logprobs.map_parts(
-        lambda tokens_RxL: forward(params, tokens_RxL)[0], rows, outputs
+  if needs_all and rows.token_indices.shape[1] > 1:
+    outputs = logprobs.map_micro_batches(
+        lambda token_indices_RxL: forward(params, token_indices_RxL)[0],
+        rows,
+        outputs,
     )
 
-  def of_part(n: jax.Array | int, before: PyTree) -> PyTree:
-    """Returns outputs with a part's own, its gradient and its totals."""
+  def backward_of(n: jax.Array | int, before: PyTree) -> PyTree:
+    """Returns the outputs, gradients and totals after micro-batch `n`."""
     own, backward, totals = jax.vjp(
-        lambda params: forward(params, rows.tokens[:, n]), params, has_aux=True
+        lambda params: forward(params, rows.token_indices[:, n]),
+        params,
+        has_aux=True,
     )
 
     def loss_of(own: PyTree) -> tuple[jax.Array, PyTree]:
@@ -599,22 +603,22 @@ def accumulate_parts(
     (grads,) = backward(cotangent)
     return outputs, grads, totals
 
-  if rows.tokens.shape[1] == 1:
-    outputs, grads, totals = of_part(0, outputs)
+  if rows.token_indices.shape[1] == 1:
+    outputs, grads, totals = backward_of(0, outputs)
   else:
     # Sums in float32 at least, whatever the params are.
-    shapes = jax.eval_shape(of_part, 0, outputs)[1:]
+    shapes = jax.eval_shape(backward_of, 0, outputs)[1:]
     zeros = jax.tree.map(
         lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)),
         shapes,
     )
 
     def add(n: jax.Array, carry: PyTree) -> PyTree:
-      outputs, *new = of_part(n, carry[0])
+      outputs, *new = backward_of(n, carry[0])
       return outputs, *jax.tree.map(jnp.add, carry[1:], tuple(new))
 
     outputs, grads, totals = jax.lax.fori_loop(
-        0, packed.num_parts(rows), add, (outputs, *zeros)
+        0, packed.num_micro_batches(rows), add, (outputs, *zeros)
     )
     grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, params)
 

@@ -29,8 +29,8 @@ PyTree = types.PyTree
 # larger chunks are no faster, and 1 GiB on an accelerator, where a chunk is
 # then 2,048 tokens of a vocabulary of 128k.
 MAX_LOGITS = {"cpu": 2**25, "other": 2**28}
-# Chunks of a part of packed rows, if each has the least tokens: those
-# without a token to predict are left out.
+# Most chunks of a micro-batch, and the least tokens of each. Chunks without
+# tokens to predict are skipped.
 _NUM_CHUNKS, _LEAST_CHUNK = 16, 128
 
 
@@ -76,30 +76,30 @@ def entropy(logits: jax.Array, *, temperature: float) -> jax.Array:
   return -jnp.sum(probs * finite, axis=-1)
 
 
-def map_parts(
+def map_micro_batches(
     fn: Callable[[jax.Array], PyTree], rows: types.Rows, others: PyTree
 ) -> PyTree:
-  """Returns `fn` of all parts of rows that have tokens, by completion token.
+  """Returns `fn` of all non-empty micro-batches, by completion token.
 
-  With several parts it has no gradient.
+  With several micro-batches it has no gradient.
 
   Args:
-    fn: (tokens of a part [R, L]) -> pytree of [R, L, ...], what its places
-      predict.
+    fn: (token_indices_RxL of a micro-batch) -> pytree of [R, L, ...], the
+      predictions of its places.
     rows: packed rows of a batch.
     others: pytree of [B, K, T, ...], values of tokens that no place predicts.
   """
-  R, N, L = rows.tokens.shape
+  R, N, L = rows.token_indices.shape
 
   def add(n: jax.Array | int, values: PyTree) -> PyTree:
-    out = fn(rows.tokens[:, n])
+    out = fn(rows.token_indices[:, n])
     return jax.tree.map(
         lambda x, before: packed.merge(x, rows, n, before), out, values
     )
 
   if N == 1:
     return add(0, others)
-  return jax.lax.fori_loop(0, packed.num_parts(rows), add, others)
+  return jax.lax.fori_loop(0, packed.num_micro_batches(rows), add, others)
 
 
 def map_logits(
@@ -110,7 +110,7 @@ def map_logits(
     completion_tokens_BxKxT: jax.Array,
     fn: Callable[[jax.Array, jax.Array], PyTree],
     *,
-    tokens_RxL: jax.Array | None = None,
+    token_indices_RxL: jax.Array | None = None,
     max_logits: int | None = None,
     targets_BxKxT: jax.Array | None = None,
     routes: types.Routes | None = None,
@@ -130,8 +130,8 @@ def map_logits(
     completion_tokens_BxKxT: [B, K, T] int32, right-padded.
     fn: (logits [..., V], tokens [...]) -> pytree of [...], each entry from the
       logits and the token of its own position alone.
-    tokens_RxL: a part of `types.Rows.tokens`; None computes the batch with its
-      padding.
+    token_indices_RxL: a micro-batch of `types.Rows.token_indices`; None
+      computes the batch with its padding.
     max_logits: most logits on a device at a time, but at least one position's;
       None takes `MAX_LOGITS`.
     targets_BxKxT: tokens that `fn` gets in place of the completion's.
@@ -146,18 +146,18 @@ def map_logits(
   tokens = completion_tokens_BxKxT
   inputs = (params, prompt_tokens_BxP, prompt_mask_BxP, tokens)
   others = {} if routes is None else {"routes": routes}
-  if tokens_RxL is not None:
-    others["tokens_RxL"] = tokens_RxL
+  if token_indices_RxL is not None:
+    others["token_indices_RxL"] = token_indices_RxL
   if with_routes:
     stream, chosen = model.stream_and_routes(*inputs, **others)
   else:
     stream = model.completion_stream(*inputs, **others)
   if targets_BxKxT is not None:
     tokens = targets_BxKxT
-  if tokens_RxL is not None:
+  if token_indices_RxL is not None:
     P = prompt_tokens_BxP.shape[1]
-    counts = tokens_RxL >= len(tokens) * P
-    tokens = packed.predicted(tokens_RxL, tokens, P)
+    counts = token_indices_RxL >= len(tokens) * P
+    tokens = packed.predicted(token_indices_RxL, tokens, P)
     out = _map_stream(model, params, stream, tokens, fn, max_logits, counts)
   else:
     B, K, T = tokens.shape
@@ -170,7 +170,7 @@ def map_logits(
 
 
 def chunk_length(num_tokens: int, most: int) -> int:
-  """Returns the tokens of a chunk of a device's part of packed rows."""
+  """Returns the tokens of a chunk of a device's share of packed rows."""
   return min(most, max(_LEAST_CHUNK, -(-num_tokens // _NUM_CHUNKS)))
 
 
@@ -302,4 +302,6 @@ def completion_logprobs(
   if rows is None:
     return run()
   zeros = jnp.zeros(completion_tokens_BxKxT.shape, jnp.float32)
-  return map_parts(lambda tokens: run(tokens_RxL=tokens), rows, zeros)
+  return map_micro_batches(
+      lambda indices_RxL: run(token_indices_RxL=indices_RxL), rows, zeros
+  )

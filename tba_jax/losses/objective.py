@@ -64,11 +64,11 @@ def make_loss_params(
 class Objective:
   """The two halves of the objective of `config.loss`.
 
-  forward: (params, loss_params, batch, teacher_params, tokens_RxL) -> (outputs,
-    totals): the models' outputs at each completion token, by name, [B, K, T];
-    or [R, L] of a part of the batch's rows.
+  forward: (params, loss_params, batch, teacher_params, token_indices_RxL) ->
+    (outputs, totals): the models' outputs at each completion token, by name,
+    [B, K, T], or [R, L] for a micro-batch of packed rows.
   loss: (outputs_BxKxT, loss_params, batch, beta) -> (loss [], totals), float32.
-  unknown: (batch) -> outputs_BxKxT that stand in for those of other parts; the
+  unknown: (batch) -> placeholder outputs_BxKxT for other micro-batches; the
     loss is finite with them.
   """
 
@@ -163,14 +163,16 @@ def make_objective(
       loss_params: PyTree,
       batch: types.Batch,
       teacher_params: PyTree = None,
-      tokens_RxL: jax.Array | None = None,
+      token_indices_RxL: jax.Array | None = None,
   ) -> tuple[PyTree, loss_metrics.Totals]:
     if teacher is not None:
       params = distillation.pair(params, teacher_params)
-    outputs, totals = _map_logits(read_model, params, batch, read, tokens_RxL)
+    outputs, totals = _map_logits(
+        read_model, params, batch, read, token_indices_RxL
+    )
     if value_model is not None:
       outputs["values"] = completion_values(
-          value_model, loss_params, batch, tokens_RxL
+          value_model, loss_params, batch, token_indices_RxL
       )
     return outputs, totals
 
@@ -360,11 +362,11 @@ def completion_values(
     value_model: Any,
     loss_params: PyTree,
     batch: types.Batch,
-    tokens_RxL: jax.Array | None = None,
+    token_indices_RxL: jax.Array | None = None,
 ) -> jax.Array:
   """Returns the value of the state before each token, [B, K, T] or [R, L]."""
   inputs = batch.prompt_tokens, batch.prompt_mask, batch.completion_tokens
-  others = () if tokens_RxL is None else (tokens_RxL,)
+  others = () if token_indices_RxL is None else (token_indices_RxL,)
   return value_model.completion_values(loss_params["value"], *inputs, *others)
 
 
@@ -428,7 +430,7 @@ def _map_logits(
     params: PyTree,
     batch: types.Batch,
     fn: Callable[..., PyTree],
-    tokens_RxL: jax.Array | None = None,
+    token_indices_RxL: jax.Array | None = None,
 ) -> tuple[PyTree, loss_metrics.Totals]:
   """Returns `logprobs.map_logits` of a batch, and metrics of the experts."""
   has_experts = model.stream_and_routes is not None
@@ -439,7 +441,7 @@ def _map_logits(
       batch.prompt_mask,
       batch.completion_tokens,
       fn,
-      tokens_RxL=tokens_RxL,
+      token_indices_RxL=token_indices_RxL,
       routes=batch.experts,
       with_routes=has_experts,
   )
@@ -447,6 +449,8 @@ def _map_logits(
     return out, {}
   out, routes = out
   mask = batch.completion_mask
-  if tokens_RxL is not None:
-    mask = packed.predicted(tokens_RxL, mask, batch.prompt_tokens.shape[1])
+  if token_indices_RxL is not None:
+    mask = packed.predicted(
+        token_indices_RxL, mask, batch.prompt_tokens.shape[1]
+    )
   return out, loss_metrics.expert_totals(routes, mask, model.config.num_experts)

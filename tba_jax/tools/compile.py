@@ -78,13 +78,13 @@ class Program:
   lower: function that returns the lowered program.
   argument_bytes: bytes of its role's holdings that are its arguments.
   remedy: settings to change if it does not fit.
-  parts: times that it computes a part of packed rows, at full length.
+  micro_batches: micro-batches of packed rows per call, at full length.
   """
 
   lower: Callable[[], Any]
   argument_bytes: int
   remedy: str
-  parts: int = 1
+  micro_batches: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,7 +311,7 @@ def trainer(
           lower_step,
           memory_model.num_bytes((memory.state, base, teacher_params)),
           _REMEDIES["train_step"],
-          packing.size_of(memory.batch.rows).parts,
+          packing.size_of(memory.batch.rows).micro_batches,
       )
   }
   if objective_table.has_reference_pass(config):
@@ -441,8 +441,9 @@ def _reference(
       batch.completion_mask,
       batch.rows,
   )
-  parts = packing.size_of(batch.rows).parts
-  return Program(lower, memory_model.num_bytes(params), remedy, parts)
+  num_bytes = memory_model.num_bytes(params)
+  micro_batches = packing.size_of(batch.rows).micro_batches
+  return Program(lower, num_bytes, remedy, micro_batches)
 
 
 def _lower_publish(
@@ -493,7 +494,7 @@ def compile_program(
     took = time.perf_counter() - start
     return _does_not_fit(program, other_bytes, str(error), took), ""
   memory, text = compiled.memory_analysis(), compiled.as_text()
-  costs = hlo.costs(text, host_size, program.parts)
+  costs = hlo.costs(text, host_size, program.micro_batches)
   chip = targets.CHIPS.get(device.device_kind)
   peak = memory.peak_memory_in_bytes
   if chip is None:

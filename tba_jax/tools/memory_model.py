@@ -417,7 +417,7 @@ def _activations(
         own,
         batch,
         teacher_params,
-        batch.rows.tokens[:, 0],
+        batch.rows.token_indices[:, 0],
     )
     return jax.vjp(of_part, *trained, has_aux=True)[1]
 

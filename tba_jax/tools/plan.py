@@ -120,12 +120,12 @@ def _platform(kind: str) -> str:
 # Batch and staleness
 
 
-def _parts(config: ml_collections.ConfigDict) -> str:
+def _micro_batches(config: ml_collections.ConfigDict) -> str:
   """Returns what one forward-backward has; see `learning/packing.py`."""
   how = packing.make(config)
-  rows, parts, length = how.sizes()[0]
+  rows, most, length = how.sizes()[0]
   cut = "; groups are cut, forward once more" if how.cuts_groups else ""
-  return f"{rows} of {length:,} tokens, at most {parts} times a step{cut}"
+  return f"{rows} of {length:,} tokens, at most {most} times a step{cut}"
 
 
 def batch_rows(config: ml_collections.ConfigDict) -> titled_rows.TableRows:
@@ -138,7 +138,7 @@ def batch_rows(config: ml_collections.ConfigDict) -> titled_rows.TableRows:
       f" {n * config.sampling.max_completion_tokens:,} tokens"
   )
   return [
-      ("rows of a forward-backward", _parts(config)),
+      ("rows of a forward-backward", _micro_batches(config)),
       ("shards of the rows", str(shards)),
       ("trained on a step", tokens(_num_trained(config))),
       (

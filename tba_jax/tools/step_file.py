@@ -35,7 +35,7 @@ from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import value_model as value_model_lib
 from tba_jax.system import processes
 
-_FORMAT = 2
+_FORMAT = 3
 # Relative difference up to which a metric counts as equal on another machine,
 # by the dtype that is computed in; a hundredth of it near 0.
 _ROUNDING = {"float32": 1e-3, "bfloat16": 5e-2}

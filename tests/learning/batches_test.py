@@ -38,7 +38,7 @@ class FakeReference:
   ):
     is_here = np.ones(tokens.shape, bool)
     if rows is not None:
-      is_here = np.asarray(rows.slots) < rows.tokens.size
+      is_here = np.asarray(rows.place_indices) < rows.token_indices.size
     self.counts.append(is_here.any(axis=(1, 2)).sum())
     last = np.asarray(prompt_tokens)[:, -1][:, None, None]
     values = -last - np.asarray(tokens) / 10 - shift

@@ -195,7 +195,7 @@ class DeviceWorkTest(parameterized.TestCase):
     ]
     self.follow(told)
     rows = self.reference.logprobs.call_args.args[5]
-    self.assertEqual(rows.tokens.shape, (2, 2, 10))
+    self.assertEqual(rows.token_indices.shape, (2, 2, 10))
 
   def test_publishing_gathers_the_params(self):
     cluster = FakeCluster()

@@ -58,7 +58,7 @@ def accumulate_all(params, batch, *, cuts_groups=False):
       teacher_params = others[0] if others else None
       return whole.forward(*params, prepared, teacher_params, tokens)
 
-    loss, totals, grads = train_step.accumulate_parts(
+    loss, totals, grads = train_step.accumulate_micro_batches(
         whole,
         forward,
         (params, loss_params),
@@ -126,7 +126,7 @@ class ObjectivesTest(parameterized.TestCase):
   @parameterized.parameters(0, 1)
   def test_parts_change_nothing(self, micro_completions):
     batch = rows.pack(self.batch, 1, micro_completions)
-    self.assertGreater(rows.num_parts(batch), 1)
+    self.assertGreater(rows.num_micro_batches(batch), 1)
     found = accumulate_all(
         self.params, batch, cuts_groups=bool(micro_completions)
     )

@@ -37,7 +37,7 @@ class PackedGradientsTest(parameterized.TestCase):
       start = jax.jit(adapters.init)(jax.random.key(0))
       params = jax.tree.map(lambda x: x + 0.1, start)
     packed = rows.pack(batch, 1, micro_completions, packed_gradients.ROW_LENGTH)
-    self.assertGreater(rows.num_parts(packed), 1)
+    self.assertGreater(rows.num_micro_batches(packed), 1)
     found = packed_gradients.of_rows(
         *(config, model, params, packed),
         cuts_groups=bool(micro_completions),

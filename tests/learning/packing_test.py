@@ -39,28 +39,28 @@ def make(**changes):
 
 
 def sequences_of(rows, shape=(B, K, P, T)):
-  """Yields (part, row, prompt, prompt's places, [(k, first place)])."""
+  """Yields (micro-batch, row, prompt, prompt's places, [(k, first place)])."""
   B, K, P, T = shape
-  R, N, _ = rows.tokens.shape
+  R, N, _ = rows.token_indices.shape
   for r, n in np.ndindex(R, N):
-    tokens = rows.tokens[r, n]
+    tokens = rows.token_indices[r, n]
     for b in range(B):
       prompt = np.flatnonzero((tokens >= b * P) & (tokens < (b + 1) * P))
       first = B * P + b * K * T
       starts = first + T * np.arange(K)
-      own = [
-          (k, np.flatnonzero(tokens == start)) for k, start in enumerate(starts)
+      places = [np.flatnonzero(tokens == start) for start in starts]
+      firsts = [
+          (k, int(found[0])) for k, found in enumerate(places) if found.size
       ]
-      own = [(k, int(found[0])) for k, found in own if found.size]
-      if own:
-        yield n, r, b, prompt, own
+      if firsts:
+        yield n, r, b, prompt, firsts
 
 
 class PackTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ("whole", {}),
-      ("one_part", dict(train__micro_batch_prompts=B)),
+      ("one_micro_batch", dict(train__micro_batch_prompts=B)),
       ("shards", dict(mesh__data=8)),
       ("split_weights", dict(mesh__data=2, mesh__fsdp=4)),
       ("split_rows", dict(mesh__sequence=4)),
@@ -81,23 +81,27 @@ class PackTest(parameterized.TestCase):
       prompt_mask, tokens, mask = make_batch(seed, longest)
       rows = packing.pack(shapes, prompt_mask, tokens, mask)
       self.assertIn(packing.size_of(rows), shapes.sizes())
-      R, N, L = rows.tokens.shape
+      R, N, L = rows.token_indices.shape
       self.assertEqual((R % shapes.shards, L % shapes.sequence), (0, 0))
-      flat = np.moveaxis(rows.tokens, 1, 0).ravel()
+      flat = np.moveaxis(rows.token_indices, 1, 0).ravel()
       counted = np.arange(B * K * T).reshape(B, K, T)[mask]
-      np.testing.assert_array_equal(flat[rows.slots[mask]], B * P + counted)
-      self.assertTrue((rows.slots[~mask] == R * N * L).all())
+      np.testing.assert_array_equal(
+          flat[rows.place_indices[mask]], B * P + counted
+      )
+      self.assertTrue((rows.place_indices[~mask] == R * N * L).all())
       self.assertEqual((flat >= B * P).sum(), mask.sum())
-      parts_of = {}
-      for n, r, b, prompt, own in sequences_of(rows):
+      micro_batches_of = {}
+      for n, r, b, prompt, firsts in sequences_of(rows):
         expected = np.flatnonzero(prompt_mask[b])[:-1] + b * P
-        np.testing.assert_array_equal(rows.tokens[r, n, prompt], expected)
-        begin = min(start for _, start in own)
+        np.testing.assert_array_equal(
+            rows.token_indices[r, n, prompt], expected
+        )
+        begin = min(start for _, start in firsts)
         np.testing.assert_array_equal(
             prompt, np.arange(begin - len(expected), begin)
         )
-        parts_of.setdefault(b, set()).add(n)
-      most = max(map(len, parts_of.values()))
+        micro_batches_of.setdefault(b, set()).add(n)
+      most = max(map(len, micro_batches_of.values()))
       self.assertTrue(most == 1 or shapes.cuts_groups)
 
   def test_equal_completions_are_computed_once(self):
@@ -106,12 +110,12 @@ class PackTest(parameterized.TestCase):
     mask[:, 0, : T // 2] = True  # The longest of copies counts.
     rows = packing.pack(make(), prompt_mask, tokens, mask)
     longest = [T - mask[b].any(0)[::-1].argmax() for b in range(B)]
-    self.assertEqual((rows.tokens >= B * P).sum(), sum(longest))
+    self.assertEqual((rows.token_indices >= B * P).sum(), sum(longest))
     for b in range(B):
       n = longest[b]
       for k in range(K):
         np.testing.assert_array_equal(
-            rows.slots[b, k, :n], rows.slots[b, 0, :n]
+            rows.place_indices[b, k, :n], rows.place_indices[b, 0, :n]
         )
 
   def test_completions_of_other_experts_are_no_copies(self):
@@ -121,12 +125,12 @@ class PackTest(parameterized.TestCase):
     experts = np.zeros((*tokens.shape, 2, 1), np.uint8)
     experts[:, -1, 0] = 1
     rows = packing.pack(make(), prompt_mask, tokens, mask, experts)
-    self.assertEqual((rows.tokens >= B * P).sum(), B * 2 * T)
+    self.assertEqual((rows.token_indices >= B * P).sum(), B * 2 * T)
 
-  def test_an_empty_batch_has_no_part(self):
+  def test_empty_batch_has_no_micro_batch(self):
     prompt_mask, tokens, mask = make_batch()
     rows = packing.pack(make(), prompt_mask, tokens, 0 * mask)
-    self.assertTrue((rows.tokens == -1).all())
+    self.assertTrue((rows.token_indices == -1).all())
 
   def test_batches_of_full_length_fit(self):
     for changes in ({}, dict(train__micro_batch_completions=3)):
@@ -135,7 +139,7 @@ class PackTest(parameterized.TestCase):
       rows = packing.pack(
           shapes, np.ones((B, P)), tokens, np.ones((B, K, T), bool)
       )
-      self.assertEqual((rows.tokens >= B * P).sum(), B * K * T)
+      self.assertEqual((rows.token_indices >= B * P).sum(), B * K * T)
 
   @parameterized.parameters(*long_tail.LENGTHS)
   def test_long_tails_leave_little_empty(self, mean, longest):
@@ -150,8 +154,8 @@ class PackTest(parameterized.TestCase):
     for sequence in (1, 4):
       shapes = packing.Packing((B, K, P, longest), 4, 0, 1, sequence)
       rows = packing.pack(shapes, prompt_mask, tokens, mask)
-      num_parts = (rows.tokens >= 0).any((0, 2)).sum()
-      computed = num_parts * rows.tokens[:, 0].size
+      num_micro_batches = (rows.token_indices >= 0).any((0, 2)).sum()
+      computed = num_micro_batches * rows.token_indices[:, 0].size
       needed = lengths.sum() + prompts.sum()
       self.assertLess(computed, 1.12 * needed)
 
@@ -162,7 +166,8 @@ class PackTest(parameterized.TestCase):
       self.assertEqual(sizes, sorted(sizes, key=lambda s: -s.rows))
       for size in sizes:
         self.assertGreaterEqual(
-            math.prod(size), sizes[0].rows * sizes[0].parts * size.length
+            math.prod(size),
+            sizes[0].rows * sizes[0].micro_batches * size.length,
         )
 
   def test_is_a_function_of_the_batch(self):

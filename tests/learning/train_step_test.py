@@ -292,7 +292,7 @@ class TrainStepTest(absltest.TestCase):
         batch = rows.pack(
             batch, train.micro_batch_prompts, train.micro_batch_completions
         )
-        self.assertGreater(rows.num_parts(batch), 1)
+        self.assertGreater(rows.num_micro_batches(batch), 1)
       state, metrics = make_step(**changes)(state, batch)
       return jax.tree.map(jnp.subtract, state.params, before), metrics
 
@@ -324,7 +324,7 @@ class TrainStepTest(absltest.TestCase):
       batch = tiny_model.make_batch()
       if micro_prompts:
         batch = rows.pack(batch, micro_prompts)
-        self.assertGreater(rows.num_parts(batch), 1)
+        self.assertGreater(rows.num_micro_batches(batch), 1)
       state, _ = make_step(**changes)(state, batch)
       return jax.tree.map(jnp.subtract, state.params, before)
 

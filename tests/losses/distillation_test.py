@@ -175,8 +175,8 @@ class SideBySideTest(parameterized.TestCase):
     loss_fn = objective.make_loss_fn(
         config, self.models[0], teacher=self.models[1]
     )
-    packed = rows.pack(self.batch, 99, one_part=True)
-    self.assertEqual(packed.rows.tokens.shape[1], 1)
+    packed = rows.pack(self.batch, 99, one_micro_batch=True)
+    self.assertEqual(packed.rows.token_indices.shape[1], 1)
     whole = objective.make_objective(
         config, self.models[0], teacher=self.models[1]
     )
@@ -186,7 +186,7 @@ class SideBySideTest(parameterized.TestCase):
         return loss_fn(params[0], {}, self.batch, jnp.float32(1.0), params[1])[
             0
         ]
-      outputs = logprobs.map_parts(
+      outputs = logprobs.map_micro_batches(
           lambda tokens: whole.forward(
               params[0], {}, packed, params[1], tokens
           )[0],

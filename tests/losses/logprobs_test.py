@@ -168,9 +168,9 @@ class MapLogitsTest(parameterized.TestCase):
     weights = jnp.asarray(mask_BxKxT * rng.normal(size=(B, K, T)))
 
     def loss(params, rows):
-      run = lambda tokens_RxL: logprobs.map_logits(
+      run = lambda token_indices_RxL: logprobs.map_logits(
           *(model, params, *inputs, _read),
-          tokens_RxL=tokens_RxL,
+          token_indices_RxL=token_indices_RxL,
           max_logits=max_logits,
       )
       if rows is None:
@@ -178,7 +178,7 @@ class MapLogitsTest(parameterized.TestCase):
       else:
         names = "logprobs", "entropy"
         zeros = {name: jnp.zeros((B, K, T)) for name in names}
-        out = logprobs.map_parts(run, rows, zeros)
+        out = logprobs.map_micro_batches(run, rows, zeros)
       return jnp.sum(weights * (out["logprobs"] + out["entropy"])), out
 
     grad = jax.jit(jax.grad(loss, has_aux=True))

@@ -185,8 +185,8 @@ class BatchTest(parameterized.TestCase):
     split, whole = PartitionSpec(("data", "fsdp")), PartitionSpec()
     places = sharding.batch_shardings(6, _mesh())
     self.assertEqual(places.rewards.spec, whole)
-    self.assertEqual((places.rows.tokens.spec, places.rows.slots.spec),
-                     (split, whole))  # fmt: skip
+    self.assertEqual(places.rows.token_indices.spec, split)
+    self.assertEqual(places.rows.place_indices.spec, whole)
     self.assertEqual(sharding.batch_shardings(8, _mesh()).spec, split)
     for size, spec in ((6, whole), (8, split)):
       leaf = np.zeros((size, 2))

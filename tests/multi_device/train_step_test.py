@@ -192,7 +192,7 @@ class MultiDeviceTest(parameterized.TestCase):
         own = rows.pack(
             batch, 1, micro_completions, shards=shards, sequence=sequence
         )
-        self.assertGreater(rows.num_parts(own), name != "data")
+        self.assertGreater(rows.num_micro_batches(own), name != "data")
       step_fn = train_step.make_train_step(config, model, mesh)
       state, metrics = step_fn(state, sharding.shard_batch(own, mesh))
       results.append(jax.device_get((state.params, metrics)))

@@ -125,7 +125,7 @@ def of_rows(
     base: types.PyTree = None,
     wrap: Any = lambda fn: fn,
 ) -> types.PyTree:
-  """Returns the loss and its gradients, as a step adds them up over parts.
+  """Returns the loss and its gradients, accumulated over micro-batches.
 
   `wrap` changes the function before it is compiled.
   """
@@ -140,7 +140,7 @@ def of_rows(
     forward = lambda params, tokens: whole.forward(
         attach(base, params[0]), params[1], batch, teacher_params, tokens
     )
-    loss, _, grads = train_step.accumulate_parts(
+    loss, _, grads = train_step.accumulate_micro_batches(
         whole,
         forward,
         (params, loss_params),

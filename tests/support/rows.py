@@ -26,10 +26,14 @@ def make_places(*, B=5, K=3, P=20, T=60, length=256, seed=0) -> packed.Places:
   with mock.patch.multiple(packing, _LENGTH=length):
     shapes = packing.Packing((B, K, P, T), B)
     packed_rows = packing.pack(shapes, prompt_mask, tokens, mask)
-  tokens_RxL = packed_rows.tokens[:, 0]
-  padding = -tokens_RxL.shape[1] % 128
-  tokens_RxL = jnp.pad(tokens_RxL, ((0, 0), (0, padding)), constant_values=-1)
-  return packed.places_of(tokens_RxL, jnp.asarray(prompt_mask), (B, K, T))
+  token_indices_RxL = packed_rows.token_indices[:, 0]
+  padding = -token_indices_RxL.shape[1] % 128
+  token_indices_RxL = jnp.pad(
+      token_indices_RxL, ((0, 0), (0, padding)), constant_values=-1
+  )
+  return packed.places_of(
+      token_indices_RxL, jnp.asarray(prompt_mask), (B, K, T)
+  )
 
 
 def pack(
@@ -37,11 +41,11 @@ def pack(
     micro_prompts: int = 1,
     micro_completions: int = 0,
     length: int = 1,
-    one_part: bool = False,
+    one_micro_batch: bool = False,
     shards: int = 1,
     sequence: int = 1,
 ) -> types.Batch:
-  """Returns a batch in rows of the smallest size, or of the largest."""
+  """Returns a batch packed in many small micro-batches, or in one."""
   (B, P), shape = batch.prompt_mask.shape, batch.completion_tokens.shape
   shapes = packing.Packing(
       (B, shape[1], P, shape[2]),
@@ -50,13 +54,13 @@ def pack(
       shards,
       sequence,
   )
-  # More parts cost less, so that several are used.
+  # More micro-batches cost less, so several are used.
   with mock.patch.multiple(
       packing,
       _LEAST_LENGTH=8,
-      _LENGTH=2**20 if one_part else length,
-      _LEAST_TOKENS=10**9 if one_part else 1,
-      _PART_TOKENS=-1,
+      _LENGTH=2**20 if one_micro_batch else length,
+      _LEAST_TOKENS=10**9 if one_micro_batch else 1,
+      _MICRO_BATCH_TOKENS=-1,
   ):
     packed_rows = packing.pack(
         shapes,
@@ -68,8 +72,8 @@ def pack(
   return dataclasses.replace(batch, rows=packed_rows)
 
 
-def num_parts(batch: types.Batch) -> int:
-  return int(np.sum((batch.rows.tokens >= 0).any((0, 2))))
+def num_micro_batches(batch: types.Batch) -> int:
+  return int(np.sum((batch.rows.token_indices >= 0).any((0, 2))))
 
 
 def make_inputs(places: packed.Places) -> list[jax.Array]:

@@ -21,12 +21,18 @@ EOS = 1
 
 
 def completion_logits(
-    params, prompt_tokens, prompt_mask, completion_tokens, tokens_RxL=None
+    params,
+    prompt_tokens,
+    prompt_mask,
+    completion_tokens,
+    token_indices_RxL=None,
 ):
   """A table of logits by position and by the prompt's last token."""
   del prompt_mask
   return _of_places(
-      params["table"][prompt_tokens[:, -1]], completion_tokens, tokens_RxL
+      params["table"][prompt_tokens[:, -1]],
+      completion_tokens,
+      token_indices_RxL,
   )
 
 
@@ -39,22 +45,28 @@ MODEL = python_types.SimpleNamespace(
 
 
 def completion_values(
-    params, prompt_tokens, prompt_mask, completion_tokens, tokens_RxL=None
+    params,
+    prompt_tokens,
+    prompt_mask,
+    completion_tokens,
+    token_indices_RxL=None,
 ):
   """A table of values by position and by the prompt's last token."""
   del prompt_mask
   return _of_places(
-      params["table"][prompt_tokens[:, -1]], completion_tokens, tokens_RxL
+      params["table"][prompt_tokens[:, -1]],
+      completion_tokens,
+      token_indices_RxL,
   )
 
 
-def _of_places(x_BxTx, completion_tokens, tokens_RxL):
+def _of_places(x_BxTx, completion_tokens, token_indices_RxL):
   """Returns [B, K, T, ...], or [R, L, ...] of packed rows."""
   B, K, T = completion_tokens.shape
   x = jnp.broadcast_to(x_BxTx[:, None], (B, K, *x_BxTx.shape[1:]))
-  if tokens_RxL is None:
+  if token_indices_RxL is None:
     return x
-  own_RxL = jnp.maximum(tokens_RxL - B * P, 0)
+  own_RxL = jnp.maximum(token_indices_RxL - B * P, 0)
   return x.reshape(B * K * T, *x.shape[3:])[own_RxL]
 
 

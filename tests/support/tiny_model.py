@@ -43,11 +43,11 @@ class BigramModel:
       prompt_tokens,
       prompt_mask,
       completion_tokens,
-      tokens_RxL=None,
+      token_indices_RxL=None,
   ) -> jax.Array:
     del prompt_mask  # Prompts are left-padded: their last token is real.
-    if tokens_RxL is not None:
-      fed = packed.fed(tokens_RxL, prompt_tokens, completion_tokens)
+    if token_indices_RxL is not None:
+      fed = packed.fed(token_indices_RxL, prompt_tokens, completion_tokens)
       return params["embedding"][fed]
     B, K, _ = completion_tokens.shape
     last = jnp.broadcast_to(prompt_tokens[:, None, -1:], (B, K, 1))

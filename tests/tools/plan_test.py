@@ -162,13 +162,13 @@ class PlanTest(parameterized.TestCase):
     self.assertStartsWith(rows["replicated on every device"], "5 of 12 leaves")
 
   def test_shows_rows_of_forward_backward(self):
-    name, parts = "rows of a forward-backward", "of {} tokens, at most {} times"
+    name, row = "rows of a forward-backward", "of {} tokens, at most {} times"
     for micro_prompts, micro_completions in ((32, 0), (12, 0), (16, 2)):
       self.config.train.micro_batch_prompts = micro_prompts
       self.config.train.micro_batch_completions = micro_completions
       size = packing.make(self.config).sizes()[0]
       found = _rows(self.config)[name]
-      expected = parts.format(f"{size.length:,}", size.parts)
+      expected = row.format(f"{size.length:,}", size.micro_batches)
       self.assertStartsWith(found, f"{size.rows} {expected} a step")
       self.assertEqual("groups are cut" in found, micro_completions > 0)
 

@@ -46,29 +46,29 @@ class Places:
 
 
 def places_of(
-    tokens_RxL: jax.Array,
+    token_indices_RxL: jax.Array,
     prompt_mask_BxP: jax.Array,
     shape: tuple[int, int, int],
 ) -> Places:
   """Returns the places of rows.
 
   Args:
-    tokens_RxL: `types.Rows.tokens` of one part.
+    token_indices_RxL: `types.Rows.token_indices` of one micro-batch.
     prompt_mask_BxP: 1 on prompt tokens, left-padded.
     shape: B, K, T.
   """
   (B, K, T), P = shape, prompt_mask_BxP.shape[1]
-  own_RxL = tokens_RxL - B * P  # b K T + k T + t if a completion.
+  own_RxL = token_indices_RxL - B * P  # b K T + k T + t if a completion.
   is_prompt = own_RxL < 0
-  group = jnp.where(is_prompt, tokens_RxL // P, own_RxL // (K * T))
+  group = jnp.where(is_prompt, token_indices_RxL // P, own_RxL // (K * T))
   owner = jnp.where(is_prompt, 0, own_RxL // T + 1)
-  group = jnp.where(tokens_RxL < 0, -1, group)
+  group = jnp.where(token_indices_RxL < 0, -1, group)
   lengths_B = jnp.sum(prompt_mask_BxP > 0, axis=1, dtype=jnp.int32)
   lengths = lengths_B[jnp.maximum(group, 0)]
   position = jnp.where(
-      is_prompt, tokens_RxL % P - P + lengths, lengths - 1 + own_RxL % T
+      is_prompt, token_indices_RxL % P - P + lengths, lengths - 1 + own_RxL % T
   )
-  index = jax.lax.broadcasted_iota(jnp.int32, tokens_RxL.shape, 1)
+  index = jax.lax.broadcasted_iota(jnp.int32, token_indices_RxL.shape, 1)
   changes = lambda x: jnp.diff(x, axis=1, prepend=x[:, :1] - 1) != 0
   # The last place up to each one at which something is so.
   last = lambda is_so: jax.lax.cummax(jnp.where(is_so, index, 0), axis=1)
@@ -125,31 +125,33 @@ def seen_blocks(
 
 
 def fed(
-    tokens_RxL: jax.Array,
+    token_indices_RxL: jax.Array,
     prompts_BxPx: jax.Array,
     completions_BxKxTx: jax.Array,
 ) -> jax.Array:
   """Returns [R, L, ...], the tokens fed at each place, or facts of them.
 
   Args:
-    tokens_RxL: `types.Rows.tokens` of one part.
+    token_indices_RxL: `types.Rows.token_indices` of one micro-batch.
     prompts_BxPx: [B, P, ...], left-padded.
     completions_BxKxTx: [B, K, T, ...].
   """
   (B, P), (K, T) = prompts_BxPx.shape[:2], completions_BxKxTx.shape[1:3]
   rest = prompts_BxPx.shape[2:]
-  own_RxL = tokens_RxL - B * P
+  own_RxL = token_indices_RxL - B * P
   last_RxL = (own_RxL // (K * T) + 1) * P - 1
-  before_RxL = jnp.where(own_RxL % T == 0, last_RxL, tokens_RxL - 1)
-  indices_RxL = jnp.where(own_RxL < 0, tokens_RxL, before_RxL)
+  before_RxL = jnp.where(own_RxL % T == 0, last_RxL, token_indices_RxL - 1)
+  indices_RxL = jnp.where(own_RxL < 0, token_indices_RxL, before_RxL)
   flat = lambda x: x.reshape(-1, *rest)
   both = [flat(prompts_BxPx), flat(completions_BxKxTx)]
   return jnp.concatenate(both)[jnp.maximum(indices_RxL, 0)]
 
 
-def predicted(tokens_RxL: jax.Array, x_BxKxT: jax.Array, P: int) -> jax.Array:
+def predicted(
+    token_indices_RxL: jax.Array, x_BxKxT: jax.Array, P: int
+) -> jax.Array:
   """Returns [R, L], what the tokens predicted at each place have; 0 if none."""
-  own_RxL = tokens_RxL - len(x_BxKxT) * P
+  own_RxL = token_indices_RxL - len(x_BxKxT) * P
   values_RxL = x_BxKxT.reshape(-1)[jnp.maximum(own_RxL, 0)]
   return jnp.where(own_RxL < 0, 0, values_RxL)
 
@@ -157,7 +159,7 @@ def predicted(tokens_RxL: jax.Array, x_BxKxT: jax.Array, P: int) -> jax.Array:
 def unpacked(
     prompt_mask_BxP: jax.Array, shape: tuple[int, int, int], multiple: int = 1
 ) -> jax.Array:
-  """Returns `types.Rows.tokens` [B, L] of whole groups with their padding.
+  """Returns [B, L], token indices of one row per group, with its padding.
 
   Place P - 1 + k T + t predicts token t of completion k.
 
@@ -178,29 +180,29 @@ def unpacked(
 def merge(
     outputs_RxLx: jax.Array,
     rows: types.Rows,
-    part: jax.Array | int,
+    n: jax.Array | int,
     others_BxKxTx: jax.Array,
 ) -> jax.Array:
-  """Returns [B, K, T, ...], outputs of a part's places in place of others'.
+  """Returns [B, K, T, ...], a micro-batch's outputs merged into the others'.
 
   Args:
-    outputs_RxLx: [R, L, ...], predictions of each place of the part.
+    outputs_RxLx: [R, L, ...], predictions of each place of the micro-batch.
     rows: `types.Batch.rows`.
-    part: index of the part.
-    others_BxKxTx: values of completions of other parts.
+    n: index of the micro-batch.
+    others_BxKxTx: values of completions of other micro-batches.
   """
-  R, _, L = rows.tokens.shape
-  slots_BxKxT = rows.slots - part * (R * L)
-  is_here = (slots_BxKxT >= 0) & (slots_BxKxT < R * L)
+  R, _, L = rows.token_indices.shape
+  place_indices_BxKxT = rows.place_indices - n * (R * L)
+  is_here = (place_indices_BxKxT >= 0) & (place_indices_BxKxT < R * L)
   rest = outputs_RxLx.shape[2:]
-  # The gradient of tokens in other parts writes nowhere, not to one place.
-  slots_BxKxT = jnp.where(is_here, slots_BxKxT, R * L)
+  # Tokens in other micro-batches add no gradient to any place.
+  place_indices_BxKxT = jnp.where(is_here, place_indices_BxKxT, R * L)
   here = outputs_RxLx.reshape(R * L, *rest)
-  here = here.at[slots_BxKxT].get(mode="fill", fill_value=0)
+  here = here.at[place_indices_BxKxT].get(mode="fill", fill_value=0)
   is_here = is_here.reshape(*is_here.shape, *[1] * len(rest))
   return jnp.where(is_here, here, others_BxKxTx)
 
 
-def num_parts(rows: types.Rows) -> jax.Array:
-  """Returns [], the parts of rows with tokens; they come first."""
-  return jnp.sum(jnp.any(rows.tokens >= 0, axis=(0, 2)), dtype=jnp.int32)
+def num_micro_batches(rows: types.Rows) -> jax.Array:
+  """Returns [], the number of non-empty micro-batches; they come first."""
+  return jnp.sum(jnp.any(rows.token_indices >= 0, axis=(0, 2)), dtype=jnp.int32)

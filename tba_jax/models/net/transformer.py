@@ -120,12 +120,12 @@ class Model:
     predicts token l + 1. Padding may be left or right; logits at padding are
     finite but meaningless.
   completion_stream: (params, prompt_tokens_BxP, prompt_mask_BxP,
-    completion_tokens_BxKxT, tokens_RxL=None, routes=None) -> stream_BxKxTxD,
-    from which `unembed` predicts completion token t. Prompts are left-padded,
-    completions right-padded. Each prompt is computed once and shared by its K
-    completions. With tokens_RxL (a part of `types.Rows.tokens`) it is
-    stream_RxLxD of these places. With routes (`types.Routes`) tokens use these
-    experts.
+    completion_tokens_BxKxT, token_indices_RxL=None, routes=None) ->
+    stream_BxKxTxD, from which `unembed` predicts completion token t. Prompts
+    are left-padded, completions right-padded. Each prompt is computed once and
+    shared by its K completions. With token_indices_RxL (a micro-batch of
+    `types.Rows.token_indices`) it is stream_RxLxD of these places. With routes
+    (`types.Routes`) tokens use these experts.
   stream_and_routes: arguments of completion_stream -> stream_BxKxTxD,
     routes_BxKxTxNxA, the experts that predict each completion token; or those
     of rows. None for a model without experts.
@@ -323,12 +323,12 @@ class _Forward:
       prompt_tokens: jax.Array,
       prompt_mask: jax.Array,
       completion_tokens: jax.Array,
-      tokens_RxL: jax.Array | None = None,
+      token_indices_RxL: jax.Array | None = None,
       routes: types.Routes | None = None,
   ) -> tuple[jax.Array, jax.Array | None]:
     module, parts = self.module(params), sequence.current_split()
     P, shape = prompt_tokens.shape[1], completion_tokens.shape
-    rows = tokens_RxL
+    rows = token_indices_RxL
     if rows is None:
       rows = packed.unpacked(prompt_mask, shape, parts.count)
     places = packed.places_of(rows, prompt_mask, shape)
@@ -354,7 +354,7 @@ class _Forward:
     )
 
     def predicting(x_RxLx: jax.Array) -> jax.Array:
-      if tokens_RxL is not None:
+      if token_indices_RxL is not None:
         return x_RxLx
       own = x_RxLx[:, P - 1 : P - 1 + shape[1] * shape[2]]
       return own.reshape(*shape, *x_RxLx.shape[2:])
