@@ -33,8 +33,11 @@ STILTED = {
     "anew": r"\banew\b",
 }
 _RELATIVE = re.compile(r"_(that|which|who|whose|where)_")
-# A field of a docstring, or a row of a table of settings.
-_FIELD = re.compile(r"^\s+(\w+)(?: \([^)]*\))?: (?:the |a |an )?(\w[\w ]*)")
+# A field of a docstring, or a row of a table of settings; not an annotation
+# such as "hardware: hardware.Hardware".
+_FIELD = re.compile(
+    r"^\s+(\w+)(?: \([^)]*\))?: (?:the |a |an )?(\w[\w ]*+)(?!\.\w)"
+)
 
 
 def run(

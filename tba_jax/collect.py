@@ -39,7 +39,7 @@ class Sampled:
   """A sampled prompt without its rewards.
 
   prompt: its position, id and visit.
-  request: request to the sampler.
+  request: what the sampler was asked for.
   completions: S completions of the policy.
   outcomes: [S], results of their environments; None without any.
   """
@@ -96,20 +96,18 @@ class Collector:
 
     Args:
       task: source of the prompts.
-      tokenizer: tokenizer of prompts and completions.
-      sampler: sampler of the policy.
-      judge: judge of completions.
+      sampler: policy sampler.
+      judge: scorer of completions.
       num_completions: S, completions of a prompt.
-      split: split of the task.
       loss: `config.loss`, which weights rewards, and sets those of completions
         that were cut off; None keeps the judge's rewards.
       part_weights: weights of the parts of the reward, which are normalized
         over a prompt's completions before they are summed; None sums no parts.
       reference: `GroupReference`; None leaves reference log-probs to the
         trainer.
-      seed: seed of the random numbers; None takes the sampler's.
-      environments: environments that say the prompts and answer completions;
-        None for a task without any.
+      seed: sampling seed; None takes the sampler's.
+      environments: source of prompts and of answers to completions; None if the
+        task has no environment.
       by_turn: whether groups get the rewards of turns.
       draws_equal: `draws_equal_groups` of the run.
     """
@@ -162,8 +160,8 @@ class Collector:
 
     Args:
       prompts: P prompts.
-      params: params of the policy, as `Sampler.put` leaves them.
-      version: version of `params`.
+      params: policy params from `Sampler.put`.
+      version: policy version of `params`.
 
     Returns:
       The prompts, in their order.
@@ -207,8 +205,8 @@ class Collector:
     Args:
       more: returns further prompts, each at most once, or None if there are
         none now.
-      params: params of the policy, as `Sampler.put` leaves them.
-      version: version of `params`.
+      params: policy params from `Sampler.put`.
+      version: policy version of `params`.
       newer: returns newer params to go on with, and their version, or None.
 
     Yields:
@@ -426,7 +424,7 @@ class Collector:
 
     Args:
       sampled: P sampled prompts.
-      rewards_P: rewards of their completions, by `rewards`.
+      rewards_P: result of `rewards`, for each prompt.
       ref_logprobs_P: reference log-probs, by the function of `start_reference`.
       epoch: start count of the trainer that published the params.
     """
@@ -520,10 +518,7 @@ def make_collector(
   """Returns the collector of training prompts.
 
   Args:
-    config: config of the run.
     policy: a `policy.Policy`.
-    sampler: sampler of the policy.
-    judge: judge of completions.
     **parts: `reference` and `environments` of the collector.
   """
   return Collector(
@@ -584,7 +579,6 @@ def optional_columns(
   """Returns those of the optional columns that the groups of a run have.
 
   Args:
-    config: config of the run.
     model_config: shape of the policy; None if no column has an axis of it.
 
   Returns:

@@ -36,29 +36,27 @@ JUDGE_LANE = "judge"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearcherParts:
-  """The parts of a searcher.
+  """Components and capabilities of a searcher.
 
-  sink: takes groups, and hands out assignments.
-  source: source of the params.
-  collector: collector of training prompts.
-  put: leaves of a version by path -> params for the collector, on the devices.
-  problem: (these leaves, these params) -> why the params are not the version's,
-    "" if they are; see `probe.Check`.
+  sink: receiver of groups and source of assignments.
+  put: (leaves of a version by path) -> params on the devices.
+  problem: (leaves, params) -> why these params are not the version's, or "";
+    see `probe.Check`.
   on_event: function called with (kind, message).
-  warm_up: compiles, given params.
-  has_room: whether the devices have room for another copy of params that they
-    have, once warmed up; then new ones get there while the old ones sample.
-  judge_totals: () -> counts of the judge, for the statistics.
-  spans: writer of the timeline, which knows the busy time.
-  swaps_in_flight: whether newer params may go on with a completion.
-  judge_shares_mesh: whether the judge uses the mesh that decodes; then the
-    thread that decodes waits for it, since two threads that launch collectives
+  warm_up: (params) -> None; compiles.
+  has_room: whether the devices have room for a second copy of the params after
+    warm-up. If so, new params are transferred while the old ones still sample.
+  judge_totals: () -> the judge's counts, for the statistics.
+  spans: timeline writer, which also measures busy time.
+  swaps_in_flight: whether newer params may continue a completion.
+  judge_shares_mesh: whether judge and sampler share a mesh. If so, the decoding
+    thread waits for the judge, because two threads that launch collectives
     could order them differently on each device.
-  reference_first: whether the thread that decodes dispatches the reference
-    pass, for the same reason; it then comes before the rewards, and leaves out
-    no group.
-  lag_steps: versions by which a required one may be behind the newest.
-  takes_newer: whether a version newer than a required one will do.
+  reference_first: whether the decoding thread dispatches the reference pass,
+    for the same reason. The pass then precedes the rewards and includes all
+    groups.
+  lag_steps: most versions that a required version may lag behind the newest.
+  takes_newer: whether a version newer than the required one will do.
   """
 
   sink: ports.GroupSink
@@ -109,16 +107,15 @@ class _Unfinished:
 
 
 class WrongParamsError(RuntimeError):
-  """The searcher cannot make the params that the trainer published."""
+  """The searcher's params differ from those that the trainer published."""
 
 
 class Stage:
-  """Puts the newest params on the devices, in a thread, before they are used.
+  """Prefetches the newest params to the devices in a background thread.
 
-  Besides those in use there is one copy at a time.
+  Next to the params in use it holds at most one copy.
 
   Args:
-    source: source of the params.
     put: see `SearcherParts`.
     in_use: version in use.
   """

@@ -40,6 +40,7 @@ class ProseTest(parameterized.TestCase):
     max_tokens: the max tokens of a row.
     tokens_BxT: tokens of the batch.
     mask: 1 on real tokens.
+    mesh: mesh.Mesh
     """
     self.assertLen(prose.repeated_fields(source), 3)
 

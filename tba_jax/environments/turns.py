@@ -36,7 +36,7 @@ _TURN_DEADLINE_S = 3600.0
 class FirstObservation:
   """What an environment says first, or why it says nothing.
 
-  seed: seed of the environment.
+  seed: argument of the environment's `reset`.
   said: text or messages; None after a failure.
   tokens: [P] int32, the ids; none after a failure.
   failure: cause and message, None without one.
@@ -76,7 +76,6 @@ class Environments:
 
     Args:
       task: seeds and limits.
-      tokenizer: tokenizer of turns and answers.
       workers: processes, from `episode_pool.make`.
       max_prompt_tokens: P.
     """
@@ -238,7 +237,7 @@ class Dialogue:
     """Returns the ids of an answer to a turn, and takes note of both.
 
     Args:
-      text: text of the turn.
+      text: decoded turn.
       turn: its ids, with what ended it.
       said: answer.
 

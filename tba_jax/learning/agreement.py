@@ -108,9 +108,8 @@ def put(
   """Writes the trainer's message, unless the store has it already.
 
   Args:
-    transport: transport of the calling thread.
+    transport: transport client of the calling thread.
     mine: the trainer's `describe`.
-    run: the run.
     epoch: the trainer's start count.
   """
   # An older message, of other settings perhaps, is not of this trainer.
@@ -146,7 +145,7 @@ class Agreement:
     """Returns whether the trainer has written its settings, and they agree.
 
     Args:
-      transport: transport of the calling thread.
+      transport: transport client of the calling thread.
       epoch: the trainer's start count; None for any.
 
     Raises:

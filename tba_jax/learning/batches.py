@@ -23,8 +23,8 @@ def completion_mask(
   Args:
     tokens: [..., T] int.
     sampled_mask: [..., T] bool, True on the tokens that the policy sampled.
-    tokenizer: tokenizer whose stop tokens and stop strings do not count; None
-      counts all.
+    tokenizer: source of the stop tokens and stop strings to leave out; None
+      counts all tokens.
   """
   if tokenizer is not None:
     sampled_mask = tokenizer_lib.content_mask(tokenizer, tokens, sampled_mask)

@@ -51,7 +51,8 @@ class Checkpointer:
     keep_every_steps: multiples of it are kept permanently; 0 for none.
     keep_every_s: period of which a checkpoint each is kept permanently; 0 for
       none.
-    barrier: barrier of the processes of a mesh; None for a single process.
+    barrier: synchronization point of the mesh's processes; None for a single
+      process.
     on_event: function called with ("checkpoint_damaged", message) when a
       damaged checkpoint is skipped; by default that is logged.
 
@@ -97,7 +98,7 @@ class Checkpointer:
     and leaves the arrays of `host_state`, which may be large, as they are.
 
     Args:
-      step: step of the checkpoint, above `latest_step()`.
+      step: number of completed steps, above `latest_step()`.
       state: pytree of `jax.Array`.
       host_state: host values, see `host_state.pack`; ignored except in process
         0.
@@ -160,7 +161,7 @@ class Checkpointer:
     Args:
       example_state: pytree of arrays or `jax.ShapeDtypeStruct` with shardings,
         like the result.
-      step: step of the only checkpoint to read; damage is then an error.
+      step: the only checkpoint to read; damage is then an error.
 
     Raises:
       FileNotFoundError: there is no checkpoint, or not that step.

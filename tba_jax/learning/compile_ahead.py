@@ -23,7 +23,7 @@ class CompileAhead:
   """Compiles for each size in a thread.
 
   Args:
-    sizes: sizes of the packed rows, from large to small.
+    sizes: packed shapes, largest first.
     compile_size: function that compiles all programs that depend on the size.
   """
 

@@ -42,11 +42,10 @@ class DeviceWork:
 
   Args:
     config: reads `mesh` and what `published.computed_dtypes` reads.
-    state: state before the next step.
+    state: train state before the next step.
     train_step: jitted step, which donates the state.
     reference: policy that the KL is measured against.
-    merger: merger of adapters into the model's params.
-    checkpointer: checkpointer of this run.
+    merger: function that adds adapters to the model's params.
     cluster: connection to the other processes.
     task: digest of the task's prompts, kept in checkpoints; "" if environments
       say them.

@@ -46,9 +46,9 @@ class GroupReference:
 
     Args:
       config: reads `sampling`, `search` and `loss.include_stop_token`.
-      policy: policy that the run starts from.
-      params: params of the policy, on the searcher's devices.
-      mesh: mesh of the searcher; None is the first device.
+      policy: initial policy of the run.
+      params: reference params, on the searcher's devices.
+      mesh: searcher's mesh; None is the first device.
 
     Raises:
       ValueError: the mesh lacks the kernel that `model.attention` names.
@@ -187,10 +187,9 @@ def make_group_reference(
   """Returns a searcher's reference.
 
   Args:
-    config: config of the run.
-    policy: policy that the run starts from.
+    policy: initial policy of the run.
     make_params: function that loads its params onto the searcher's devices.
-    mesh: mesh of the searcher; None is the first device.
+    mesh: searcher's mesh; None is the first device.
   """
   if not config.reference.init:
     return GroupReference(config, policy, make_params(), mesh)

@@ -63,7 +63,7 @@ def max_logprob_gap(config: ml_collections.ConfigDict, backend: str) -> float:
 class Alarm:
   """A guard that fired.
 
-  name: name of the guard.
+  name: guard that raised it.
   message: sentence that gives the numbers.
   action: value of `config.guards.action` that holds for it.
   """
@@ -148,7 +148,7 @@ class Guards:
     """Returns the guard of failures if the share of a step's groups is rising.
 
     Args:
-      step: step that ended.
+      step: last completed step.
       shares: (position, share of its completions that could not be judged) of
         the groups that came since the last call.
     """

@@ -44,7 +44,7 @@ class Learner:
     Args:
       config: reads `loss.include_stop_token`, and what `packing.pack` and
         `objective_table.has_reference_pass` read.
-      tokenizer: tokenizer, which knows stop tokens and stop strings.
+      tokenizer: source of stop tokens and stop strings.
       buffer: source of the draws; caches the reference log-probs.
       work: owner of train state and reference.
       baselines: [prompts] float32, value of each training prompt; None if the

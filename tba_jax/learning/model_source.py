@@ -47,8 +47,7 @@ class ModelSource:
   name: path that it was read from, a checkpoint's step included.
   identity: run's id of a checkpoint, `lora.base_name` of a folder.
   model: pure functions.
-  params: params of the model, on the mesh that was asked for.
-  tokenizer: tokenizer of the model.
+  params: model params on the requested mesh.
   """
 
   name: str
@@ -71,10 +70,9 @@ def restore(
   Adapters are merged into their base, which must be what it was.
 
   Args:
-    config: config of the run.
     workdir: directory of the run.
-    step: step of the checkpoint; None is the newest.
-    mesh: mesh to put the params on.
+    step: checkpoint to read; None is the newest.
+    mesh: placement of the params.
     needs_task: whether to make the task, see `policy.make_policy`.
 
   Raises:
@@ -243,10 +241,9 @@ def load(
     key: the setting that holds `path`, for messages.
     path: see the module.
     bos: `config.tokenizer.bos` of a folder; a run has its own.
-    dtype: dtype of params and activations of a folder; None takes the folder's
-      own.
+    dtype: type of params and activations; None keeps the folder's.
     chat: `config.tokenizer.chat` of a folder; a run has its own.
-    mesh: mesh to put the params on; None is the default device.
+    mesh: placement of the params; None is the default device.
 
   Raises:
     FileNotFoundError: there is no such checkpoint.

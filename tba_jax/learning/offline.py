@@ -54,9 +54,9 @@ def run_program(
   """Runs `sft` or `reward_model`; returns its exit status.
 
   Args:
-    name: name of the program, printed in front of each line of progress.
-    config: config; this one process has the virtual devices
-      (`trainer.cpu_devices`) of all the trainer's processes.
+    name: prefix of each line of progress.
+    config: run config. This process has the virtual devices
+      (`trainer.cpu_devices`) of all trainer processes.
     work: function called with `stop`, an event that a signal sets, and
       `on_progress`; its result has `interrupted`, `step` and `model`.
   """
@@ -88,7 +88,7 @@ def run_program(
 class Examples:
   """Rows of data, batched epoch by epoch without replacement.
 
-  seed: seed of the order; each epoch has a permutation of its own.
+  seed: shuffling seed; every epoch has another permutation.
   batch_size: B.
   num_rows: number of rows, 1 or more.
   encode: (row, epoch) -> token ids of its prompt and of its K completions.
@@ -141,7 +141,7 @@ class Job:
 
   name: "sft" or "reward_model", its section of the config.
   folder: WORKDIR/name, for checkpoints and metrics.jsonl.
-  model: model with `init` and `logical_axes`.
+  model: object with `init` and `logical_axes`.
   init_params: () -> the params before step 0.
   loss_fn: loss, see `train_step.make_train_step`.
   examples: training data.
@@ -177,7 +177,6 @@ def run(
 
   Args:
     name: "sft" or "reward_model", name of the stage and of its section.
-    config: config of the run.
     workdir: local directory of the run.
     prepare: (WORKDIR/name, stop) -> context of the job, or of None once
       stopped.
@@ -230,7 +229,6 @@ def train(
   Args:
     config: reads the job's section, `optimizer`, `train`, `mesh` and
       `checkpoint.keep`.
-    job: job of this program.
     stop: event; once set, the current chunk of steps is finished and saved.
     on_progress: function called with (step, num_steps, metrics) at each log
       line.

@@ -112,13 +112,12 @@ def make_train_step(
   `step` changes and the metric `nonfinite` is 1.
 
   Args:
-    config: config of the run.
     model: a `models.transformer.Model`.
-    mesh: mesh with the axes of `sharding.MESH_AXES`.
+    mesh: trainer's mesh, with the axes of `sharding.MESH_AXES`.
     loss_fn: loss that replaces the one of `config.loss`, of batches without
       rows, in micro-batches of `train.micro_batch_prompts` prompts.
     value_model: a `models.heads.ScalarModel` if the objective learns one.
-    adapters: adapters, if they alone are trained.
+    adapters: LoRA factors if they alone are trained.
     base: params that they adapt, on the mesh, or their shapes; never donated.
     teacher: the reference's `models.transformer.Model` if the loss compares
       distributions with it.
@@ -268,10 +267,9 @@ def init_state(
   The params are copied, so the caller's survive donation of the state.
 
   Args:
-    config: config of the run.
-    model: a model or adapters, with the `logical_axes` of `params`.
-    params: params to train, on the host or on devices.
-    mesh: mesh with the axes of `sharding.MESH_AXES`.
+    model: source of the `logical_axes` of `params`.
+    params: initial trained params, on the host or on devices.
+    mesh: trainer's mesh, with the axes of `sharding.MESH_AXES`.
     value_model: a `models.heads.ScalarModel` if the objective learns one.
     value_params: initial params of the value model; None takes the policy's
       with a new head.
@@ -506,7 +504,6 @@ def prepare(
   """Returns a batch with `prepared`, which losses need of the whole batch.
 
   Args:
-    config: config of the run.
     model: the policy's `models.transformer.Model`.
     value_model: a `models.heads.ScalarModel` if the objective learns one.
     held: `TrainState.proximal_params`, adapters attached.
@@ -571,7 +568,7 @@ def accumulate_micro_batches(
   Args:
     whole: objective of the batch.
     forward: (params, token_indices_RxL) -> (outputs, totals).
-    params: params of the policy and of the loss.
+    params: policy params and loss params.
     batch: data of the step, with rows.
     beta: [] float32.
     needs_all: whether the values of other micro-batches matter.
@@ -639,7 +636,7 @@ def accumulate(
 
   Args:
     value_fn: (params, micro-batch) -> (loss, totals).
-    params: params to differentiate by.
+    params: variables of the gradient.
     micro_batches: leaves [M, ...], processed one after the other.
   """
   grad_fn = jax.value_and_grad(value_fn, has_aux=True)

@@ -176,8 +176,7 @@ def make_answer_fn(
 
   Args:
     config: reads `publish`, `sampling` and what `probe.max_gap` reads.
-    policy: policy of the run.
-    mesh: mesh of the params.
+    mesh: placement of the params.
 
   Returns:
     (published params, base) -> leaves of `probe.abstract`.
@@ -328,12 +327,9 @@ def make_train_step(
   """Returns the jitted step.
 
   Args:
-    config: config of the run.
-    policy: policy to train.
-    mesh: mesh of the trainer.
+    mesh: trainer's mesh.
     params: base that adapters are merged into.
-    reference: reference policy; needed if the loss compares distributions with
-      it.
+    reference: π_ref; needed if the loss compares distributions with it.
   """
   has_teacher = objective_table.find(config.loss.name).has_teacher
   return train_step_lib.make_train_step(

@@ -134,7 +134,7 @@ def divergence(
   Args:
     logits: [..., V] float, logits of the policy; have the gradient.
     teacher_logits: [..., V] float.
-    temperature: temperature of sampling, applied to both.
+    temperature: sampling temperature, applied to both.
     gkd_beta: β, from 0 to 1.
   """
   log_q = logprobs.log_softmax(logits, temperature=temperature)

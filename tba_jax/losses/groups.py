@@ -48,7 +48,7 @@ class Groups:
   log_z_Bx1: [B, 1] float32, learned log Z(x) in nats; None where not learned.
   values_BxKxT: [B, K, T] float32, learned value of the state before each token,
     in units of reward; None without a value model.
-  targets: targets of PPO; None for other objectives.
+  targets: PPO targets; None for other objectives.
   staleness_BxK: [B, K] float32, steps by which the policy that sampled is
     behind; None counts as fresh.
   baselines_Bx1: [B, 1] float32, value of the prompt under the optimum, in units

@@ -67,7 +67,7 @@ def entropy(logits: jax.Array, *, temperature: float) -> jax.Array:
 
   Args:
     logits: [..., V] float; -inf is a token that cannot occur.
-    temperature: temperature of token sampling.
+    temperature: sampling temperature.
   """
   logprobs = log_softmax(logits, temperature=temperature)
   probs = jnp.exp(logprobs)
@@ -124,7 +124,6 @@ def map_logits(
 
   Args:
     model: a `models.transformer.Model`.
-    params: params of the model.
     prompt_tokens_BxP: [B, P] int32, left-padded.
     prompt_mask_BxP: [B, P], 1 on prompt tokens.
     completion_tokens_BxKxT: [B, K, T] int32, right-padded.

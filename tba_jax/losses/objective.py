@@ -42,9 +42,9 @@ def make_loss_params(
   """Returns the initial parameters of the loss.
 
   Args:
-    config: config, of which `loss.name` is read.
+    config: run config, of which only `loss.name` is read.
     value_model: a `models.heads.ScalarModel` if the objective learns one.
-    params: params of the policy.
+    params: policy params.
     value_params: params of the value model; None takes the policy's with a zero
       head.
 
@@ -116,9 +116,9 @@ def make_objective(
   """Returns the objective of `config.loss`.
 
   Args:
-    config: config, of which `loss` and `sampling.temperature` are read. With
-      `entropy_weight` w the loss is reduced by w/(BK) Σ_b Σₖ 1/|y| Σ_t H(π(·|x,
-      y_<t)).
+    config: run config, of which only `loss` and `sampling.temperature` are
+      read. With `entropy_weight` w the loss is reduced by w/(BK) Σ_b Σₖ 1/|y|
+      Σ_t H(π(·|x, y_<t)).
     model: the policy's `models.transformer.Model`.
     value_model: a `models.heads.ScalarModel` if the objective learns one.
     teacher: the reference's `models.transformer.Model` if the objective

@@ -284,7 +284,6 @@ def holds_reference(config: Mapping[str, Any], role: str) -> bool:
   """Returns whether a role holds the reference and computes its log-probs.
 
   Args:
-    config: config of the run.
     role: "trainer" or "searcher"; "none" asks whether there is no reference.
   """
   return config["reference"]["role"] == role

@@ -195,7 +195,7 @@ def value_loss(
       1/(BK) Σ_b Σₖ Σ_t m_t max((V - R)², (V_old + clip(V - V_old, ±c) - R)²)/2
 
   Args:
-    groups: groups with values V, and targets R and V_old.
+    groups: completions with values V, and targets R and V_old.
     clip: c; 0 is no clip.
 
   Returns:

@@ -100,7 +100,7 @@ def log_ratio(
   first-order KL to an EMA reference (https://github.com/bbartoldson/tba-prime).
 
   Args:
-    groups: groups; "ema" reads `staleness_BxK`.
+    groups: completions; "ema" also reads `staleness_BxK`.
     anchor: "reference", "behavior" or "ema".
     ema_decay: α, above 0 and below 1.
 
@@ -150,7 +150,6 @@ def log_z(
   "log_mean_exp" is right for samples of the anchor and β₁ = β.
 
   Args:
-    groups: groups of completions.
     baseline: name in the table.
     kl_BxK: [B, K] float32, β_i/β (log π - log a).
     beta: [] float32, above 0.
@@ -190,7 +189,7 @@ def shifted(
   all that it has sampled. Source: AsymRE (arXiv:2506.20520), whose δV is -0.1.
 
   Args:
-    loss: loss of the unit scale, [] float32.
+    loss: unit-scale loss, [] float32.
     log_ratio_BxK: [B, K] float32, log π - log a, nats; has the gradient.
     shift: δV, task units, up to 0.
   """
@@ -209,7 +208,6 @@ def member(
   """Returns a loss of the family.
 
   Args:
-    groups: groups of completions.
     c: `config.loss`: `anchor` and `baseline` replace the member's own, and
       `baseline_shift` is added, unless the baseline is learned.
     beta: [] float32.

@@ -118,7 +118,7 @@ class SaveBarrier:
     """Returns the texts of all processes, each of which calls this.
 
     Args:
-      text: text of this process; "" if it has nothing to tell.
+      text: message of this process; "" if it has none.
       what: work that the processes do, for messages.
 
     Raises:
@@ -213,7 +213,7 @@ class Cluster:
     num_processes: number of the trainer's processes.
     secret: key of the commands.
     deadline_s: longest silence of process 0.
-    client: client of the trainer's coordinator; None for a single process.
+    client: connection to the trainer's coordinator; None for a single process.
     clock: seconds between polls and signs of life, as `time.monotonic`.
   """
 
@@ -299,7 +299,7 @@ class Cluster:
     All processes must call it; only process 0 waits.
 
     Args:
-      name: name of the collection, used only once.
+      name: unique name of this collection.
       fields: values of JSON types.
 
     Raises:

@@ -115,8 +115,7 @@ def arrange(
   communicate in every layer.
 
   Args:
-    devices: devices of the mesh.
-    shape: shape of the mesh, in the order of `MESH_AXES`.
+    shape: lengths of the axes, in the order of `MESH_AXES`.
     all_of_them: whether these are all devices of their slices; if not, they
       keep their order.
   """
@@ -193,7 +192,7 @@ def param_shardings(
 
   Args:
     mesh: result of `make_mesh`.
-    model: a model or adapters, with `init` and `logical_axes`.
+    model: object with `init` and `logical_axes`.
     key: config key of the mesh, for the message.
 
   Raises:
@@ -252,7 +251,7 @@ def split_rows(
 
   Args:
     fn: (params, arrays [B, L]) -> [B, ...]; any B.
-    mesh: mesh of the params; None is the first device.
+    mesh: placement of the params; None is the first device.
   """
   mesh = mesh or first_device_mesh()
   # Rows are many and independent: they take the axis of the tokens, too.
@@ -489,7 +488,7 @@ def make_gather(mesh: Mesh) -> Callable[[PyTree], PyTree]:
   says, so that its devices hold one copy between them.
 
   Args:
-    mesh: mesh of all processes, each with the same number of devices.
+    mesh: devices of all processes, the same number in each.
 
   Returns:
     gather(arrays on `mesh`) -> the same on this process's devices.

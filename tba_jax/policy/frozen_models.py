@@ -97,7 +97,7 @@ def load_scorer(
       and `model.compute_dtype`.
     key: setting that names the folder, for messages.
     folder: the params keep its dtype.
-    mesh: mesh of the role.
+    mesh: the role's mesh.
 
   Raises:
     ValueError: the folder is missing or cannot be read, or its head does not

@@ -183,7 +183,7 @@ def make_merger(
   Args:
     adapters: None if all params are trained.
     folder: Hugging Face folder of the base; None if from scratch.
-    seed: seed of a base from scratch.
+    seed: initialization seed of a base from scratch.
     load_base: () -> the base; called only with adapters.
   """
   if adapters is None:
@@ -201,7 +201,7 @@ def base_name(folder: pathlib.Path | None, seed: int) -> str:
 
   Args:
     folder: Hugging Face folder of the base; None if from scratch.
-    seed: seed of a base from scratch.
+    seed: initialization seed of a base from scratch.
   """
   if folder is None:
     return f"scratch, seed {seed}"

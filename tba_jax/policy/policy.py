@@ -27,7 +27,6 @@ class Policy:
   """The policy of a config, without its params.
 
   task: prompts and reward; None where it was not needed.
-  tokenizer: tokenizer of prompts and completions.
   model: pure functions `init` and `apply`.
   folder: Hugging Face folder of the initial params, or ORG/NAME of the hub;
     None = random.
@@ -174,9 +173,9 @@ def initial_params(
   """Returns the params that training starts from.
 
   Args:
-    policy: policy whose folder is loaded; without a folder, params are random.
-    seed: seed of random params, made on one device.
-    shardings: shardings of loaded params, of which a process reads only the
+    policy: source of the folder to load; without a folder, params are random.
+    seed: initialization seed; random params are made on one device.
+    shardings: placement of loaded params, of which a process reads only the
       shards of its devices; None = the default device.
 
   Raises:

@@ -49,7 +49,6 @@ def print_data(
   """Prints rows used and left out of a task's data, and warnings.
 
   Args:
-    config: config of the run.
     shows_prompt: whether to print the first training prompt, as a pretrained
       model reads it; a held-out one where there is no other. Validation shows
       that of an environment (`learning/dry_run.py`).
@@ -123,7 +122,7 @@ def prompt_lines(
 
   Args:
     prompt: a text or messages.
-    split: split that it is the first of.
+    split: task split of the prompt.
     tokenizer: the policy's.
     tools: JSON schemas of tools, which the chat template is to write.
 

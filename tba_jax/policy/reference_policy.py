@@ -37,7 +37,7 @@ def moved(
   Args:
     config_reference: reads `mode`, `every_steps` and `ema_decay` (α).
     ref_params: `TrainState.ref_params`; {} if the reference is fixed.
-    params: params of the policy after these steps.
+    params: policy params after these steps.
     step: [] int32, steps done, at least 1.
   """
   c = config_reference
@@ -66,7 +66,7 @@ def make_logprobs_fn(
 
   Args:
     model: a `models.transformer.Model`.
-    temperature: temperature of sampling.
+    temperature: sampling temperature.
   """
 
   def run(
@@ -112,13 +112,12 @@ class Reference:
 
     Args:
       model: a `models.transformer.Model`.
-      params: params of a fixed π_ref, which nobody donates; None if it is not
-        held here, and only its version is asked for.
-      temperature: temperature of sampling; policy and reference are both
-        tempered.
+      params: fixed π_ref, never donated; None if another process holds it and
+        only its version is needed here.
+      temperature: sampling temperature, applied to policy and reference.
       every_steps: period of a moving reference; 0 if it is fixed.
-      name: name that a checkpoint keeps, see the class.
-      mesh: mesh over which tokens are split; None is one device.
+      name: key in checkpoints, see the class.
+      mesh: devices over which tokens are split; None is one device.
     """
     self.model, self.name = model, name
     self._every_steps = every_steps

@@ -101,7 +101,7 @@ class _Prompt:
 class _Episode:
   """An episode of the input.
 
-  seed: seed of the environment's `reset`.
+  seed: argument of the environment's `reset`.
   max_tokens: most tokens of each completion; None takes the sampler's.
   other: the line's other fields, copied to the output.
   """

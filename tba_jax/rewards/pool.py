@@ -52,7 +52,7 @@ class Pool(judges.Judge):
       judges_groups: whether a request has the completions of a prompt.
       on_event: event sink, see `Judge`.
       hidden: paths that workers must not see.
-      module: module that the workers run.
+      module: worker module, run with `python -m`.
     """
     super().__init__(on_event=on_event)
     self._config = config_reward

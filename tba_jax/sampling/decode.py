@@ -123,8 +123,9 @@ class JaxSampler:
     both copies are held until the caller drops its own.
 
     Args:
-      params: params of the model; those that `put` returned stay as they are.
-      shardings: shardings of the model's params; None leaves them on their
+      params: model params, or the result of an earlier `put`, which is returned
+        unchanged.
+      shardings: placement of the model's params; None leaves them on their
         devices, and puts host arrays on the first.
     """
     if isinstance(params, transformer.DecodeParams):
@@ -203,7 +204,7 @@ class JaxSampler:
     Blocks until all are sampled. Compiles unless `warm_up` was called.
 
     Args:
-      params: params of the model, as they are or from `put`.
+      params: model params, with or without `put`.
       prompts, version: arguments of `requests.Sampler`.
       newer: function polled between chunks; its params have the shardings of
         `params`.

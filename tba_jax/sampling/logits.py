@@ -304,8 +304,7 @@ def explored_logits(
   Greedy decoding does not explore.
 
   Args:
-    settings: settings, of which `explore`, `temperature` and `stop_ids` are
-      read.
+    settings: values of `explore`, `temperature` and `stop_ids`.
     logits_RxV: [R, V] float.
     keys_R: [R] random keys of the rows.
     position_R: [R] int32, position of the token to draw.

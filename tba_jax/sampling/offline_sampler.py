@@ -74,8 +74,8 @@ class OfflineSampler:
 class Log:
   """Gives prompts the completions that a log has of them.
 
-  share: share of the prompts that get them, if the log has any; 1 if nothing
-    is sampled.
+  share: fraction of prompts that get logged completions, if the log has any; 1
+    if nothing is sampled.
   prompt_ids: training prompts with completions in the log, in their order.
   left_out: completions that are left out, by reason.
   num_lost: completions that are used without the log-probs that the log has,
@@ -94,8 +94,7 @@ class Log:
 
     Args:
       config: reads `offline`, `sampling.max_completion_tokens` and `seed`.
-      task: task whose training prompts the log has.
-      tokenizer: tokenizer of completions.
+      task: source of the training prompts to find in the log.
       needs_logprobs: whether completions without log-probs are left out.
 
     Raises:

@@ -54,7 +54,7 @@ class Explore:
 class SamplingSettings:
   """Settings that a sampler is compiled for.
 
-  temperature: temperature of token sampling; 0 is greedy, without `explore`.
+  temperature: divisor of the logits; 0 is greedy and excludes `explore`.
   plain_temperature: temperature of `Completions.plain_logprobs`; None is that
     of sampling, or 1 if it is 0.
   top_k, top_p, min_p: settings of `logits.process`.
@@ -65,7 +65,7 @@ class SamplingSettings:
   most_rows_per_prompt: adjacent rows that may share a prompt's cache, on
     accelerators (`sharing.py`).
   pad_id: token that fills a completion after its end.
-  seed: seed of requests without their own, in [0, 2^32).
+  seed: default for requests without a seed, in [0, 2^32).
   stop_ids: tokens that end a completion.
   stop_strings: texts that end a completion at the token that completes one;
     checked every `chunk_steps` tokens.
@@ -235,7 +235,7 @@ class Sampler(Protocol):
 
   Not thread-safe. What a config may ask of one is in `samplers.py`.
 
-  settings: settings that it samples with.
+  settings: sampling parameters.
   platform: JAX's backend, or the name of the program that computes log-probs.
   """
 
@@ -246,8 +246,8 @@ class Sampler(Protocol):
     """Returns params in the form that sampling takes; these stay as they are.
 
     Args:
-      params: params of the model, or what `put` returned.
-      shardings: shardings of the model's params; None leaves them on their
+      params: model params, or the result of an earlier `put`.
+      shardings: placement of the model's params; None leaves them on their
         devices, and puts host arrays on the first.
     """
 
@@ -266,9 +266,9 @@ class Sampler(Protocol):
     """Returns the completions of each prompt, in the order of `prompts`.
 
     Args:
-      params: params from `put`.
+      params: result of `put`.
       prompts: any number of requests with any number of completions.
-      version: version of `params`, recorded with every token.
+      version: policy version of `params`, recorded with every token.
       newer: function that is polled; sampling continues with the params that it
         returns, which are from `put`. A token's log-prob is under the params
         that drew it, given the KV cache of that moment.
@@ -311,7 +311,7 @@ class Sampler(Protocol):
     Temperature is 1.
 
     Args:
-      params: params from `put`.
+      params: result of `put`.
       tokens_BxL: [B, L] int32 in [0, V), L up to P + T.
     """
 
@@ -356,8 +356,8 @@ class Slots:
     """Initializes slots that are free, with an empty queue.
 
     Args:
-      requests: requests of the sampler by their index; the caller adds to them.
-      settings: settings of the sampler.
+      requests: the sampler's requests by index; the caller adds to them.
+      settings: the sampler's settings.
       rows_per_prompt: adjacent rows that share a prompt.
       num_parts: devices that split the rows.
     """
@@ -598,7 +598,7 @@ class Results:
     """Initializes empty results.
 
     Args:
-      requests: requests of the sampler by their index; the caller adds to them.
+      requests: the sampler's requests by index; the caller adds to them.
       max_completion_tokens: T.
     """
     self._requests = requests
@@ -630,7 +630,7 @@ class Results:
     """Sets the version of all tokens that are yet to be drawn.
 
     Args:
-      version: version of the params that draw them.
+      version: policy version that samples the next tokens.
       sampled: tokens so far of each completion that is not over.
     """
     for (index, sample), length in sampled.items():

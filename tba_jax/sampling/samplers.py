@@ -17,9 +17,9 @@ from typing import Any
 class Facts:
   """A sampler, and what a config may ask of it.
 
-  module: module whose `make(config, model, settings, home)` makes it; "" for a
-    log, which wraps another sampler.
-  settings: settings that it alone reads.
+  module: Python module whose `make(config, model, settings, home)` returns the
+    sampler; "" for a log, which wraps another sampler.
+  settings: config keys that no other sampler reads.
   addresses: setting with an address for each searcher; "" without any.
   allows: values of settings of which it takes these alone.
   is_here: whether the searcher's devices decode, and hold what that takes.
@@ -95,7 +95,7 @@ class SamplerHome:
   """The searcher that a sampler is of.
 
   workdir: run directory.
-  index: index of the searcher.
+  index: the searcher's index.
   on_event: function called with (kind, message).
   on_progress: called while a server is at work.
   """
@@ -112,8 +112,7 @@ def make(
   """Returns the `requests.Sampler` of `config.search.sampler`.
 
   Args:
-    config: config of the run.
-    model: model of the policy.
+    model: policy model.
     settings: `requests.SamplingSettings`.
     home: searcher that it is of; None for a sampler that decodes here.
 

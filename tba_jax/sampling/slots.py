@@ -267,7 +267,7 @@ def decode_chunk(
   Args:
     model, settings, sharding: parts of the sampler.
     decode_params: params of the model.
-    state: state of the rows.
+    state: row state.
     num_steps, num_idle: [] int32; arrays, so that one program serves all.
     num_blocks: static; cache blocks to read and write, which must have room for
       all tokens of active rows at the end.
@@ -340,7 +340,7 @@ def recompute_cache(
   Args:
     model, sharding: parts of the sampler.
     decode_params: params of the model.
-    state: state of the rows.
+    state: row state.
     tokens_BxL: [B, P + T] int32, tokens in the cache's columns: prompts, and
       completions except the last token, which is not fed yet.
     mask_BxL: [B, P + T] float32, 1 on these tokens.
@@ -380,7 +380,7 @@ def give(
   was never interrupted.
 
   Args:
-    state: state of the rows, of which those to go on are idle.
+    state: row state; rows that will continue are idle.
     tokens_RxT: [R, T] int32, the environment's, each in its column.
     given_R: [R] int32, their end, from the row's length on; -1 keeps the row.
   """
@@ -417,7 +417,7 @@ def feed(
   Args:
     model, settings, sharding: parts of the sampler.
     decode_params: params of the model.
-    state: state of the rows after `give`.
+    state: row state from `give`.
     rows_B: [B] int32, rows to go on; from R on there is none.
     count_B: [B] int32, tokens of each, up to `length`.
     length: static; Q, tokens that the call has room for.
@@ -484,7 +484,7 @@ def exchange(
   """Copies rows of `state` to `aside`, then rows of `aside` to `state`.
 
   Args:
-    sharding: sharding of the params. On a mesh each device moves its own rows.
+    sharding: placement of the params. On a mesh each device moves its own rows.
     state, aside: states of R and of W rows, none of which share a prompt.
     source_W: [W] int32, the row of `state` that moves to each row of `aside`,
       counted on its device; -1 for none.

@@ -72,7 +72,7 @@ def write_model(source: str, folder: str) -> None:
 
   Args:
     source: a folder, or a model by its name, as `init` takes them.
-    folder: the folder, which is made or replaced.
+    folder: destination, made or replaced.
 
   Raises:
     ValueError: the source cannot be read.
@@ -99,8 +99,8 @@ class UnreachableError(RuntimeError):
 class ParamsFolder:
   """Params that the server can load; their files go with the object.
 
-  name: name by which the server tells them.
-  folder: folder of the files.
+  name: unique identifier of these params on the server.
+  folder: directory of the files.
   """
 
   name: str
@@ -133,12 +133,10 @@ class VllmSampler:
     """Initializes the sampler without reaching the server.
 
     Args:
-      settings: settings of a sampler that samples plainly, without stop strings
-        or several turns.
+      settings: sampling without truncation, stop strings or several turns.
       model_config: shape of the params.
       url: address of the server, "http://HOST:PORT".
-      folder: folder for versions of the params, which the server reads at the
-        same path.
+      folder: parent of the params' folders, at the same path on the server.
       is_shared: whether the server may be another user's.
       deadline_s: longest wait for a server that does not answer.
       on_event: function called with (kind, message).
@@ -170,7 +168,7 @@ class VllmSampler:
     """Writes params for the server, and lets it load them.
 
     Args:
-      params: params of the model, or what `put` returned.
+      params: model params, or the result of an earlier `put`.
       shardings: not read.
 
     Raises:
@@ -300,14 +298,14 @@ class VllmSampler:
   def completions(
       self, choices: Sequence[Mapping[str, Any]], versions: Mapping[str, int]
   ) -> types.Completions | None:
-    """Returns choices as completions; None if other params sampled a token.
+    """Converts choices; returns None if other params sampled a token.
 
     Args:
-      choices: choices of a request.
+      choices: server's answer to a request.
       versions: name of params -> version.
 
     Raises:
-      ValueError: the choices are not such as were asked for.
+      ValueError: the choices do not match the request.
     """
     S, T = len(choices), self._settings.max_completion_tokens
     tokens_SxT = np.full((S, T), self._settings.pad_id, np.int32)

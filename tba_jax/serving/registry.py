@@ -93,7 +93,7 @@ class Registry:
     """Adds an episode, unless it has come before.
 
     Args:
-      session: session of the episode.
+      session: owner of the episode.
       spec: facts about it.
       together: group that its rows are trained in; "" = none.
       size: episodes of the group.

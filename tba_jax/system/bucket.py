@@ -105,7 +105,7 @@ def stage(workdir: str, program: str, *, key: str = "--workdir") -> str:
 
   Args:
     workdir: path, which is returned as it is, or URL.
-    program: program that will read the directory.
+    program: name of the program that will read the directory.
     key: flag or setting of `workdir`, for messages.
 
   Raises:

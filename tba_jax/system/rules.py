@@ -62,8 +62,8 @@ class Fixed:
 class Setting:
   """A setting.
 
-  default: default value, which also gives the type; None is a number that is
-    not set.
+  default: initial value, which also determines the type; None is an unset
+    number.
   allowed: range or choices.
   meaning: description for `docs/reference/settings.md`.
   hosts: differences allowed between the hosts of a run: "same", none unless
@@ -107,7 +107,7 @@ class Values(dict[str, Any]):
   """Values by key, for checks. A check without its value raises KeyError.
 
   program: reader of the settings.
-  sections: sections that it reads, "" for top-level keys.
+  sections: names of the sections that it reads, "" for top-level keys.
   elsewhere: whether files and packages are on other machines.
   """
 

@@ -45,7 +45,7 @@ class Grants:
     """Makes a scheduler that has admitted nothing.
 
     Args:
-      order: order of the prompts.
+      order: shared prompt order.
       prompts_per_round: prompts of a full block.
       schedule: has the version that samples a position, and its step.
       journaled: positions that are in the journal; becomes this object's own.

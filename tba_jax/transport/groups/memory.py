@@ -50,7 +50,7 @@ class MemoryChannel(receiver.Receiver):
 
     Args:
       config: reads `search`, `replay`, `rounds` and `train`.
-      run: run whose directory has the journal; None for none.
+      run: owner of the journal's directory; None for no journal.
       copy: function from params to a copy of the published leaves, by path.
     """
     super().__init__()
@@ -163,8 +163,8 @@ class MemoryChannel(receiver.Receiver):
     """Delivers a block, or the end of a searcher; False if it is given up.
 
     Args:
-      header: header of the record, see `inbox.Record`.
-      groups: groups of a block.
+      header: metadata of the record, see `inbox.Record`.
+      groups: decoded groups of a delivery.
       should_stop: ends the wait for room in the journal.
     """
     if self.intake:
@@ -205,7 +205,7 @@ class MemorySink:
     """Joins the channel.
 
     Args:
-      channel: channel of the process.
+      channel: process-wide channel.
       sid: id of this searcher, never used before.
       index: slot of this searcher.
     """

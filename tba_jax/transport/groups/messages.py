@@ -124,11 +124,11 @@ def decode(
   """Returns header and arrays of the message under a key.
 
   Args:
-    run: run that the message must belong to.
-    key: key that the message was read from.
+    run: expected run.
+    key: store key of the message.
     data: bytes of the message.
     kind: "block", "lease", "work", "join", "stop" or "lock".
-    generation: generation of the store, for the last three.
+    generation: expected store generation, for the last three.
 
   Raises:
     WireError: the message is of another run, key, kind or generation.
@@ -255,7 +255,7 @@ def reject_reason(
   """Returns why a group is rejected, a reason of the ledger, or None.
 
   Args:
-    group: group that `unpack_groups` returned, or its like.
+    group: one of the groups from `unpack_groups`.
     vocab_size: upper bound of token ids.
     max_prompt_tokens, max_completion_tokens: P and T.
     columns: optional columns of the run, see `collect.optional_columns`.

@@ -230,7 +230,6 @@ class QueueClient:
 
     Args:
       config: reads `search.credits` and `search.lease_s`.
-      run: the run.
       make_transport: makes the thread's own transport.
       sid: id of this searcher, never used before.
       index: slot on this host; a newer process replaces an older one.

@@ -79,10 +79,9 @@ def lock_store(
   each other's blocks.
 
   Args:
-    transport: transport of the calling thread.
-    run: the run.
+    transport: transport client of the calling thread.
     owner: id of the trainer's directory, kept by a copy of it.
-    place: place of the directory, for the message.
+    place: location of the directory, for the message.
 
   Raises:
     StoreLockedError: another trainer's directory has the lock.
@@ -114,8 +113,8 @@ class _IncomingBlock:
   expected: number after the block before; less than `sequence` if the blocks
     between were lost with their searcher.
   data: the wire message, for the journal.
-  header: header of the message, with checked fields.
-  arrays: arrays of the message, not checked yet.
+  header: message header with checked fields.
+  arrays: unchecked arrays of the message.
   """
 
   sid: str
@@ -264,8 +263,6 @@ def _keys_of(sid: str, sequence: int) -> list[str]:
 class QueueServer(receiver.Receiver):
   """Serves the queue in a thread; the receiver of the store.
 
-  journal: journal of the run.
-  leases: leases of the searchers.
   leaving: sid -> cause of searchers that are gone and not yet written off.
   poll_stats: totals: time of all polls `busy_s`; number of those without
     blocks `empty` and with blocks `served`, and the latter's `served_s` and
@@ -289,9 +286,8 @@ class QueueServer(receiver.Receiver):
 
     Args:
       config: reads `search`, `replay`, `rounds` and `train`.
-      run: the run.
       make_transport: makes the thread's own transport.
-      order: order of the prompts.
+      order: shared prompt order.
       epoch: the trainer's start count.
       open_store: locks a store and writes what searchers need to know.
       on_event: called with (kind, message).
