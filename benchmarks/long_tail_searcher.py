@@ -245,12 +245,12 @@ class _Simulated:
   The state of R rows: lengths, limits and whether they are active, [R].
   """
 
-  rows_per_prompt = num_row_parts = 1
+  rows_per_prompt = num_row_shards = 1
   feed_lengths = ()
 
   def __init__(self, settings: decode.Settings):
     self._settings = settings
-    self.block_lengths = slots.block_lengths(
+    self.segment_lengths = slots.segment_lengths(
         settings.max_prompt_tokens, settings.max_completion_tokens
     )
 
@@ -273,8 +273,8 @@ class _Simulated:
     active_R = np.where(new_R, limit_R > 1, active_R)
     return np.where(new_R, 1, lengths_R), limits_R, active_R
 
-  def decode_chunk(self, params, state, num_steps, num_idle, num_blocks):
-    del params, num_blocks
+  def decode_chunk(self, params, state, num_steps, num_idle, num_segments):
+    del params, num_segments
     lengths_R, limits_R, active_R = state
     left = np.sort((limits_R - lengths_R)[active_R])
     # The chunk ends with the row that makes so many idle.

@@ -153,6 +153,6 @@ def _searcher(
       memory.programs.abstract_state,
       np.int32(memory.settings.chunk_steps),
       np.int32(_NUM_ROWS),
-      memory.programs.num_blocks,
+      memory.programs.num_segments,
   )
   return memory, chips, compile_lib.Program(lower, 0, "")

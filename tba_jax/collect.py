@@ -1,10 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Collector: prompts and a version of the params in, groups out.
+"""Collector: turns prompts and a version of the params into groups.
 
-Searchers, the loop of one process, sweeps and evaluations all sample and reward
-completions here. The rewards of a group are final, with `loss.missing_stop`:
-the journal, the buffer and the losses have the same ones.
+Searchers, the single-process loop, sweeps and evaluations all sample and reward
+completions here. Rewards are final, including `loss.missing_stop`: journal,
+buffer and losses see the same values.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,12 +36,12 @@ Prompt = tuple[int, int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Sampled:
-  """A sampled prompt without its rewards.
+  """A sampled prompt without rewards.
 
-  prompt: its position, id and visit.
-  request: what the sampler was asked for.
+  prompt: position, id and visit.
+  request: input of the sampler.
   completions: S completions of the policy.
-  outcomes: [S], results of their environments; None without any.
+  outcomes: [S], results of the environments; None without environments.
   """
 
   prompt: Prompt
@@ -52,14 +52,15 @@ class Sampled:
 
 @dataclasses.dataclass(frozen=True)
 class _Begun:
-  """Prompts before they are sampled.
+  """Prompts before sampling.
 
-  live: prompts to sample, and their requests.
-  observations: first observations of these; empty without environments.
-  failed: prompts whose environment has failed.
+  active: prompts to sample, and their requests.
+  observations: first observations of active prompts; empty without
+    environments.
+  failed: prompts whose environment failed.
   """
 
-  live: list[tuple[Prompt, requests_lib.Request]] = dataclasses.field(
+  active: list[tuple[Prompt, requests_lib.Request]] = dataclasses.field(
       default_factory=list
   )
   observations: list[turns.FirstObservation] = dataclasses.field(
@@ -69,10 +70,10 @@ class _Begun:
 
 
 class Collector:
-  """Samples prompts of a split, and rewards the completions.
+  """Samples prompts of a split and rewards their completions.
 
-  `collector(prompts, params, version)` does it in one call. A caller with two
-  threads samples in one, and rewards in the other.
+  `collector(prompts, params, version)` does both in one call. Callers with two
+  threads sample in one and reward in the other.
   """
 
   def __init__(
@@ -98,17 +99,17 @@ class Collector:
       task: source of the prompts.
       sampler: policy sampler.
       judge: scorer of completions.
-      num_completions: S, completions of a prompt.
-      loss: `config.loss`, which weights rewards, and sets those of completions
-        that were cut off; None keeps the judge's rewards.
-      part_weights: weights of the parts of the reward, which are normalized
-        over a prompt's completions before they are summed; None sums no parts.
+      num_completions: S, completions per prompt.
+      loss: `config.loss`, which weights rewards and sets the reward of
+        truncated completions; None keeps the judge's rewards.
+      part_weights: weights of the reward's components, each normalized over a
+        prompt's completions before they are summed; None keeps the total.
       reference: `GroupReference`; None leaves reference log-probs to the
         trainer.
       seed: sampling seed; None takes the sampler's.
       environments: source of prompts and of answers to completions; None if the
         task has no environment.
-      by_turn: whether groups get the rewards of turns.
+      by_turn: whether groups get per-turn rewards.
       draws_equal: `draws_equal_groups` of the run.
     """
     self._task = task
@@ -132,7 +133,7 @@ class Collector:
     return self._reference is not None
 
   def stats(self, wall_s: float) -> dict[str, float]:
-    """Returns statistics of so many seconds of sampling."""
+    """Returns statistics of `wall_s` seconds of sampling."""
     if self._environments is None:
       return {}
     share = min(1.0, self._environments.waited_s / wall_s)
@@ -156,7 +157,7 @@ class Collector:
   def sample(
       self, prompts: Sequence[Prompt], params: types.PyTree, version: int
   ) -> list[Sampled]:
-    """Samples S completions of each prompt; returns when all are over.
+    """Samples S completions of each prompt; returns once all are finished.
 
     Args:
       prompts: P prompts.
@@ -164,16 +165,16 @@ class Collector:
       version: policy version of `params`.
 
     Returns:
-      The prompts, in their order.
+      The sampled prompts, in the given order.
     """
     begun = self._begin(prompts, version)
-    requests = [request for _, request in begun.live]
+    requests = [request for _, request in begun.active]
     episodes = None
     if self._environments is not None:
       episodes = self._environments.episodes(
           begun.observations, self._num_completions
       )
-    # No frame holds the params: they are freed once there are newer ones.
+    # No frame keeps a reference, so newer params free these.
     holder = [params]
     del params
     sampled = {one.prompt: one for one in begun.failed}
@@ -184,7 +185,7 @@ class Collector:
             holder.pop(), requests, version=version, newer=None, turns=episodes
         )
       for number, (one, c) in enumerate(
-          zip(begun.live, completions, strict=True)
+          zip(begun.active, completions, strict=True)
       ):
         outcomes = episodes and episodes.outcomes(number)
         sampled[one[0]] = Sampled(*one, c, outcomes)
@@ -200,30 +201,30 @@ class Collector:
       version: int,
       newer: Callable[[], tuple[int, types.PyTree] | None] | None = None,
   ) -> Iterator[list[Sampled]]:
-    """Samples S completions of each prompt, as slots become free.
+    """Samples S completions of each prompt as slots become free.
 
     Args:
-      more: returns further prompts, each at most once, or None if there are
-        none now.
+      more: function that returns further prompts, each at most once, or None
+        without any at present.
       params: policy params from `Sampler.put`.
       version: policy version of `params`.
-      newer: returns newer params to go on with, and their version, or None.
+      newer: function that returns newer params and their version, or None.
 
     Yields:
-      Prompts whose completions are over, in any order. Ends when all are over
-      and `more` returns None.
+      Finished prompts, in any order. Ends once all are finished and `more`
+      returns None.
 
     Raises:
       ValueError: a prompt is too long for the sampler.
       TimeoutError: no environment answers.
     """
-    # By the number of the request, in the order of `more`.
+    # By request number, in the order of `more`.
     begun: dict[int, tuple[Prompt, requests_lib.Request]] = {}
     num_begun = 0
-    # Prompts whose environments have failed, which are over.
+    # Prompts whose environments failed.
     failed: list[Sampled] = []
-    # The next prompts, while their environments reset. Resets may queue behind
-    # running episodes, so decoding polls for them.
+    # Upcoming prompts whose environments reset. Resets may queue behind running
+    # episodes, so decoding polls for them.
     coming: futures.Future[_Begun] | None = None
     newest = version
 
@@ -250,11 +251,11 @@ class Collector:
       failed.extend(made.failed)
       if episodes is not None:
         episodes.begin(made.observations)
-      begun.update(enumerate(made.live, num_begun))
-      num_begun += len(made.live)
-      return [request for _, request in made.live]
+      begun.update(enumerate(made.active, num_begun))
+      num_begun += len(made.active)
+      return [request for _, request in made.active]
 
-    over = self._sampler.stream(
+    finished = self._sampler.stream(
         params,
         next_requests,
         version=version,
@@ -264,18 +265,18 @@ class Collector:
     del params
     with futures.ThreadPoolExecutor(1, "begin_prompts") as beginning:
       try:
-        for some in over:
+        for batch in finished:
           sampled = [
               Sampled(
                   *begun.pop(number),
                   completions,
                   episodes and episodes.outcomes(number),
               )
-              for number, completions in some
+              for number, completions in batch
           ]
           yield [*failed, *sampled]
           failed.clear()
-          del some, sampled  # The next are decoded without them.
+          del batch, sampled  # Frees them while the next ones decode.
         if failed:
           yield failed
       finally:
@@ -283,7 +284,7 @@ class Collector:
           episodes.close()
 
   def _begin(self, prompts: Sequence[Prompt], version: int) -> "_Begun":
-    """Returns the requests of prompts, with what needs no sampling."""
+    """Returns the requests of prompts, and prompts that failed already."""
     ids = [prompt_id for _, prompt_id, _ in prompts]
     if self._environments is None:
       observations = []
@@ -311,7 +312,7 @@ class Collector:
             Sampled(prompt, request, none, [observation.outcome] * S)
         )
         continue
-      begun.live.append((prompt, request))
+      begun.active.append((prompt, request))
       if observation is not None:
         begun.observations.append(observation)
     return begun
@@ -325,20 +326,20 @@ class Collector:
 
     Args:
       sampled: P sampled prompts.
-      rewards_P: their rewards, by which groups that no batch takes are left
-        out; None leaves out none.
+      rewards_P: their rewards, which determine the groups to skip because no
+        batch takes them; None skips none.
 
     Returns:
-      A function that returns [S, T] float32 of each prompt, None without a
-      reference, NaN of groups that are left out.
+      () -> [S, T] float32 for each prompt: None without a reference, NaN for
+      skipped groups.
     """
     if self._reference is None:
       return lambda: [None] * len(sampled)
     chosen = list(range(len(sampled)))
     if rewards_P is not None and not self._draws_equal:
-      # NaN, of a completion that could not be judged, is no spread of 0.
+      # The NaN of an unjudged completion is not a spread of 0.
       spread_P = np.ptp(np.stack(rewards_P), axis=1)
-      # Batches take these where there are no others.
+      # Batches take groups of equal rewards only if there are no others.
       if (spread_P > 0).any():
         chosen = np.flatnonzero(spread_P != 0).tolist()
     completions = [sampled[i].completions for i in chosen]
@@ -362,10 +363,10 @@ class Collector:
   def judge_requests(
       self, sampled: Sequence[Sampled]
   ) -> list[list[judges.JudgeRequest]]:
-    """Returns the judge's requests, S by prompt; none for known rewards.
+    """Returns S judge requests per prompt; none if rewards are known.
 
-    Thoughts that the prompt opens, and the completion does not close, show
-    their `<think>` to the judge.
+    If the prompt ends with `<think>`, the judge sees it before a completion
+    that does not close it.
     """
     none_S = [None] * self._num_completions
     return [
@@ -398,13 +399,13 @@ class Collector:
   def judge(
       self, requests_PxS: Sequence[Sequence[judges.JudgeRequest]]
   ) -> list[list[base.Judgement]]:
-    """Returns the judgements, S by prompt."""
-    # Requests go in one call, so that the workers of a pool share them.
+    """Returns S judgements per prompt."""
+    # A single call, so that the workers of a pool share the requests.
     judged = iter(self._judge.judge([r for some in requests_PxS for r in some]))
     return [[next(judged) for _ in some] for some in requests_PxS]
 
   def rewards(self, sampled: Sequence[Sampled]) -> list[np.ndarray]:
-    """Judges completions; returns the rewards to learn from, [S] by prompt."""
+    """Judges completions; returns [S] final rewards per prompt."""
     judged_PxS = self.judge(self.judge_requests(sampled))
     return [
         self._rewards(judged_S, one.completions)
@@ -420,12 +421,12 @@ class Collector:
       ref_logprobs_P: Sequence[np.ndarray | None],
       epoch: int,
   ) -> list[types.Group]:
-    """Returns the groups.
+    """Assembles groups.
 
     Args:
       sampled: P sampled prompts.
-      rewards_P: result of `rewards`, for each prompt.
-      ref_logprobs_P: reference log-probs, by the function of `start_reference`.
+      rewards_P: result of `rewards`.
+      ref_logprobs_P: result of the function that `start_reference` returns.
       epoch: start count of the trainer that published the params.
     """
     return [
@@ -493,7 +494,7 @@ class Collector:
 
 
 def no_completions(S: int, T: int, version: int) -> types.Completions:
-  """Returns completions without tokens: there is no prompt."""
+  """Returns empty completions for a prompt whose environment failed."""
   zeros = lambda *dtypes: [np.zeros((S, T), dtype) for dtype in dtypes]
   tokens, logprobs, plain, sampled = zeros("int32", "float32", "float32", bool)
   return types.Completions(
@@ -519,7 +520,7 @@ def make_collector(
 
   Args:
     policy: a `policy.Policy`.
-    **parts: `reference` and `environments` of the collector.
+    **parts: arguments `reference` and `environments` of the collector.
   """
   return Collector(
       policy.task,
@@ -539,20 +540,20 @@ def make_collector(
 
 
 def has_turn_rewards(config: ml_collections.ConfigDict) -> bool:
-  """Returns whether groups have the rewards of turns: the loss reads them.
+  """Returns whether groups have per-turn rewards.
 
-  All losses but those with targets for each token read a completion's sum.
+  Only losses with per-token targets read them; the others read their sum.
   """
   has_turns = tasks.facts(config.task.name).has_turns
   return has_turns and losses.find(config.loss.name).has_targets
 
 
 def draws_equal_groups(config: ml_collections.ConfigDict) -> bool:
-  """Returns whether batches also take groups of equal rewards.
+  """Returns whether batches may contain groups of equal rewards.
 
-  If not, the reference's log-probs of such groups are left out, and they are
-  not stored. Lockstep keeps them: which others there are depends on how prompts
-  are divided into blocks.
+  If not, such groups are not stored and their reference log-probs are not
+  computed. Lockstep keeps them, because which groups are skipped would depend
+  on how prompts are divided among searchers.
   """
   return not (
       config.replay.skip_equal_rewards
@@ -562,13 +563,13 @@ def draws_equal_groups(config: ml_collections.ConfigDict) -> bool:
   )
 
 
-# Conditions of columns, see `types.Column.when`.
+# Conditions for columns, see `types.Column.when`.
 CONDITIONS = {
     "reference": lambda config: losses.holds_reference(config, "searcher"),
     "routes": lambda config: config.train.router_replay,
     "turn_rewards": has_turn_rewards,
 }
-# Sizes of the axes of optional columns, as fields of the model's config.
+# Axes of optional columns -> fields of the model's config.
 _SIZES = {"N": "num_layers", "A": "experts_per_token"}
 
 
@@ -576,13 +577,13 @@ def optional_columns(
     config: ml_collections.ConfigDict,
     model_config: config_lib.ModelConfig | None = None,
 ) -> dict[str, tuple[int, ...]]:
-  """Returns those of the optional columns that the groups of a run have.
+  """Returns the optional columns in a run's groups.
 
   Args:
-    model_config: shape of the policy; None if no column has an axis of it.
+    model_config: shape of the policy; None if no column has the axes N and A.
 
   Returns:
-    Sizes of each column's axes N and A, () for most, by name.
+    Column name -> sizes of its axes N and A, () for most.
   """
   return {
       name: tuple(

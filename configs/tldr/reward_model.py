@@ -23,7 +23,7 @@ from tba_jax.config import hardware
 from tba_jax.config import settings
 from tba_jax.config import variants
 
-sft = variants.import_config("sft.py", beside=__file__)
+sft = variants.import_config("sft.py", relative_to=__file__)
 
 GOLD = "cleanrl/EleutherAI_pythia-6.9b-deduped__reward__tldr"
 _PAIRS = "vwxyzjn/summarize_from_feedback_oai_preprocessing_1706381144"

@@ -51,8 +51,8 @@ from tba_jax.config import hardware
 from tba_jax.config import settings
 from tba_jax.config import variants
 
-reward_model = variants.import_config("reward_model.py", beside=__file__)
-sft = variants.import_config("sft.py", beside=__file__)
+reward_model = variants.import_config("reward_model.py", relative_to=__file__)
+sft = variants.import_config("sft.py", relative_to=__file__)
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:

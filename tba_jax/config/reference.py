@@ -22,8 +22,8 @@ Generated from the `settings.py` of each folder by
 Change a setting in a config file, or on the command line with
 `--config.KEY=VALUE`; `python -m tba_jax.main --help KEY` prints it. A config
 builds on a neighboring one with
-`variants.import_config("sft.py", beside=__file__)`, as `configs/tldr/tba.py`
-does. The last column shows whether the setting may change when
+`variants.import_config("sft.py", relative_to=__file__)`, as in
+`configs/tldr/tba.py`. The last column shows whether the setting may change when
 [a run is resumed](faults.md#a-changed-setting): "yes", "no" or "partly";
 `--help` gives the reason. "or auto" marks settings that, for a pretrained
 model, default to [values for the model, the data and the

@@ -37,15 +37,16 @@ def config_names() -> list[str]:
   )
 
 
-def import_config(path: str, beside: str = "") -> types.ModuleType:
-  """Imports a config file, for one that builds on another.
+def import_config(path: str, relative_to: str = "") -> types.ModuleType:
+  """Imports a config file that another one builds on.
 
-      sft = variants.import_config("sft.py", beside=__file__)
+      sft = variants.import_config("sft.py", relative_to=__file__)
 
-  A relative path is searched in the folder of `beside`, or without it as
+  A relative path is looked up in the folder of `relative_to`, by default as
   `find_config` does. Raises FileNotFoundError.
   """
-  file = pathlib.Path(beside).parent / path if beside else find_config(path)
+  folder = pathlib.Path(relative_to).parent if relative_to else None
+  file = folder / path if folder else find_config(path)
   if file is None or file.suffix != ".py" or not file.is_file():
     raise FileNotFoundError(f"{path}: there is no such Python file")
   spec = importlib.util.spec_from_file_location(f"config_{file.stem}", file)

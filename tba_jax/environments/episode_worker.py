@@ -1,17 +1,18 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Process of an environment: `python -m tba_jax.environments.episode_worker`.
+"""Environment process: `python -m tba_jax.environments.episode_worker`.
 
-Imports the environment that its first message names, then plays one episode
-after the other, each in a separate process (`system/keeper.py`):
+Imports the environment named in its first message, then runs one episode after
+another, each in a separate process (`system/keeper.py`). Requests and answers:
 
-    ["reset", seed]            {"said", "tools"}
-    ["step", text]             {"said", "reward", "done", "success", "metrics"}
+    ["reset", seed]            {"observation", "tools"}
+    ["step", text]             {"observation", "reward", "done", "success",
+                                "metrics"}
     ["demonstrate", seed, n]   {"turns": [prompt, turn, answer, …], "tools"}
 
-or `failure` and `message`. An observation is a text or a list of
-messages; `tools` are the schemas of its tools, if it has any. An episode may
-hang, crash and print.
+A failed request is answered with `failure` and `message`. An observation is a
+text or a list of messages; `tools` are JSON schemas. Episodes may hang, crash
+and print.
 """
 
 import json
@@ -31,7 +32,7 @@ _MAX_CHARACTERS = 2**16
 
 
 def main() -> int:
-  """Plays episodes until the pool closes the pipe."""
+  """Runs episodes until the pool closes the pipe."""
   episode = _Episode()
 
   def answer(request: list[Any]) -> tuple[dict[str, Any], bool]:
@@ -62,7 +63,7 @@ def _answer(episode: "_Episode", what: str, *arguments: Any) -> dict[str, Any]:
 
 
 class _Episode:
-  """An environment from `reset` to its end; Gymnasium's tuples are allowed."""
+  """An environment from `reset` to its end; accepts Gymnasium's tuples."""
 
   def __init__(self):
     self.make: Any = None
@@ -76,22 +77,22 @@ class _Episode:
     try:
       if hasattr(self._environment, "close"):
         self._environment.close()
-    # The episode is over, and judged.
+    # The episode is already judged.
     except Exception as error:
       why = user_code.describe(error, self.make)
       print(f"an environment's close() failed: {why}", file=sys.stderr)
 
   def reset(self, seed: int) -> dict[str, Any]:
-    """Begins the episode."""
+    """Starts the episode."""
     self._environment = tool_environment.wrap(self.make())
     observation = self._environment.reset(seed=seed)
     if isinstance(observation, tuple) and len(observation) == 2:  # And info.
       observation = observation[0]
     schemas = getattr(self._environment, "schemas", [])
-    return {"said": _checked("reset", observation), "tools": schemas}
+    return {"observation": _checked("reset", observation), "tools": schemas}
 
   def step(self, text: str) -> dict[str, Any]:
-    """Passes a turn on."""
+    """Passes a turn to the environment."""
     out = self._environment.step(text)
     if not isinstance(out, tuple) or len(out) not in (4, 5):
       raise base.RewardError(
@@ -104,8 +105,8 @@ class _Episode:
     success = info.get("success")
     done = any(_flag("done", end) for end in ends)
     return {
-        # The last observation is not read, and often is [], {} or None.
-        "said": "" if done else _checked("step", observation),
+        # The last observation is unused and often [], {} or None.
+        "observation": "" if done else _checked("step", observation),
         "reward": base.number(reward, "step, as its reward,"),
         "done": done,
         "success": None if success is None else _flag("success", success),
@@ -113,9 +114,9 @@ class _Episode:
     }
 
   def demonstrate(self, seed: int, max_turns: int) -> dict[str, Any]:
-    """Plays an episode with the turns that the environment demonstrates."""
+    """Runs an episode with the environment's demonstrated turns."""
     first, done = self.reset(seed), False
-    turns = [first["said"]]
+    turns = [first["observation"]]
     while not done and len(turns) < 2 * max_turns:
       turn = self._environment.demonstrate()
       if not isinstance(turn, str):
@@ -123,7 +124,7 @@ class _Episode:
             "error", f"demonstrate returned {repr(turn)[:80]}: must be a text"
         )
       answer = self.step(turn)
-      turns += [turn, answer["said"]]
+      turns += [turn, answer["observation"]]
       done = answer["done"]
     return {"turns": turns, "tools": first["tools"]}
 

@@ -96,16 +96,17 @@ class _Error(ValueError):
 
 
 def find(text: str, parameters: Parameters) -> tuple[list[ParsedCall], bool]:
-  """Returns the calls in a turn, and whether they are of a chat template.
+  """Returns the calls in a turn, and whether they use a chat template's tags.
 
   Args:
     text: the turn.
-    parameters: tools, from `parameters_of`; a line calls no others.
+    parameters: known tools, from `parameters_of`; calls without tags must name
+      one of them.
   """
-  calls, said = _in_chat(text, parameters)
+  calls, answer = _in_chat(text, parameters)
   if calls:
     return calls, True
-  match = _LINE.search(said.rstrip().rpartition("\n")[2])
+  match = _LINE.search(answer.rstrip().rpartition("\n")[2])
   if match is None or match[1] not in parameters:
     return [], False
   arguments = match[2].strip()
@@ -128,7 +129,7 @@ def parameters_of(schemas: Sequence[Mapping[str, Any]]) -> Parameters:
 
 
 def read_text(text: str, form: Mapping[str, Any]) -> Any:
-  """Returns the argument that a text is: JSON if that fits, else the text."""
+  """Parses an argument: JSON if it fits the schema, otherwise the text."""
   if form.get("type") == "string":
     return text
   try:
@@ -139,7 +140,7 @@ def read_text(text: str, form: Mapping[str, Any]) -> Any:
 
 
 def fits(value: Any, form: Mapping[str, Any]) -> bool:
-  """Returns whether a value has a type; objects are not checked inside."""
+  """Returns whether a value fits a schema; objects are not checked inside."""
   if value is None and form.get("nullable"):
     return True
   if "anyOf" in form:
@@ -161,25 +162,25 @@ def fits(value: Any, form: Mapping[str, Any]) -> bool:
 
 
 def _in_chat(text: str, parameters: Parameters) -> tuple[list[ParsedCall], str]:
-  """Returns the calls between tags, and the turn's text after thoughts."""
+  """Returns the calls between tags, and the text after the thinking part."""
   calls: list[ParsedCall] = []
-  at = said = 0
+  at = start = 0
   while match := _TAG.search(text, at):
     tag, at = match[0], match.end()
     if tag == _THINK:
       end = text.find(_THOUGHT, at)
       if end < 0:
-        return calls, text[said : match.start()]
-      at = said = end + len(_THOUGHT)
-    elif tag == _THOUGHT:  # The template had opened it.
-      calls, said = [], at
+        return calls, text[start : match.start()]
+      at = start = end + len(_THOUGHT)
+    elif tag == _THOUGHT:  # The template opened it.
+      calls, start = [], at
     elif tag in _CLOSES:
       message = _expected(f"{tag} ends no call", _FORMS)
       calls.append(ParsedCall("", {}, message, match.start()))
     else:
       call, at = _read(text, match, parameters)
       calls.append(call)
-  return calls, text[said:]
+  return calls, text[start:]
 
 
 def _read(

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Environments in worker processes, which answer the turns of completions.
 
-An environment has a process from the end of a completion's first turn to its
-last. A completion whose environment hangs, dies or raises ends there, with the
-fallback reward, and is counted by the cause (`rewards/judges.py`).
+An environment occupies a process from the end of a completion's first turn to
+the end of the last. If it hangs, dies or raises, the completion ends there with
+the fallback reward and is counted by cause (`rewards/judges.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,34 +24,34 @@ from tba_jax.sampling import requests
 from tba_jax.system import supervised_worker
 from tba_jax.tasks import base
 
-# A text or messages.
-Said = base.Prompt
+# Text or messages.
+Observation = base.Prompt
 Failure = tuple[str, str]  # Cause and message.
 
-# Seconds within which the sampler makes a turn, if it still runs.
+# Seconds after which a sampler that returns no turn counts as dead.
 _TURN_DEADLINE_S = 3600.0
 
 
 @dataclasses.dataclass(frozen=True)
 class FirstObservation:
-  """What an environment says first, or why it says nothing.
+  """An environment's first observation, or why there is none.
 
   seed: argument of the environment's `reset`.
-  said: text or messages; None after a failure.
-  tokens: [P] int32, the ids; none after a failure.
-  failure: cause and message, None without one.
-  tools: JSON schemas of its tools.
+  observation: text or messages; None after a failure.
+  tokens: [P] int32, token ids; empty after a failure.
+  failure: cause and message, or None.
+  tools: JSON schemas of the environment's tools.
   """
 
   seed: int
-  said: Said | None
+  observation: Observation | None
   tokens: np.ndarray
   failure: Failure | None = None
   tools: Sequence[Mapping[str, Any]] = ()
 
   @property
   def outcome(self) -> judges.EpisodeOutcome:
-    """What each of its completions gets after a failure."""
+    """Outcome of each completion after a failure."""
     cause, message = self.failure
     return judges.EpisodeOutcome(
         0.0, False, 0.0, failure=cause, message=message
@@ -59,10 +59,10 @@ class FirstObservation:
 
 
 class Environments:
-  """Processes of a task's environments, started when first needed.
+  """A task's environments in worker processes, started on first use.
 
-  waited_s: seconds in which the sampler had nothing to decode: all completions
-    under way waited for their environments.
+  waited_s: seconds in which the sampler had nothing to decode because all
+    running completions waited for their environments.
   """
 
   def __init__(
@@ -92,16 +92,16 @@ class Environments:
   def prompts(
       self, split: str, indices: Sequence[int]
   ) -> list[FirstObservation]:
-    """Returns what the environments of some prompts say first."""
+    """Returns the first observation for each prompt."""
     return self.begin([self.task.seed(split, index) for index in indices])
 
   def begin(self, seeds: Sequence[int]) -> list[FirstObservation]:
-    """Returns what the environments of some seeds say first."""
+    """Returns the first observation for each seed."""
     missing = sorted({*seeds} - {*self._prompts})
     prompts = dict(
         zip(missing, self._workers.threads.map(self._reset, missing))
     )
-    # After a failure the next visit tries again.
+    # Failures are not cached: the next visit retries.
     self._prompts.update(
         (s, p) for s, p in prompts.items() if p.failure is None
     )
@@ -110,11 +110,11 @@ class Environments:
   def episodes(
       self, prompts: Sequence[FirstObservation], num_completions: int
   ) -> "Episodes":
-    """Returns the environments of a call of the sampler.
+    """Returns the environments for one call of the sampler.
 
     Args:
-      prompts: prompt of each of its requests, with tokens.
-      num_completions: S, completions of each.
+      prompts: first observation of each request, with tokens.
+      num_completions: S, completions per request.
     """
     episodes = Episodes(
         self.task,
@@ -134,16 +134,15 @@ class Environments:
   def demonstration(
       self, split: str, index: int, max_tokens: int
   ) -> tuple[Sequence[int], list[int], list[bool]]:
-    """Returns an episode whose turns the environment itself says.
+    """Returns an episode with the turns that the environment demonstrates.
 
     Args:
       split, index: prompt.
-      max_tokens: most tokens of the turns and answers; later turns are left
-        out.
+      max_tokens: most tokens of turns and answers; later turns are dropped.
 
     Returns:
-      Ids of the prompt, of turns and answers, and their mask, True on the
-      turns, each of which has a stop token.
+      Prompt ids, ids of turns and answers, and their mask, True on the turns.
+      Every turn ends with a stop token.
 
     Raises:
       ValueError: the environment fails.
@@ -152,14 +151,14 @@ class Environments:
     answer = self._workers.threads.submit(self._demonstrate, seed).result()
     if failure := _failure(answer):
       raise ValueError(
-          f"config.task.source: demonstrate fails with seed {seed}"
+          f"config.task.source: demonstrate fails for seed {seed}"
           f" ({failure[0]}): {failure[1]}"
       )
-    (first, *said), tools = answer["turns"], answer["tools"]
+    (first, *texts), tools = answer["turns"], answer["tools"]
     prompt = self._tokenizer.encode_prompt(first, tools)
     ids, mask, stop_id = [], [], self._tokenizer.stop_id(first)
     dialogue = Dialogue(self._tokenizer, first, tools)
-    for turn, reply in zip(said[::2], said[1::2]):
+    for turn, reply in zip(texts[::2], texts[1::2]):
       tokens = [*self._tokenizer.encode(turn, ids or prompt), stop_id]
       if len(ids) + len(tokens) > max_tokens:
         break
@@ -169,15 +168,15 @@ class Environments:
     if not any(mask):
       raise ValueError(
           f"config.sampling.max_completion_tokens = {max_tokens}: must be"
-          f" {len(tokens)} or more, which the demonstration of seed {seed}"
-          " begins with"
+          f" {len(tokens)} or more, the length of the first turn of the"
+          f" demonstration for seed {seed}"
       )
-    # What is said last is no context of anything.
+    # Nothing follows the last answer, so it is dropped.
     num = len(mask) - mask[::-1].index(True)
     return prompt, ids[:num], mask[:num]
 
   def close(self) -> None:
-    """Kills the processes, and lets the threads of all completions go."""
+    """Kills the processes and releases the threads of all completions."""
     for episodes in list(self._live):
       episodes.close()
     self._workers.close()
@@ -193,19 +192,21 @@ class Environments:
     failure, tokens = _failure(answer), []
     if failure is None:
       try:
-        tokens = self._tokenizer.encode_prompt(answer["said"], answer["tools"])
+        tokens = self._tokenizer.encode_prompt(
+            answer["observation"], answer["tools"]
+        )
       except ValueError as error:
         failure = "error", str(error)
     if failure is None and not 1 <= len(tokens) <= self._max_prompt_tokens:
       failure = "size", (
-          f"reset({seed}) says {len(tokens)} tokens: must be 1 to"
+          f"reset({seed}) returned {len(tokens)} tokens: must be 1 to"
           f" config.sampling.max_prompt_tokens = {self._max_prompt_tokens}"
       )
     if failure is not None:
       tokens = []
     return FirstObservation(
         seed,
-        answer.get("said"),
+        answer.get("observation"),
         np.asarray(tokens, np.int32),
         failure,
         answer.get("tools", ()),
@@ -219,51 +220,53 @@ def _failure(answer: dict[str, Any]) -> Failure | None:
 
 
 class Dialogue:
-  """What has been said in a completion, for what the chat template writes."""
+  """Messages of a completion so far, as context for the chat template."""
 
   def __init__(
       self,
       tokenizer: tokenizer_lib.Tokenizer,
-      first: Said,
+      first: Observation,
       tools: Sequence[Mapping[str, Any]],
   ):
-    """Begins with what the environment says first, and schemas of its tools."""
+    """Starts with the first observation; `tools` are JSON schemas."""
     self._tokenizer, self._tools = tokenizer, tools
     self._chat = list(tokenizer.messages(first) or ())
 
   def encode_answer(
-      self, text: str, turn: Sequence[int], said: Said
+      self, text: str, turn: Sequence[int], observation: Observation
   ) -> list[int]:
-    """Returns the ids of an answer to a turn, and takes note of both.
+    """Returns the ids of an answer and adds turn and answer to the messages.
 
     Args:
       text: decoded turn.
-      turn: its ids, with what ended it.
-      said: answer.
+      turn: its ids, including the stop token or stop string.
+      observation: the environment's answer.
 
     Raises:
-      ValueError: there is no template for messages, or it refuses them.
+      ValueError: there is no chat template, or it rejects the messages.
     """
-    ids = self._tokenizer.encode_answer(said, turn, self._chat, self._tools)
-    if isinstance(said, str):
-      said = [{"role": "user", "content": said}]
+    ids = self._tokenizer.encode_answer(
+        observation, turn, self._chat, self._tools
+    )
+    if isinstance(observation, str):
+      observation = [{"role": "user", "content": observation}]
     if self._chat:
-      self._chat += [{"role": "assistant", "content": text}, *said]
+      self._chat += [{"role": "assistant", "content": text}, *observation]
     return ids
 
 
 class _Episode:
   """The environment of one completion.
 
-  A thread plays it: it waits for turns and puts answers.
+  A thread runs it: it waits for turns and enqueues answers.
 
   dialogue: messages so far.
   turn: text and ids of the last turn.
-  turns: texts of turns; None once the completion is over.
-  length: tokens of the completion that its environment has seen.
-  ends: tokens of the completion up to the end of each turn.
-  rewards: reward of each turn that was answered.
-  metrics: newest value of each metric that the environment names.
+  turns: queue of turn texts; None once the completion has ended.
+  length: completion tokens that the environment has seen.
+  ends: completion length at the end of each turn.
+  rewards: reward of each answered turn.
+  metrics: newest value of each of the environment's metrics.
   """
 
   def __init__(self, dialogue: Dialogue | None = None):
@@ -280,7 +283,7 @@ class _Episode:
 
 
 class Episodes:
-  """The environments of one call of the sampler: its `requests.Turns`."""
+  """The environments for one call of the sampler, as its `requests.Turns`."""
 
   def __init__(
       self,
@@ -292,10 +295,10 @@ class Episodes:
       on_wait: Callable[[float], None],
       last_reset_s: Callable[[], float],
   ):
-    """Begins nothing yet; see `Environments.episodes`.
+    """Starts no episode yet; see `Environments.episodes`.
 
-    `on_wait` receives the seconds of each wait, `last_reset_s` returns when
-    a process was last in use for a prompt.
+    `on_wait` receives the seconds of each wait; `last_reset_s` returns the time
+    at which a process last answered `reset` for a prompt.
     """
     self._task = task
     self._tokenizer = tokenizer
@@ -303,20 +306,20 @@ class Episodes:
     self._num_completions = num_completions
     self._on_wait = on_wait
     self._last_reset_s = last_reset_s
-    # Time at which a turn last ended, was cut or was answered.
+    # Last time at which a turn ended, was cut or was answered.
     self._active_s = time.monotonic()
-    # By the number of their request.
+    # By request number.
     self._prompts: dict[int, FirstObservation] = {}
     self._num_prompts = 0
     self.begin(prompts)
     self._episodes: dict[requests.Owner, _Episode] = {}
-    self._answered: queue.SimpleQueue[tuple[requests.Owner, Said | None]] = (
-        queue.SimpleQueue()
-    )
+    self._answered: queue.SimpleQueue[
+        tuple[requests.Owner, Observation | None]
+    ] = queue.SimpleQueue()
     self._closed = False
 
   def begin(self, prompts: Sequence[FirstObservation]) -> None:
-    """Takes the prompts of the sampler's next requests."""
+    """Registers the prompts of the sampler's next requests."""
     for prompt in prompts:
       self._prompts[self._num_prompts] = prompt
       self._num_prompts += 1
@@ -326,10 +329,10 @@ class Episodes:
     episode = self._episodes.get(owner)
     if episode is None:
       prompt = self._prompts[owner[0]]
-      dialogue = Dialogue(self._tokenizer, prompt.said, prompt.tools)
+      dialogue = Dialogue(self._tokenizer, prompt.observation, prompt.tools)
       episode = self._episodes[owner] = _Episode(dialogue)
       self._workers.threads.submit(self._play, owner, episode)
-    if episode.failure is not None:  # It waited too long for this turn.
+    if episode.failure is not None:  # The wait for this turn timed out.
       self._answered.put((owner, None))
       return
     turn = tokens[episode.length :]
@@ -354,39 +357,42 @@ class Episodes:
       answered.append(self._answered.get())
     if answered:
       self._active_s = time.monotonic()
-    return [(owner, self._tokens(owner, said)) for owner, said in answered]
+    return [
+        (owner, self._tokens(owner, observation))
+        for owner, observation in answered
+    ]
 
   def _wait(self, wait_s: float) -> None:
     """Waits for an answer, which stays in the queue.
 
     Raises:
-      TimeoutError: there was none for longer than each of them may take.
+      TimeoutError: no answer came within the longest allowed time.
     """
-    # A first turn has the answers to `reset` and then to `step`.
+    # The first turn waits for `reset` and then for `step`.
     most_s = 2 * self._workers.longest_s
     start_s = time.monotonic()
     try:
       self._answered.put(self._answered.get(timeout=min(wait_s, most_s)))
     except queue.Empty:
-      # Processes may have been in use for prompts that come next.
+      # Processes may have been busy with `reset` for upcoming prompts.
       active_s = max(self._active_s, self._last_reset_s())
       if time.monotonic() - active_s >= most_s:
         raise TimeoutError(
-            f"no environment of config.task.source has answered in"
-            f" {most_s:g} s, though each answer, and the start of each"
-            " process, has a shorter deadline (config.reward.deadline_s)"
+            f"no environment of config.task.source answered in {most_s:g} s,"
+            " although answers and process starts have shorter deadlines"
+            " (config.reward.deadline_s)"
         ) from None
     finally:
       self._on_wait(time.monotonic() - start_s)
 
   def close(self) -> None:
-    """Lets the threads of completions that are not over go."""
+    """Releases the threads of unfinished completions."""
     self._closed = True
     for episode in list(self._episodes.values()):
       episode.turns.put(None)
 
   def outcomes(self, request: int) -> list[judges.EpisodeOutcome]:
-    """Returns the results of a request's completions, once all are over."""
+    """Returns the outcomes of a request whose completions have all ended."""
     del self._prompts[request]
     return [
         self._outcome(self._episodes.pop((request, sample), _Episode()))
@@ -413,14 +419,14 @@ class Episodes:
     )
 
   def _tokens(
-      self, owner: requests.Owner, said: Said | None
+      self, owner: requests.Owner, observation: Observation | None
   ) -> np.ndarray | None:
     """Returns the ids of an answer; None ends the completion."""
-    if said is None:
+    if observation is None:
       return None
     episode = self._episodes[owner]
     try:
-      tokens = episode.dialogue.encode_answer(*episode.turn, said)
+      tokens = episode.dialogue.encode_answer(*episode.turn, observation)
     except ValueError as error:
       episode.failure = "error", str(error)
       episode.turns.put(None)
@@ -429,10 +435,10 @@ class Episodes:
     return np.asarray(tokens, np.int32)
 
   def _play(self, owner: requests.Owner, episode: _Episode) -> None:
-    """Plays an episode to its end, in a thread of the pool."""
+    """Runs an episode to its end in a thread of the pool."""
     try:
       self._play_turns(owner, episode)
-    except BaseException as error:  # The sampler must not wait for ever.
+    except BaseException as error:  # The sampler must not wait forever.
       episode.failure = "error", repr(error)
       self._answered.put((owner, None))
       raise
@@ -451,10 +457,12 @@ class Episodes:
         return answer
 
       first = timed(["reset", prompt.seed])
-      if episode.failure is None and first["said"] != prompt.said:
+      if episode.failure is None and first["observation"] != prompt.observation:
         episode.failure = "reset", (
-            f"reset({prompt.seed}) said {str(first['said'])[:80]!r}, and before"
-            f" {str(prompt.said)[:80]!r}"
+            f"reset({prompt.seed}) returned"
+            f" {str(first['observation'])[:80]!r}, but before"
+            f" {str(prompt.observation)[:80]!r}: must return the same"
+            " observation for the same seed"
         )
       if episode.failure is not None:
         self._answered.put((owner, None))
@@ -470,16 +478,16 @@ class Episodes:
             or answer["done"]
             or len(episode.rewards) == self._task.max_turns
         )
-        self._answered.put((owner, None if over else answer["said"]))
+        self._answered.put((owner, None if over else answer["observation"]))
         if over:
           return
 
   def _turn(self, episode: _Episode) -> str | None:
-    """Returns the next turn; None if the completion is over."""
+    """Returns the next turn; None if the completion has ended."""
     try:
       return episode.turns.get(timeout=_TURN_DEADLINE_S)
     except queue.Empty:
       episode.failure = "turn", (
-          f"the searcher has sampled no next turn in {_TURN_DEADLINE_S:g} s"
+          f"the searcher sampled no next turn in {_TURN_DEADLINE_S:g} s"
       )
       return None

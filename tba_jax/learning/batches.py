@@ -37,7 +37,7 @@ def of_draw(
 ) -> types.Batch:
   """Returns the batch of a draw on the host.
 
-  `tokenizer` is that of `completion_mask`.
+  See `completion_mask` for `tokenizer`.
   """
   mask_BxKxT = completion_mask(
       draw.completion_tokens, draw.sampled_mask, tokenizer

@@ -22,8 +22,8 @@ def make_buffer(
 ) -> buffer_lib.ReplayBuffer:
   """Returns an empty buffer.
 
-  `policy` is for `replay_filter.similarity` and `train.router_replay`; `mesh`
-  is that of a frozen encoder.
+  `policy` is needed for `replay_filter.similarity` and `train.router_replay`;
+  `mesh` places a frozen encoder.
   """
   embed, content_mask = None, None
   if config.replay_filter.similarity != "none":

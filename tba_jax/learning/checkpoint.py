@@ -3,10 +3,10 @@
 """Checkpoints of device state and host state, by Orbax.
 
 A checkpoint is complete or absent: Orbax writes into a temporary directory and
-renames it. The device state is any pytree of arrays, and may be restored onto
-another mesh or number of processes. The host state (replay buffer, counts and
-others) is that of process 0, in an `.npz` with a CRC of each member. It has a
-checksum of each leaf of the device state, which Orbax does not verify.
+renames it. The device state is any pytree of arrays and may be restored onto
+another mesh or number of processes. Process 0 writes the host state (replay
+buffer, counts and so on) to an `.npz` with a CRC per member. It includes a
+checksum for each leaf of the device state, which Orbax does not verify.
 """
 
 from collections.abc import Callable, Iterator
@@ -433,7 +433,7 @@ class HostStateHandler(ocp.AsyncCheckpointHandler):
 )
 @dataclasses.dataclass
 class HostStateSave(ocp.args.CheckpointArgs):
-  """Saves a packed host state; Orbax wants a class for restoring, too."""
+  """Saves a packed host state; Orbax also requires a class to restore one."""
 
   packed: host_state_lib.PackedHostState
 

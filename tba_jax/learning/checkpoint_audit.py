@@ -39,7 +39,7 @@ def audit(run: auditing.AuditedRun) -> auditing.Findings:
 
 
 def audit_model(run: auditing.AuditedRun, name: str) -> auditing.Findings:
-  """Checks a model beside the run's: its checkpoints, and its folder."""
+  """Checks an additional model of the run: its checkpoints and its folder."""
   model = run.folder / name / "model"
   for path in sorted(model.glob("*.safetensors")):
     place = f"{name}/model/{path.name}"
@@ -159,7 +159,7 @@ def _array_problems(
       if _checksum(array) != wanted[keys]:
         problem = "has another checksum than when it was saved"
       elif keys == ("step",) and int(array[...].read().result()) != step:
-        problem = f"is not {step}, as the directory says"
+        problem = f"differs from the {step} in the directory's name"
       else:
         continue
     except Exception as error:  # TensorStore raises many types.

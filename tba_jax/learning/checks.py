@@ -57,8 +57,8 @@ def _router_replay(c: rules.Values) -> rules.Problems:
   num = models.num_experts(c)
   if not 1 <= num <= 256:
     yield "train.router_replay", (
-        f"must be False: it needs a model with 1 to 256 experts in a layer, and"
-        f" that of config.init = {c['init']!r} has {num}"
+        "must be False, because it needs a model with 1 to 256 experts per"
+        f" layer; config.init = {c['init']!r} has {num}"
     )
   in_flight = c["sampling.in_flight"]
   if in_flight != "off":

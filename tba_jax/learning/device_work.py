@@ -47,8 +47,8 @@ class DeviceWork:
     reference: policy that the KL is measured against.
     merger: function that adds adapters to the model's params.
     cluster: connection to the other processes.
-    task: digest of the task's prompts, kept in checkpoints; "" if environments
-      say them.
+    task: digest of the task's prompts for checkpoints; "" if environments
+      provide the prompts.
     peers: helper that writes this process's shards of published params; None if
       process 0 publishes everything.
     answer: result of `work_parts.make_answer_fn`; None publishes no probe.

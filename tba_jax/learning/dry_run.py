@@ -1,11 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tries a user's own code and logs: `python -m tba_jax.learning.dry_run`.
+"""Tries custom code and logged data: `python -m tba_jax.learning.dry_run`.
 
-Reads the config and what to try (`config/custom_code.py`) as JSON from standard
-input, and writes a list of problems: the loss is traced on the shapes of a
-batch, the reward is computed for an example, as a run does it; what
-environments say first is read, and the prompts of a log are looked up.
+Reads the config and the names of the checks (`config/custom_code.py`) as JSON
+from standard input and writes a list of problems. It traces the loss on the
+shapes of a batch, computes the reward of an example as a run does, reads first
+observations of environments, and looks up the prompts of a log.
 """
 
 import contextlib
@@ -27,15 +27,15 @@ from tba_jax.system import user_code
 from tba_jax.tasks import base
 from tba_jax.tasks import task_table
 
-# Prompts of which one must be readable.
+# First training prompts, at least one of which must be readable.
 _NUM_PROMPTS = 4
 
 
 def main() -> int:
-  """Prints problems and notes, lists in JSON; returns the exit status."""
+  """Prints a JSON list of problems and one of notes; returns the status."""
   processes.die_with_parent()
   given, tried = json.load(sys.stdin)
-  # Output of user code is not the answer.
+  # Prints of user code must not mix with the answer.
   answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
   os.dup2(2, 1)
   config, problems, notes = ml_collections.ConfigDict(given), [], []
@@ -45,9 +45,9 @@ def main() -> int:
       custom_code.PROMPT: try_prompts,
       custom_code.LOG: try_log,
   }
-  for part in tried:
+  for name in tried:
     try:
-      notes += checks[part](config) or ()
+      notes += checks[name](config) or ()
     except ValueError as error:
       problems.append(str(error))
   with answer:
@@ -166,7 +166,7 @@ def try_reward(config: ml_collections.ConfigDict) -> None:
 
 
 def try_environment(config: ml_collections.ConfigDict) -> None:
-  """Begins an episode of the first training prompt, and says a turn.
+  """Starts an episode of the first training prompt and takes one turn.
 
   Raises:
     ValueError: the environment cannot be imported, or fails.
@@ -179,27 +179,27 @@ def try_environment(config: ml_collections.ConfigDict) -> None:
       for message in (["reset", seed], ["reset", seed], ["step", "1"]):
         answer = worker.call(message)
         if answer.get("failure") == "deadline":
-          return  # A slow machine's; the next process would have no episode.
+          return  # Slow machine; the next process would have no episode.
         if "failure" in answer:
           raise ValueError(
               f"config.task.source={config.task.source!r}: {message[0]} fails"
               f" ({answer['failure']}): {answer['message']}; must be an"
-              " environment as docs/guides/agents.md has it"
+              " environment as described in docs/guides/agents.md"
           )
   finally:
     workers.close()
 
 
 def try_prompts(config: ml_collections.ConfigDict) -> list[str]:
-  """Reads what environments say first as the policy does.
+  """Reads first observations as the policy does.
 
   Returns:
     The first prompt as the policy reads it, with the tools as the chat template
     writes them.
 
   Raises:
-    ValueError: none of the first training prompts can be read, or the policy
-      would not know of a tool.
+    ValueError: none of the first training prompts can be read, or the chat
+      template hides a tool from the policy.
   """
   with processes.importing():  # Takes seconds.
     from tba_jax.environments import turns  # pylint: disable=g-import-not-at-top
@@ -215,19 +215,19 @@ def try_prompts(config: ml_collections.ConfigDict) -> list[str]:
   first = range(min(_NUM_PROMPTS, task.num_prompts(base.TRAIN)))
   with contextlib.closing(made):
     prompts = made.prompts(base.TRAIN, first)
-  # What says nothing at all is named by `try_environment`.
-  if all(one.failure and one.said is not None for one in prompts):
+  # `try_environment` reports an environment without any observation.
+  if all(one.failure and one.observation is not None for one in prompts):
     raise ValueError(
         f"config.task.source={config.task.source!r}: {prompts[0].failure[1]}"
     )
   first = next((one for one in prompts if not one.failure), None)
   if first is None or prompt_preview.tokenizer_folder(config) == "task":
     return []
-  # Fine-tuning teaches the calls that it shows.
+  # Fine-tuning demonstrates the calls, so no tool descriptions are needed.
   tools = () if config.init in ("scratch", "sft") else first.tools
   try:
     lines = prompt_preview.prompt_lines(
-        first.said, base.TRAIN, tokenizer, tools
+        first.observation, base.TRAIN, tokenizer, tools
     )
     return [*lines][:2]
   except ValueError as error:
@@ -239,10 +239,10 @@ def try_prompts(config: ml_collections.ConfigDict) -> list[str]:
 def try_log(config: ml_collections.ConfigDict) -> list[str]:
   """Looks up the task's prompts in logged completions and baselines.
 
-  The tokenizer is that of the run, or the one that fine-tuning begins with.
+  Uses the run's tokenizer, or the one that fine-tuning starts with.
 
   Returns:
-    What of the completions is used, and what is left out.
+    Which completions are used, and which are left out.
 
   Raises:
     ValueError: a log has no usable completion of the task's training prompts,

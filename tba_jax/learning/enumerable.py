@@ -8,7 +8,7 @@ The target of the trajectory balance objectives,
     π*(y) = π_ref(y) exp(r(y)/β) / Z,    Z = Σ_y π_ref(y) exp(r(y)/β),
 
 is then a vector, and the distance to it a number. Losses, corrections and
-optimizer are those of training.
+optimizer are the same as in training.
 """
 
 from collections.abc import Callable

@@ -31,9 +31,9 @@ _MAX_LOGPROB_GAP = {"int8": 0.3, "bfloat16": 0.1, "float32": 1e-3}
 def max_logprob_gap(config: ml_collections.ConfigDict, backend: str) -> float:
   """Returns the limit of the log-prob gap, nats per token.
 
-  By default that of the coarsest dtype of both, and none where completions
-  are not drawn from the policy itself (top-k, top-p, min-p, exploration, a
-  log).
+  The default depends on the coarser of both dtypes. There is no limit if
+  completions do not come from the plain policy (top-k, top-p, min-p,
+  exploration, a log).
 
   Args:
     config: reads `guards`, `sampling`, `search`, `explore`, `offline`, `model`,
@@ -160,8 +160,8 @@ class Guards:
         f"{failures.newest:.1%} of the newest training completions could not be"
         f" judged, {failures.first:.1%} of the first: a rise above"
         f" config.guards.max_failure_rise={limit}. The judge fails, or the"
-        " policy learns to break it: mend what the events reward_failed tell,"
-        " then go on with a changed setting, such as a larger"
+        " policy learns to break it: fix the causes in the reward_failed"
+        " events, then resume with a changed setting, such as a larger"
         " config.train.num_steps"
         if rises
         else ""

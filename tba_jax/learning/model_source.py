@@ -34,7 +34,7 @@ from tba_jax.policy import value_model as value_model_lib
 from tba_jax.run import run_directory
 from tba_jax.system import bucket
 
-# Setting that tells apart the models of one path.
+# Setting that distinguishes the models of one path.
 IDENTITY = "weights"
 
 _CHECKPOINTS = "checkpoints"

@@ -146,7 +146,7 @@ class Job:
   loss_fn: loss, see `train_step.make_train_step`.
   examples: training data.
   evaluate: (params, step) -> metrics; {} if stopped or without evaluation.
-  metric_names: step metrics that are written beside `loss`.
+  metric_names: step metrics to write in addition to `loss`.
   save: function called with the last params and the last evaluation's metrics,
     writes WORKDIR/name/model; returns the evaluation to report.
   """

@@ -19,10 +19,10 @@ from tba_jax.transport.params import probe
 
 @dataclasses.dataclass(frozen=True)
 class Dtypes:
-  """Dtypes of published floats; "" is that of the train state.
+  """Dtypes of published floats; "" keeps the train state's.
 
-  matrices: leaves of two axes and more, beside the axis of stacked layers.
-  vectors: the others: norms and biases.
+  matrices: leaves with at least two axes, not counting the layer axis.
+  vectors: all other leaves: norms and biases.
   """
 
   matrices: str

@@ -3,9 +3,10 @@
 """Schedules of the learning rate, β, tempering and the reward temperature.
 
 All are functions of the optimizer step, counted from 0. With
-`train.per_round_steps` = R above 0 they change once in R steps, as code does
-that steps its scheduler once per generated batch: β and temperatures have the
-value of the round's first step, the learning rate that of the round's end.
+`train.per_round_steps` = R above 0 they change once in R steps, as in code that
+steps its scheduler once per generated batch: β and temperatures have their
+values at the round's first step, the learning rate its value at the round's
+end.
 """
 
 from collections.abc import Callable

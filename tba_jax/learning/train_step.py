@@ -72,10 +72,9 @@ class TrainStep:
   """The step of `make_train_step`, (state, batch) -> (state, metrics).
 
   jitted: (state, batch, base, teacher_params) -> (state, metrics).
-  base: the params that adapters adapt, or None. They are an argument, so that
-    they are no constant of the compiled program.
-  teacher_params: params of the reference if the loss compares distributions
-    with it, or None.
+  base: frozen params below the adapters, or None. An argument rather than a
+    constant of the compiled program.
+  teacher_params: reference params if the loss compares distributions, or None.
   """
 
   jitted: Callable[..., Any]
@@ -88,7 +87,7 @@ class TrainStep:
     return self.jitted(state, batch, self.base, self.teacher_params)
 
   def lower(self, state: TrainState, batch: types.Batch) -> jax.stages.Lowered:
-    """Lowers for these shapes; compiling the result serves later calls."""
+    """Lowers for these shapes; later calls reuse the compiled result."""
     return self.jitted.lower(state, batch, self.base, self.teacher_params)
 
 
@@ -107,36 +106,37 @@ def make_train_step(
   """Returns the jitted step.
 
   Gradients are accumulated over the non-empty micro-batches of the rows.
-  For losses that are means over groups, the size of a part affects the update
-  only through rounding. If the loss or a gradient norm is not finite, only
-  `step` changes and the metric `nonfinite` is 1.
+  For losses that are means over groups, the micro-batch size affects the update
+  only through rounding. With a non-finite loss or gradient norm only `step`
+  changes, and the metric `nonfinite` is 1.
 
   Args:
     model: a `models.transformer.Model`.
     mesh: trainer's mesh, with the axes of `sharding.MESH_AXES`.
-    loss_fn: loss that replaces the one of `config.loss`, of batches without
-      rows, in micro-batches of `train.micro_batch_prompts` prompts.
+    loss_fn: loss in place of `config.loss`, for batches without rows in
+      micro-batches of `train.micro_batch_prompts` prompts.
     value_model: a `models.heads.ScalarModel` if the objective learns one.
     adapters: LoRA factors if they alone are trained.
-    base: params that they adapt, on the mesh, or their shapes; never donated.
+    base: frozen params below the adapters, on the mesh, or their shapes; never
+      donated.
     teacher: the reference's `models.transformer.Model` if the loss compares
-      distributions with it.
-    teacher_params: its params, as `base`.
+      distributions.
+    teacher_params: the teacher's params, placed as `base`.
 
   Returns:
     train_step(state, batch) -> (state, metrics). The state is donated. Metrics,
     [] float32: `loss`, `nonfinite`, `grad_norm` (before clipping),
-    `learning_rate`, `beta`, and those of the loss; with a tempered target `tau`
+    `learning_rate`, `beta` and the loss's metrics; with a tempered target `tau`
     and `gamma`; with a value model `value_grad_norm` and `value_learning_rate`.
 
-  Raises:
-    ValueError: a batch of `loss_fn` does not divide into micro-batches, or a
-      micro-batch into data shards; the step raises it.
+  Raises (when the step is called):
+    ValueError: a batch for `loss_fn` is not divisible into micro-batches, or a
+      micro-batch into data shards.
   """
   c, has_values = config, value_model is not None
   per_round_steps = c.train.per_round_steps
   if loss_fn is None:
-    whole = objective.make_objective(c, model, value_model, teacher)
+    functions = objective.make_objective(c, model, value_model, teacher)
   policy_opt, loss_opt = optimizer_lib.make_optimizers(c, has_values=has_values)
   beta_fn = schedules.beta(c.loss, per_round_steps=per_round_steps)
   tempering_fn = schedules.tempering(
@@ -178,8 +178,8 @@ def make_train_step(
           c, model, value_model, held, state.loss_params, in_rows(batch), beta
       )
       loss, totals, (grads, loss_grads) = accumulate_micro_batches(
-          whole,
-          lambda params, token_indices_RxL: whole.forward(
+          functions,
+          lambda params, token_indices_RxL: functions.forward(
               attach(base, params[0]),
               params[1],
               batch,
@@ -189,7 +189,7 @@ def make_train_step(
           params,
           batch,
           beta,
-          # A custom loss may relate groups with each other.
+          # A custom loss may compare groups with each other.
           needs_all=packing.make(c).cuts_groups or ".py:" in c.loss.name,
       )
 
@@ -271,8 +271,8 @@ def init_state(
     params: initial trained params, on the host or on devices.
     mesh: trainer's mesh, with the axes of `sharding.MESH_AXES`.
     value_model: a `models.heads.ScalarModel` if the objective learns one.
-    value_params: initial params of the value model; None takes the policy's
-      with a new head.
+    value_params: initial params of the value model; None copies the policy and
+      adds a new head.
   """
   make = _state_maker(config, value_model)
   shapes = jax.eval_shape(make, params, value_params)
@@ -280,7 +280,7 @@ def init_state(
   params = jax.device_put(params, shardings.params)
   if value_params is not None:
     value_params = jax.device_put(value_params, shardings.loss_params["value"])
-  # jit with output shardings allocates new buffers, for the params too, so a
+  # jit with output shardings allocates new buffers, including the params, so a
   # donated state never takes the caller's.
   return jax.jit(make, out_shardings=shardings)(params, value_params)
 
@@ -442,7 +442,7 @@ def temper(
 
 
 def in_rows(batch: types.Batch) -> types.Batch:
-  """Returns the batch with rows: without any, one of each group's padding."""
+  """Returns the batch with rows; by default one padded row per group."""
   if batch.rows is not None:
     return batch
   shape, P = batch.completion_mask.shape, batch.prompt_mask.shape[1]
@@ -463,8 +463,8 @@ def cut_micro_batches(
   """Returns a batch without rows, leaves [micro-batches, prompts of each, ...].
 
   Raises:
-    ValueError: `train.micro_batch_prompts` does not divide the batch, or is no
-      multiple of its shards.
+    ValueError: `train.micro_batch_prompts` does not divide the batch, or is not
+      a multiple of its shards.
   """
   num_prompts, num_each = len(batch.rewards), train.micro_batch_prompts
   num_shards = sharding.num_batch_shards(mesh)
@@ -551,7 +551,7 @@ def prepare(
 
 
 def accumulate_micro_batches(
-    whole: objective.Objective,
+    functions: objective.Objective,
     forward: Callable[..., tuple[PyTree, metrics_lib.Totals]],
     params: tuple[PyTree, PyTree],
     batch: types.Batch,
@@ -566,7 +566,7 @@ def accumulate_micro_batches(
   groups; otherwise a forward pass over all micro-batches comes first.
 
   Args:
-    whole: objective of the batch.
+    functions: loss of the batch, and placeholder outputs.
     forward: (params, token_indices_RxL) -> (outputs, totals).
     params: policy params and loss params.
     batch: data of the step, with rows.
@@ -574,7 +574,7 @@ def accumulate_micro_batches(
     needs_all: whether the values of other micro-batches matter.
   """
   rows = batch.rows
-  outputs = whole.unknown(batch)
+  outputs = functions.placeholders(batch)
   if needs_all and rows.token_indices.shape[1] > 1:
     outputs = logprobs.map_micro_batches(
         lambda token_indices_RxL: forward(params, token_indices_RxL)[0],
@@ -594,7 +594,7 @@ def accumulate_micro_batches(
       outputs = jax.tree.map(
           lambda x, before: packed.merge(x, rows, n, before), own, before
       )
-      return whole.loss(outputs, params[1], batch, beta)[0], outputs
+      return functions.loss(outputs, params[1], batch, beta)[0], outputs
 
     cotangent, outputs = jax.grad(loss_of, has_aux=True)(own)
     (grads,) = backward(cotangent)
@@ -619,9 +619,9 @@ def accumulate_micro_batches(
     )
     grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, params)
 
-  # Only here do the loss's own params have the gradient of all groups.
+  # Loss params get their gradient here, from all groups at once.
   (loss, others), own_grads = jax.value_and_grad(
-      lambda own: whole.loss(outputs, own, batch, beta), has_aux=True
+      lambda own: functions.loss(outputs, own, batch, beta), has_aux=True
   )(params[1])
   grads = grads[0], jax.tree.map(jnp.add, grads[1], own_grads)
   return loss, totals | others, grads

@@ -247,9 +247,9 @@ def make_reference(
     params: types.PyTree,
     mesh: jax.sharding.Mesh,
 ) -> reference_lib.Reference:
-  """Returns the reference: `params`, those of `reference.init`, or none.
+  """Returns the reference: `params`, the model of `reference.init`, or none.
 
-  Searchers may have them instead: it then knows its version alone.
+  If searchers hold its params, it only tracks the version here.
 
   Raises:
     ValueError: the model of `reference.init` cannot be read, or does not fit.

@@ -198,10 +198,10 @@ def _within_moment(
   """
   square_BxKxT = jnp.where(mask_BxKxT > 0, jnp.square(log_ratio_BxKxT), jnp.inf)
   sorted_BxN = jnp.sort(square_BxKxT.reshape(len(square_BxKxT), -1), axis=1)
-  # Means of 1, 2, … of the smallest, which never fall.
+  # Means of the 1, 2, … smallest values, which never decrease.
   count_N = jnp.arange(1, sorted_BxN.shape[1] + 1)
   means_BxN = jnp.cumsum(sorted_BxN, axis=1) / count_N[None]
-  # The first that is left out; those that equal it are, too.
+  # Smallest excluded value; ties with it are also excluded.
   limit_B = jnp.where(means_BxN <= cap, jnp.inf, sorted_BxN).min(axis=1)
   return square_BxKxT < limit_B[:, None, None]
 

@@ -1,11 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""On-policy distillation: next-token distributions beside a teacher's.
+"""On-policy distillation: divergence from a teacher's next-token distribution.
 
-The reference is the teacher. Where trajectory balance compares one number of a
-completion with it, this compares the whole distribution at each token; rewards
-are not read. The prefixes may be of any age, since a divergence of two
-distributions needs no log-prob of the policy that sampled.
+The reference is the teacher. Trajectory balance compares one number per
+completion with it; this compares the full distribution at each token and
+ignores rewards. Prefixes may have any staleness, because the divergence of two
+distributions needs no behavior log-probs.
 
 Axes: B prompts, K completions, T completion tokens, D and E widths of policy
 and teacher, V vocabulary.
@@ -59,7 +59,7 @@ class SideBySide:
   def completion_stream(
       self, params: PyTree, *inputs: Any, **others: Any
   ) -> jax.Array:
-    """Returns both streams; `routes` are those of the policy."""
+    """Returns both streams; `routes` apply to the policy."""
     own = self.policy.completion_stream(_of_policy(params), *inputs, **others)
     return self._join(params, own, inputs, **others)
 

@@ -131,16 +131,16 @@ def map_logits(
       logits and the token of its own position alone.
     token_indices_RxL: a micro-batch of `types.Rows.token_indices`; None
       computes the batch with its padding.
-    max_logits: most logits on a device at a time, but at least one position's;
+    max_logits: most logits on a device at a time, but at least one token's;
       None takes `MAX_LOGITS`.
-    targets_BxKxT: tokens that `fn` gets in place of the completion's.
-    routes: experts to use; None has the routers choose.
-    with_routes: whether to return the experts that predict each token, too.
+    targets_BxKxT: tokens passed to `fn` in place of the completion's.
+    routes: experts to use; None lets the routers choose.
+    with_routes: whether to also return the experts that predict each token.
 
   Returns:
-    A pytree of [B, K, T], or of [R, L]: what the places of a row predict, and
-    any number where that is no completion token. With `with_routes` a pair of
-    it and [B, K, T, N, A], or [R, L, N, A].
+    A pytree of [B, K, T], or of [R, L] for packed rows, with arbitrary values
+    at places that predict no completion token. With `with_routes`, a pair of
+    the pytree and the experts, [B, K, T, N, A] or [R, L, N, A].
   """
   tokens = completion_tokens_BxKxT
   inputs = (params, prompt_tokens_BxP, prompt_mask_BxP, tokens)

@@ -15,17 +15,17 @@ import numpy as np
 from tba_jax import types
 from tba_jax.losses import groups as groups_lib
 
-# Metric name -> (sum, weight), both [] float32; sums of `_EXPERTS` are [N, E],
-# those of ratios around C centers [C].
+# Metric name -> (sum, weight), both [] float32; except that sums of `_EXPERTS`
+# are [N, E], and sums of ratios around C centers [C].
 Totals = dict[str, tuple[jax.Array, jax.Array]]
 
 # Tokens of each expert, which `finish` turns into other metrics.
 _EXPERTS = "expert_tokens"
-# Moments, which `finish` turns into other metrics. Those of log Z and returns
-# are around a center: squares of large numbers would hide how these differ.
+# Moments, which `finish` turns into other metrics. Log Z and returns are
+# centered: squares of large numbers would hide small differences.
 _LOG_Z, _LOG_Z_SQUARE = "log_z_from_center", "log_z_square"
 # Moments of the ratios divided by e^c, for each c of `_RATIO_CENTERS`: ratios
-# of long completions, or their squares, are outside float32.
+# of long completions, or their squares, exceed the range of float32.
 _RATIO_FROM_CENTERS, _RATIO_SQUARE = "ratio_from_centers", "ratio_square"
 _RETURN, _RETURN_SQUARE = "return_from_center", "return_square"
 _VALUE_ERROR_SQUARE = "value_error_square"
@@ -82,9 +82,9 @@ def residual_totals(
 ) -> Totals:
   """Returns the KL to the reference, log Z and the residual.
 
-  Objectives without a residual report that of VarGrad trajectory balance. At
-  β = 0, which has no target, log Z and residual are 0. Without a reference
-  there is no KL, and no residual but the objective's own.
+  Objectives without a residual report the residual of VarGrad trajectory
+  balance. At β = 0 there is no target, and log Z and residual are 0. Without a
+  reference there is no KL, and no residual unless the objective has one.
 
   Args:
     groups, aux: groups, and what their objective has computed.

@@ -1,12 +1,12 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The function that a step differentiates: forward pass, loss, metrics.
+"""The differentiated function of a step: forward pass, loss, metrics.
 
-`Objective` has both halves: `forward` computes outputs at tokens, `loss` reads
-those of a whole batch. A `LossFn` is their composition, `(params, loss_params,
-batch, beta) -> (loss, totals)`, where `loss_params` are the loss's own
-parameters and `totals` the metrics (`loss_metrics.py`). With a teacher its
-params are a fifth argument.
+`Objective` has two halves: `forward` computes outputs per token, and `loss`
+reads the outputs of a full batch. A `LossFn` composes them: `(params,
+loss_params, batch, beta) -> (loss, totals)`, where `loss_params` belong to the
+loss and `totals` are metrics (`loss_metrics.py`). A fifth argument are the
+params of a teacher, if any.
 """
 
 from collections.abc import Callable
@@ -68,13 +68,13 @@ class Objective:
     (outputs, totals): the models' outputs at each completion token, by name,
     [B, K, T], or [R, L] for a micro-batch of packed rows.
   loss: (outputs_BxKxT, loss_params, batch, beta) -> (loss [], totals), float32.
-  unknown: (batch) -> placeholder outputs_BxKxT for other micro-batches; the
-    loss is finite with them.
+  placeholders: (batch) -> outputs_BxKxT to use for micro-batches that are not
+    computed yet; the loss is finite with them.
   """
 
   forward: Callable[..., tuple[PyTree, loss_metrics.Totals]]
   loss: Callable[..., tuple[jax.Array, loss_metrics.Totals]]
-  unknown: Callable[[types.Batch], PyTree]
+  placeholders: Callable[[types.Batch], PyTree]
 
 
 def make_loss_fn(
@@ -91,7 +91,7 @@ def make_loss_fn(
     loss_fn(params, loss_params, batch, beta, teacher_params = None) -> (loss
     [], totals), float32.
   """
-  whole = make_objective(config, model, value_model, teacher)
+  functions = make_objective(config, model, value_model, teacher)
 
   def loss_fn(
       params: PyTree,
@@ -100,8 +100,10 @@ def make_loss_fn(
       beta: jax.Array,
       teacher_params: PyTree = None,
   ) -> tuple[jax.Array, loss_metrics.Totals]:
-    outputs, totals = whole.forward(params, loss_params, batch, teacher_params)
-    loss, others = whole.loss(outputs, loss_params, batch, beta)
+    outputs, totals = functions.forward(
+        params, loss_params, batch, teacher_params
+    )
+    loss, others = functions.loss(outputs, loss_params, batch, beta)
     return loss, jax.lax.stop_gradient(totals | others)
 
   return loss_fn
@@ -122,21 +124,22 @@ def make_objective(
     model: the policy's `models.transformer.Model`.
     value_model: a `models.heads.ScalarModel` if the objective learns one.
     teacher: the reference's `models.transformer.Model` if the objective
-      compares distributions with it; `batch.ref_logprobs` are then not read.
+      compares distributions; `batch.ref_logprobs` are then ignored.
   """
   name = config.loss.name
   if objective_table.find(name).has_teacher != (teacher is not None):
     raise ValueError(
-        f"config.loss.name = {name!r}: a teacher is missing, or not read"
+        f"config.loss.name = {name!r}: must get a teacher exactly if it"
+        " compares distributions"
     )
-  read_model = model
+  forward_model = model
   if teacher is not None:
-    read_model = distillation.SideBySide(model, teacher)
+    forward_model = distillation.SideBySide(model, teacher)
   pure_loss = make_pure_loss(config)
   temperature = config.sampling.temperature
   entropy_weight = config.loss.entropy_weight
 
-  def read(logits: jax.Array, tokens: jax.Array) -> dict[str, jax.Array]:
+  def outputs_of(logits: jax.Array, tokens: jax.Array) -> dict[str, jax.Array]:
     out = {}
     if teacher is not None:
       logits, teacher_logits = jnp.split(logits, 2, axis=-1)
@@ -168,7 +171,7 @@ def make_objective(
     if teacher is not None:
       params = distillation.pair(params, teacher_params)
     outputs, totals = _map_logits(
-        read_model, params, batch, read, token_indices_RxL
+        forward_model, params, batch, outputs_of, token_indices_RxL
     )
     if value_model is not None:
       outputs["values"] = completion_values(
@@ -176,9 +179,9 @@ def make_objective(
       )
     return outputs, totals
 
-  def unknown(batch: types.Batch) -> PyTree:
+  def placeholders(batch: types.Batch) -> PyTree:
     zeros = jnp.zeros_like(batch.behavior_logprobs)
-    # Those of which ratios are taken, so that none overflows.
+    # The denominators of ratios, so that no ratio overflows.
     near = batch.prepared.get("proximal_logprobs", batch.behavior_logprobs)
     outputs = {"logprobs": near, "entropies": zeros}
     if teacher is not None:
@@ -219,13 +222,13 @@ def make_objective(
     totals["entropy"] = loss_metrics.total(entropies_BxKxT, mask_BxKxT)
     return value, jax.lax.stop_gradient(totals)
 
-  return Objective(forward, loss, unknown)
+  return Objective(forward, loss, placeholders)
 
 
 def make_pure_loss(
     config: ml_collections.ConfigDict,
 ) -> Callable[..., tuple[jax.Array, loss_metrics.Totals]]:
-  """Returns the part of `make_loss_fn` after the forward pass.
+  """Returns the loss as a function of the forward pass's outputs.
 
   The importance correction scales each token's gradient, not the loss.
 
@@ -251,7 +254,7 @@ def make_pure_loss(
     )
     behavior_BxKxT = batch.behavior_logprobs
     if config.offline.path:
-      # Zeros throughout are log-probs that nobody knows: the ratio is 1.
+      # All zeros mean unknown log-probs: the ratio is 1.
       is_known = jnp.any(behavior_BxKxT < 0, axis=2, keepdims=True)
       behavior_BxKxT = jnp.where(
           is_known, behavior_BxKxT, jax.lax.stop_gradient(logprobs_BxKxT)
@@ -340,12 +343,12 @@ def make_supervised_loss_fn(model: Any) -> LossFn:
   ) -> tuple[jax.Array, loss_metrics.Totals]:
     del loss_params, beta
 
-    def read(logits, tokens):
+    def outputs_of(logits, tokens):
       right = logits.argmax(axis=-1) == tokens
       return logprobs.token_logprobs(logits, tokens, temperature=1.0), right
 
     (logprobs_BxKxT, right_BxKxT), experts = _map_logits(
-        model, params, batch, read
+        model, params, batch, outputs_of
     )
     mask_BxKxT = batch.completion_mask
     value, num_tokens = loss_metrics.total(logprobs_BxKxT, mask_BxKxT)

@@ -90,8 +90,8 @@ def tba_prime_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
       A = (r - r̄) - β (kl - mean kl)
 
   Source: Bartoldson et al. 2025 (arXiv:2503.18929), eq. 7 and section 4, and
-  its code (tba-prime). kl is of the present policy. Where no token's log-ratio
-  is clipped and m_t is the mask, the gradient is that of `tb.tb_loss`.
+  its code (tba-prime). kl uses the current policy. If no token's log-ratio is
+  clipped and m_t is the mask, the gradient equals `tb.tb_loss`'s.
   """
   del c
   log_ratio_BxKxT = jnp.clip(

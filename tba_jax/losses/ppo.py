@@ -222,8 +222,8 @@ def ppo_loss(
 
       L = -1/(BK) Σ_b Σₖ Σ_t m_t A_t log π(y_t|…) + c_V value_loss
 
-  With the correction "clip_token" the gradient is that of PPO's clipped
-  surrogate. β is in the token rewards, of which the targets were made; c_V is
+  With the correction "clip_token" it has the gradient of PPO's clipped
+  surrogate. β enters through the token rewards in the targets; c_V is
   `value_weight`.
 
   Returns:

@@ -19,11 +19,11 @@ The members differ in
     oapl        anchor behavior, baseline log_mean_exp
     ema_tb      anchor ema, baseline group
 
-`loss.anchor` and `loss.baseline` choose others: `tb` with anchor behavior and
-baseline mean is the loss of Kimi k1.5 (arXiv:2501.12599, eq. 3). Those of the
-anchor reference need a forward pass of it; the others compare with the policy
-that sampled, whose log-probs came with the sample. `loss.baseline_shift` lowers
-a baseline that is not learned (`shifted`).
+`loss.anchor` and `loss.baseline` select other members: `tb` with anchor
+behavior and baseline mean is the loss of Kimi k1.5 (arXiv:2501.12599, eq. 3).
+The anchor reference needs a forward pass of π_ref; all others compare with the
+behavior policy, whose log-probs come with the sample. `loss.baseline_shift`
+lowers a baseline that is not learned (`shifted`).
 """
 
 from typing import Any
@@ -55,7 +55,7 @@ def squared_residual(
       loss = 1/(BK) Σ_b Σₖ β²/(2 β_i) δ²
            = 1/(BK) Σ_b Σₖ 1/(2 β_i) (β_i (log π - log a) - (r - V̂))²
 
-  with V̂ = β log Ẑ. Its gradient is that of a policy gradient whatever β_i is:
+  with V̂ = β log Ẑ. Its gradient is a policy gradient for any β_i:
 
       ∇loss = -1/(BK) Σ_b Σₖ A ∇log π,   A = (r - V̂) - β_i (log π - log a)
 

@@ -34,9 +34,9 @@ SETTINGS = {
         fixed="parameters of the loss in the checkpoint are of this"
         " objective"),
     "loss.scale": _s("unit", rules.one_of("unit", "paper"),
-        "scale of the squared losses: 'unit' has the gradient of a policy"
-        " gradient, 'paper' that of the paper's objective (of tb 2/beta times"
-        " as large)"),
+        "scale of the squared losses: 'unit' gives a policy gradient, 'paper'"
+        " the gradient of the paper's objective (for tb 2/beta times as"
+        " large)"),
     "loss.reward_weight": _s(1.0, rules.NOT_NEGATIVE, "factor on the rewards to"
         " learn from; at 0 the reference alone is the target, which distills it"
         " (docs/guides/offline_data.md)", fixed=_REWARDS),

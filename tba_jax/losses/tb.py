@@ -4,8 +4,8 @@
 
 All pull the policy to π_ref(y|x) exp(r(x, y)/β) / Z(x). `tb`, `tb_learned_z`
 and `gvpo` are members of the family of `residual.py`. `c` is `config.loss`. Its
-`scale` "paper" is that of each paper; "unit" has the gradient of a policy
-gradient, so its size does not grow as β is annealed:
+`scale` "paper" follows each paper; "unit" gives a policy gradient, whose size
+does not grow as β is annealed:
 
     ∇loss = -1/(BK) Σ_b Σₖ A ∇log π(yₖ|x_b),   A = (r - r̄) - β (ρ - ρ̄)
 
@@ -135,8 +135,8 @@ def gvpo_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
   Source: Zhang et al. 2025 (arXiv:2504.19599), with the KL to the run's
   reference; `loss.anchor` behavior is the paper's, to the policy that sampled.
   The residual of VarGrad trajectory balance is -(R - R̄)/β, so the gradient is
-  β² K/(2(K-1)) times that of the paper's trajectory balance. The unit scale,
-  ours, is 1/β times that: K/(K-1) times the gradient of `tb_loss`, as RLOO's.
+  β² K/(2(K-1)) times the gradient of the paper's trajectory balance. Our unit
+  scale divides it by β: K/(K-1) times the gradient of `tb_loss`, as in RLOO.
   """
   K = groups.rewards_BxK.shape[1]
   if c.anchor == "ema":  # β_i differ, and the mean has no gradient.

@@ -369,7 +369,7 @@ class Cluster:
       except queue.Empty:
         if time.monotonic() > deadline:
           raise byte_store.DeadlineExceededError(
-              "process 0 of the trainer said nothing for"
+              "process 0 of the trainer sent nothing for"
               f" {self._deadline_s:.0f} s"
           ) from None
         continue

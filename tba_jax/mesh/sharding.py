@@ -212,7 +212,7 @@ def abstract_params(
 ) -> PyTree:
   """Returns shapes, dtypes and shardings of a model's or adapters' params.
 
-  `key` and what it raises are those of `param_shardings`.
+  See `param_shardings` for `key` and errors.
   """
   shapes = jax.eval_shape(model.init, jax.random.key(0))
   return with_shardings(shapes, param_shardings(mesh, model, key=key))
@@ -254,7 +254,7 @@ def split_rows(
     mesh: placement of the params; None is the first device.
   """
   mesh = mesh or first_device_mesh()
-  # Rows are many and independent: they take the axis of the tokens, too.
+  # Rows are many and independent, so they also take the axis of the tokens.
   batch, length, *others = TOKEN_AXES
   axes = batch + length
   run = sequence.split_tokens(fn, mesh, axes, (), *others)
@@ -482,10 +482,9 @@ def cut_rows(sizes: Mapping[str, int], num_devices: int) -> dict[str, int]:
 
 
 def make_gather(mesh: Mesh) -> Callable[[PyTree], PyTree]:
-  """Returns a function that gathers arrays onto each process's own devices.
+  """Returns a collective that gathers arrays onto each process's devices.
 
-  It is a collective. Within a process arrays are sharded as `cut_rows`
-  says, so that its devices hold one copy between them.
+  Each process's devices together hold one copy, sharded as by `cut_rows`.
 
   Args:
     mesh: devices of all processes, the same number in each.

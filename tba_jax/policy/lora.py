@@ -140,9 +140,9 @@ def peft_tensors(
   """Returns A, [r, in], and B, [out, r], of each layer as `peft` names them.
 
   Raises:
-    ValueError: a target's kernel is no tensor [out, in] of its own in a Hugging
-      Face folder, as those of GPT-2 and the fused ones of GPT-NeoX, or one of
-      experts, which `peft` adapts in a form of its own.
+    ValueError: a target's kernel is not a separate [out, in] tensor in a
+      Hugging Face folder, as in GPT-2 or fused in GPT-NeoX, or it belongs to
+      experts, for which `peft` has another format.
   """
   out = {}
   if model_config.num_experts and "mlp" in adapters["blocks"]:
@@ -196,8 +196,8 @@ def make_merger(
 def base_name(folder: pathlib.Path | None, seed: int) -> str:
   """Returns a name for a run's base, independent of its path.
 
-  A folder's name is a digest of the sizes and samples of its files: enough to
-  tell models of one shape apart.
+  A folder's name is a digest of the sizes and samples of its files, which
+  distinguishes models of one shape.
 
   Args:
     folder: Hugging Face folder of the base; None if from scratch.

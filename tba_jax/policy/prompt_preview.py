@@ -30,12 +30,12 @@ class _Words:
   def encode_prompt(
       self, prompt: base.Prompt, tools: Sequence[Any] = ()
   ) -> list[int]:
-    """Returns the ids of a prompt; ValueError if it is of messages."""
-    del tools  # Only messages have them.
+    """Returns the ids of a prompt; raises ValueError for a chat prompt."""
+    del tools  # Only chat prompts have them.
     if not isinstance(prompt, str):
       raise ValueError(
-          "prompts of messages need a tokenizer with a chat template: that of"
-          " a pretrained model, or config.tokenizer.source"
+          "chat prompts need a tokenizer with a chat template; choose a"
+          " pretrained model with one, or set config.tokenizer.source"
       )
     return self.encode(prompt)
 
@@ -49,10 +49,10 @@ def print_data(
   """Prints rows used and left out of a task's data, and warnings.
 
   Args:
-    shows_prompt: whether to print the first training prompt, as a pretrained
-      model reads it; a held-out one where there is no other. Validation shows
-      that of an environment (`learning/dry_run.py`).
-    shows_ids: whether to print its ids, too.
+    shows_prompt: whether to print the first training prompt (held-out if there
+      is no other) as a pretrained model reads it. An environment's prompt is
+      shown during validation (`learning/dry_run.py`).
+    shows_ids: whether to also print its ids.
 
   Raises:
     ValueError: the data, the tokenizer or the first prompt cannot be read.
@@ -69,7 +69,7 @@ def print_data(
     task.drop_long(tokenizer, config.sampling.max_prompt_tokens)
     for line in task.report.lines():
       print(f"data: {line}", flush=True)
-  # An environment says its prompts in a process of its own.
+  # Environments make their prompts in separate processes.
   if folder != "task" and not task.has_turns:
     split = base.TRAIN if task.num_prompts(base.TRAIN) else base.HELD_OUT
     shown = prompt_lines(task.prompt(split, 0), split, tokenizer)

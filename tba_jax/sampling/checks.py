@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Relations of decoding, exploration, logs, and vLLM's servers."""
+"""Checks across settings of decoding, exploration, logs and vLLM servers."""
 
 import operator
 import os
@@ -25,7 +25,7 @@ def _lengths(c: rules.Values) -> rules.Problems:
 
 _LOG_LINES = "JSON lines with prompt, completion and reward"
 _LOG_LINES_WITHOUT_REWARDS = "JSON lines with prompt and completion"
-# Rewards of a file, and values of a file of baselines, are as they are.
+# Rewards and baselines read from files are used unchanged.
 _WITH_REWARDS_OF_A_FILE = {
     "loss.reward_weight": 1.0, "reward.normalize_parts": False,
     "loss.missing_stop": "keep",
@@ -33,7 +33,7 @@ _WITH_REWARDS_OF_A_FILE = {
 
 
 def _logs(c: rules.Values) -> rules.Problems:
-  """Files of logged completions can be read, and have what the loss needs."""
+  """Checks that logs can be read and have all fields that the loss needs."""
   loss, field = losses.of_loss(c), c["offline.reward_field"]
   optimizer = {"sample_share_power": c["optimizer.sample_share_power"]}
   needs_logprobs = objective_table.needs_logprobs(loss, optimizer)
@@ -46,22 +46,22 @@ def _logs(c: rules.Values) -> rules.Problems:
     try:
       offline_completions.read(c[key], field, needs_logprobs=needs_logprobs)
     except OSError as error:
-      yield key, f"must be a file that can be read; {error.strerror}"
+      yield key, f"must be a readable file; {error.strerror}"
     except ValueError as error:
       why = ""
       if str(error).endswith("logprobs are missing"):
         why = (
             f": config.loss.name = {c['loss.name']!r} with"
-            f" config.loss.correction = {c['loss.correction']!r} reads those of"
-            " the policy that sampled; tb, tb_learned_z, gvpo, subtb and"
-            " a_star_po without a correction do not, but config.optimizer."
-            f"sample_share_power = {c['optimizer.sample_share_power']} above 0"
-            " does"
+            f" config.loss.correction = {c['loss.correction']!r} needs the"
+            " behavior policy's log-probs, and so does config.optimizer."
+            f"sample_share_power = {c['optimizer.sample_share_power']} if above"
+            " 0; tb, tb_learned_z, gvpo, subtb and a_star_po without a"
+            " correction do not need them"
         )
       elif f" {field}" in str(error) and key == "offline.path":
         why = (
-            "; with config.offline.reward_field = '' they are judged as those"
-            " that are sampled"
+            "; set config.offline.reward_field = '' to judge them like sampled"
+            " completions"
         )
       lines = _LOG_LINES if field else _LOG_LINES_WITHOUT_REWARDS
       yield key, f"must be {lines}; {error}{why}"
@@ -74,30 +74,30 @@ def _logs(c: rules.Values) -> rules.Problems:
       continue
     if objective_table.baseline(loss) == "file":
       yield key, (
-          f"must be {allowed!r} with config.loss.baseline = 'file', whose"
-          " values come from the rewards of the file"
+          f"must be {allowed!r} with config.loss.baseline = 'file', because"
+          " the baselines are computed from unchanged rewards"
       )
     if c["offline.path"] and field:
       yield key, (
-          f"must be {allowed!r} with config.offline.path, whose rewards are"
-          " those of the file; with config.offline.reward_field = '' they are"
-          " judged as those that are sampled"
+          f"must be {allowed!r} with config.offline.path, because rewards come"
+          " from the file; set config.offline.reward_field = '' to judge logged"
+          " completions like sampled ones"
       )
 
 
 def _weights(c: rules.Values) -> rules.Problems:
-  """A sampler quantizes no experts."""
+  """Refuses to quantize models with experts."""
   if not c["search.quantization"]:
     return
   if models.num_experts(c):
     yield "search.quantization", (
-        "must be '' for a model with experts, which that of config.init ="
+        "must be '' for a model with experts, as config.init ="
         f" {c['init']!r} has"
     )
 
 
 def _sampler(c: rules.Values) -> rules.Problems:
-  """Nothing is asked of a sampler that it cannot do, or does not read."""
+  """Refuses settings that the sampler does not support or read."""
   name = c["search.sampler"]
   for other, facts in samplers.SAMPLERS.items():
     for key in facts.settings:
@@ -119,20 +119,20 @@ def _sampler(c: rules.Values) -> rules.Problems:
 
 
 def _searcher_mesh(c: rules.Values) -> rules.Problems:
-  """A searcher's mesh has its own devices, and its rows must divide evenly."""
+  """Checks that a searcher's rows and devices match its mesh."""
   rows = c["search.mesh.data"] * c["search.mesh.fsdp"]
   devices = rows * c["search.mesh.tensor"]
   if c["sampling.num_slots"] % rows:
     yield "sampling.num_slots", (
-        f"must be a multiple of {rows}: a searcher's rows are split over"
-        " config.search.mesh.data * config.search.mesh.fsdp devices"
+        f"must be a multiple of {rows}, because a searcher's rows are split"
+        " over config.search.mesh.data * config.search.mesh.fsdp devices"
     )
   waiting = c["sampling.num_waiting"]
   if waiting and (waiting % rows or waiting < 2 * rows):
     yield "sampling.num_waiting", (
-        f"must be 0, or a multiple of {rows} from {2 * rows} on: each device"
-        " that splits a searcher's rows has as many, and exchanges one for"
-        " another"
+        f"must be 0, or a multiple of {rows} and at least {2 * rows}, because"
+        " each device that splits a searcher's rows needs the same number of"
+        " spare rows, and two to exchange"
     )
   if c["search.cpu_devices"] not in (0, devices):
     yield "search.cpu_devices", (
@@ -148,7 +148,7 @@ CHECKS = (
                   "sampling.max_completion_tokens"),
     rules.compare("explore.max_tokens", "less than",
                   "sampling.max_completion_tokens"),
-    # What counts as solved is what the policy itself has solved.
+    # Only prompts that the policy itself solved count as solved.
     rules.require("offline.path", bool, {"search.order": ("shuffled",)}),
     rules.require("offline.path", operator.not_, {"offline.fraction": (1.0,)}),
     # Each completion needs one version.

@@ -2,29 +2,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sampler: continuous batching with prefix sharing.
 
-R rows decode at the same time, one completion each. A prompt is prefilled once
-and its KV cache copied into the rows of its completions, or, on accelerators,
-held once for all of them. Between chunks of decode steps finished rows are
-refilled from the queue, and a stream asks for requests once the queue is empty.
-While there are none, the last completions may continue in half the rows, then
-in a quarter.
+R rows decode at the same time, one completion each. A prompt is prefilled once.
+Its KV cache is copied into the rows of its completions or, on accelerators,
+shared by them. Between chunks of decode steps, finished rows are refilled from
+the queue, and a stream polls for requests once the queue is empty. Without new
+requests the last completions may continue in half the rows, then in a quarter.
 
     prompts → prefill [B, P] → first tokens → R rows → chunk of steps ┐
                                                ▲                      │
                                                └──── finished rows  ◄─┘
 
-The host reads R flags per chunk, tokens only of finished rows (of all rows with
-stop strings). All shapes are fixed: `prefill` compiles once per bucket,
-`decode_chunk` once per number of cache blocks and of rows, the others once.
+The host reads R flags per chunk, and tokens only of finished rows (of all rows
+with stop strings). All shapes are fixed: `prefill` compiles once per bucket,
+`decode_chunk` once per number of cache segments and of rows, the others once.
 
-A completion may have several turns. Between two of them an environment speaks,
-while others are decoded; its tokens are appended as ids, and fed by the same
-decode steps, or, if there are many, in a call of the model of their own. With
-`SamplingSettings.num_waiting` its row makes room for others, and comes back
-with its cache.
+A completion may have several turns. Between turns its environment answers while
+other rows decode. The answer is appended as token ids, which regular decode
+steps feed, or a separate call if they are many. With
+`SamplingSettings.num_waiting` the row is meanwhile parked with its cache.
 
 The random number of a token is a pure function of (seed, prompt id, visit,
-sample index, position), and no operation mixes slots. So a completion, down to
+sample index, position), and no operation mixes rows. So a completion, down to
 the bits of its log-probs, does not depend on its batch mates, its row, the
 chunks or the order of the requests.
 """
@@ -46,14 +44,14 @@ from tba_jax.sampling import requests
 from tba_jax.sampling import samplers
 from tba_jax.sampling import slots as slots_lib
 
-# Rows per free row at which a chunk ends while completions wait: a refill then
-# costs about as much as the idle rows would.
+# While completions wait, a chunk ends once 1 in REFILL_SHARE rows is free: a
+# refill then costs about as much as the idle rows.
 REFILL_SHARE = 8
-# Decoding rows per row whose turn has ended at which a chunk ends: rows then
-# also make room for others, which costs more.
+# With environments, a chunk ends once 1 in TURN_SHARE decoding rows has ended
+# its turn: rows may then also be parked, which costs more.
 TURN_SHARE = 4
-# Chunks within which completions are short: their lengths differ by less than
-# shorter chunks cost.
+# Completions of at most this many chunks are short: their lengths differ by
+# less than polling in between would cost.
 _FEW_CHUNKS = 4
 # Seconds between polls for requests and answers while nothing is decoded.
 _LOOK_EVERY_S = 0.05
@@ -65,18 +63,18 @@ MoreFn = requests.MoreFn
 
 
 class JaxSampler:
-  """Samples completions with a model whose params come with each call.
+  """Samples completions with the params passed to each call.
 
-  Params are on the devices once, in the form that `put` makes. Beside the ones
-  in use, newer ones may come in; the older ones are dropped as these are taken.
+  The devices hold one copy of the params, in the form that `put` returns. Newer
+  params may arrive during sampling; switching to them drops the old ones.
 
   Not thread-safe. `sample` is deterministic in params, settings and requests.
   With params on a mesh, rows are split over its data and fsdp axes and KV heads
-  over its tensor axis, where they divide.
+  over its tensor axis, if divisible.
   """
 
   def __init__(self, model: transformer.Model, settings: Settings):
-    """Initializes a sampler without compiling or allocating anything.
+    """Initializes the sampler; compiles and allocates nothing.
 
     Raises:
       ValueError: the model has too few positions.
@@ -91,8 +89,7 @@ class JaxSampler:
     if settings.weights and model.config.num_experts:
       raise ValueError(
           f"search.quantization={settings.weights!r}: must be '' for a model"
-          " with"
-          " experts"
+          " with experts"
       )
     self._model = model
     self._settings = settings
@@ -116,11 +113,11 @@ class JaxSampler:
   def put(
       self, params: types.PyTree, shardings: types.PyTree = None
   ) -> types.PyTree:
-    """Returns params on the devices, in the one form that sampling takes.
+    """Puts params on the devices, in the form that `sample` takes.
 
-    Host arrays are converted before they are sent, except to int8, to which the
-    devices round them layer by layer. Device arrays are converted by a program:
-    both copies are held until the caller drops its own.
+    Host arrays are cast before the transfer; rounding to int8 happens on the
+    devices, layer by layer. Device arrays are converted by a program, so both
+    copies exist until the caller drops the original.
 
     Args:
       params: model params, or the result of an earlier `put`, which is returned
@@ -141,7 +138,7 @@ class JaxSampler:
         return self._put_quantized(cast, sharding)
       return jax.device_put(cast, sharding)
     if shardings is None:
-      # Uncommitted arrays would be compiled for separately.
+      # Uncommitted arrays would trigger a second compilation.
       shardings = jax.tree.map(
           lambda leaf: getattr(leaf, "sharding", sharding), params
       )
@@ -158,9 +155,10 @@ class JaxSampler:
           [sharding] * len(params.layers), sharding, sharding
       )
 
-    def put(part: types.PyTree, place: types.PyTree) -> types.PyTree:
-      # Waits, so that at most one part is there in floats.
-      return jax.block_until_ready(self._quantize(jax.device_put(part, place)))
+    def put(params: types.PyTree, place: types.PyTree) -> types.PyTree:
+      # Waits, so that at most one layer is on the devices in floats.
+      params = jax.device_put(params, place)
+      return jax.block_until_ready(self._quantize(params))
 
     make = transformer.DecodeParams
     layers = [
@@ -206,12 +204,11 @@ class JaxSampler:
     Args:
       params: model params, with or without `put`.
       prompts, version: arguments of `requests.Sampler`.
-      newer: function polled between chunks; its params have the shardings of
-        `params`.
-      turns: environments that answer; needs `Settings.has_turns`.
+      newer: function polled between chunks; its params are sharded as `params`.
+      turns: environments that answer; requires `Settings.has_turns`.
     """
     loop = self._loop(self.put(params), version, newer, turns)
-    # Drop our reference, so that old params can be freed.
+    # Drops the reference, so that old params can be freed.
     del params
     loop.begin(prompts)
     completions = dict(itertools.chain(*loop.run()))
@@ -230,7 +227,7 @@ class JaxSampler:
 
     Args:
       params, version, newer: arguments of `sample`.
-      more: function that is polled once no completion queues for a row.
+      more: function polled while no completion waits for a row.
       turns: environments that answer.
     """
     loop = self._loop(self.put(params), version, newer, turns, more)
@@ -242,7 +239,7 @@ class JaxSampler:
   ) -> jax.Array:
     """Returns [B, L - 1] float32, log-probs; see `requests.Sampler`.
 
-    Compiles once per shape, and does not wait for the devices.
+    Compiles once per shape; does not wait for the devices.
     """
     params = self.put(params)
     return self.programs(params).token_logprobs(params, tokens_BxL)
@@ -267,7 +264,7 @@ class JaxSampler:
     )
 
   def programs(self, params: types.PyTree) -> slots_lib.SlotPrograms:
-    """Returns the jitted programs for params that are placed like these."""
+    """Returns the jitted programs for params with this placement."""
     sharding = slots_lib.params_sharding(params)
     if sharding not in self._programs:
       self._programs[sharding] = slots_lib.SlotPrograms(
@@ -288,7 +285,7 @@ def make(
 
 
 class _DecodeLoop:
-  """The host side of one call of the sampler."""
+  """Host side of one call of the sampler."""
 
   def __init__(
       self,
@@ -304,10 +301,10 @@ class _DecodeLoop:
     self._programs = programs
     self._settings = settings
     self._vocab_size = vocab_size
-    self._blocks = programs.block_lengths
+    self._segments = programs.segment_lengths
     self._requests: dict[int, Request] = {}
     self._num_requests = 0
-    # Completions of each request that are not over, and requests that are.
+    # Number of unfinished completions by request, and finished requests.
     self._num_left: dict[int, int] = {}
     self._over: list[int] = []
     self._newer = newer
@@ -315,7 +312,7 @@ class _DecodeLoop:
     self._more = more
     self._params, self._version = params, version
     self._state = programs.empty_state()
-    # Rows set aside while their environment works; None if none ever are.
+    # Spare rows for parked completions; None if nothing is ever parked.
     self._aside = None
     if turns is not None and settings.num_waiting:
       self._aside = programs.empty_aside()
@@ -323,10 +320,10 @@ class _DecodeLoop:
         self._requests,
         settings,
         programs.rows_per_prompt,
-        programs.num_row_parts,
+        programs.num_row_shards,
     )
-    # Index of a request -> its row in the last prefilled batch, and the outputs
-    # of `slots_lib.prefill`.
+    # Request index -> row in the last prefilled batch, and the outputs of
+    # `slots_lib.prefill`.
     self._prefilled: dict[int, int] = {}
     self._prefill_outputs: tuple[Any, ...] = ()
     self._watch = None
@@ -334,8 +331,8 @@ class _DecodeLoop:
       self._watch = requests.StopStringWatch(
           settings.stop_strings, settings.text_fn
       )
-    # Pair of (collected rows on the device, their owners), at most one. They
-    # have ended, or a turn of theirs has.
+    # At most one pair of rows collected on the device and their owners, whose
+    # completion or turn has ended.
     self._unread: list[tuple[Any, dict[int, requests.Owner]]] = []
     self._results = requests.Results(
         self._requests, settings.max_completion_tokens
@@ -345,7 +342,7 @@ class _DecodeLoop:
     """Queues requests.
 
     Raises:
-      ValueError: a request is empty, too long or out of range.
+      ValueError: a request is empty, overlong or out of range.
     """
     for request in batch:
       request.check(self._settings, self._vocab_size)
@@ -360,7 +357,7 @@ class _DecodeLoop:
     self._slots.enqueue(sorted(indices, key=self._bucket_of))
 
   def run(self) -> Iterator[list[tuple[int, types.Completions]]]:
-    """Samples until nothing is left; yields what is over, as it comes."""
+    """Samples until nothing is left; yields requests as they finish."""
     slots = self._slots
     self._take_more()
     while True:
@@ -380,7 +377,7 @@ class _DecodeLoop:
       self._refill()
       if not slots.num_decoding:
         self._read()
-        # What is over leaves before a wait.
+        # Yields finished requests before it waits.
         yield from self._done()
         self._take_answers(_LOOK_EVERY_S if self._more else math.inf)
         self._take_more()
@@ -388,7 +385,7 @@ class _DecodeLoop:
       while self._shrink():
         pass
       self._state, (num_steps, ends) = self._decode(*self._plan())
-      # Rows that ended a chunk ago are read while this one computes.
+      # Reads rows that ended in the previous chunk while this one computes.
       self._read()
       yield from self._done()
       slots.advance(int(num_steps))
@@ -399,7 +396,7 @@ class _DecodeLoop:
       self._take_more()
 
   def _take_more(self) -> None:
-    """Begins requests if there are any and rows would be free for them."""
+    """Starts further requests if rows are free for them."""
     slots = self._slots
     if self._more is None or slots.queue:
       return
@@ -411,13 +408,13 @@ class _DecodeLoop:
       self._grow()
 
   def _done(self) -> Iterator[list[tuple[int, types.Completions]]]:
-    """Yields the requests that are over, if any."""
+    """Yields the finished requests, if any."""
     over, self._over = self._over, []
     if over:
       yield [(index, self._results.pop(index)) for index in over]
 
   def _finish(self, owner: requests.Owner) -> None:
-    """Notes that a completion is over."""
+    """Marks a completion as finished."""
     index, _ = owner
     self._num_left[index] -= 1
     if not self._num_left[index]:
@@ -427,7 +424,7 @@ class _DecodeLoop:
       self._watch.forget(owner)
 
   def _end(self, ends: slots_lib.Ends, cut_R: np.ndarray | None) -> None:
-    """Queues finished rows to be read; frees those without a further turn."""
+    """Queues finished rows for reading; frees those without another turn."""
     slots = self._slots
     if self._turns is None:
       ends = ends._replace(idle=np.asarray(ends.idle))
@@ -448,13 +445,13 @@ class _DecodeLoop:
     slots.release(ended)
 
   def _take_answers(self, wait_s: float) -> None:
-    """Takes the answers of environments; ends completions that are over."""
+    """Collects environments' answers; ends completions without one."""
     slots = self._slots
     if not slots.waiting:
       return
     for owner, ids in self._turns.answers(wait_s):
       length = slots.waiting[owner]
-      # Without room for a token after it, the answer is left out.
+      # An answer without room for a further token is dropped.
       if ids is not None and length + len(ids) >= slots.limit(owner):
         self._turns.cut(owner)
         self._results.note_cut_off(owner)
@@ -469,9 +466,9 @@ class _DecodeLoop:
           self._watch.begin_turn(owner, end)
 
   def _move(self) -> None:
-    """Moves rows aside and back; resumes those whose answer has arrived."""
+    """Parks rows, brings them back, and resumes answered ones."""
     slots = self._slots
-    # An exchange may free the place that another one needs.
+    # An exchange may free the spare row that another one needs.
     while (moves := slots.exchange()) is not None:
       self._state, self._aside = self._programs.exchange(
           self._state, self._aside, *moves
@@ -490,14 +487,14 @@ class _DecodeLoop:
     self._feed({row: len(ids) for row, (_, ids) in answered.items()})
 
   def _feed(self, counts: Mapping[int, int]) -> None:
-    """Feeds long answers in few calls; leaves short ones to decode steps."""
+    """Feeds long answers in a few calls; leaves short ones to decode steps."""
     lengths = self._programs.feed_lengths
     if not lengths:
       return
     left = {r: n for r, n in counts.items() if n >= requests.FEWEST_FED}
     while left:
       pieces = {row: min(count, lengths[-1]) for row, count in left.items()}
-      # A row's program, and so its bits, depend on its own answer alone.
+      # The program, and so the bits, of a row depend on its answer alone.
       by_length: dict[int, list[int]] = {}
       for row, count in pieces.items():
         length = next(length for length in lengths if length >= count)
@@ -516,7 +513,7 @@ class _DecodeLoop:
 
   def _run_feed(self, pieces: Sequence[tuple[int, int]], length: int) -> None:
     size = self._settings.prefill_size
-    # Numbers past the last row stand for no row.
+    # Indices past the last row are unused.
     rows_B = np.full(size, self._slots.num_rows, np.int32)
     count_B = np.zeros(size, np.int32)
     for b, (row, count) in enumerate(pieces):
@@ -528,8 +525,8 @@ class _DecodeLoop:
   def warm_up(self) -> None:
     """Compiles the programs that `run` did not need."""
     while True:
-      for num_blocks in range(2, len(self._blocks) + 1):
-        self._state, _ = self._decode(0, 1, num_blocks)
+      for num_segments in range(2, len(self._segments) + 1):
+        self._state, _ = self._decode(0, 1, num_segments)
       if self._settings.recompute_cache:
         self._state = self._recompute(self._state, {})
       if self._watch is not None:
@@ -559,48 +556,48 @@ class _DecodeLoop:
       self._recompute(aside, {})
 
   def _plan(self) -> tuple[int, int, int]:
-    """Returns a chunk's most steps, idle rows that end it early, and blocks."""
+    """Plans a chunk: most steps, idle rows that end it early, and segments."""
     slots = self._slots
     num_rows = num_idle = slots.num_rows
     # Newer params, stop strings, answers and requests are polled at intervals.
     polls = self._watch or self._newer or self._turns or self._more
     if self._turns:
-      # An environment works as soon as some turns have ended.
+      # Ends early, so that environments start as soon as some turns have ended.
       decoding = slots.num_decoding
       num_idle -= decoding + -decoding // TURN_SHARE
     elif self._more or (slots.queue and not polls):
-      # Free rows may wait for others of their prompt.
+      # Free rows may wait for the other rows of their prompt.
       free = num_rows - len(slots.owners)
       num_idle = min(num_rows, free - (-num_rows // REFILL_SHARE))
     elif not polls:
       num_idle -= self._programs.fewer_rows(num_rows)
-    # A chunk fills its blocks if nothing is to be done between chunks, or if it
-    # ends early with the rows that others could have.
+    # A chunk fills its segments unless something must be polled meanwhile. It
+    # also may if it ends early once rows are free for other completions.
     waits = slots.queue or polls
     settings = self._settings
     most = _FEW_CHUNKS * settings.chunk_steps
     if settings.max_completion_tokens <= most:
       waits = self._watch or self._newer or self._turns
-    num_steps, num_blocks = slots_lib.plan_chunk(
-        self._blocks,
+    num_steps, num_segments = slots_lib.plan_chunk(
+        self._segments,
         slots.longest,
         chunk_steps=self._settings.chunk_steps if waits else None,
     )
-    return num_steps, num_idle, num_blocks
+    return num_steps, num_idle, num_segments
 
   def _decode(
-      self, num_steps: int, num_idle: int, num_blocks: int
+      self, num_steps: int, num_idle: int, num_segments: int
   ) -> tuple[slots_lib.DecodeState, tuple[jax.Array, slots_lib.Ends]]:
     return self._programs.decode_chunk(
         self._params,
         self._state,
         np.int32(num_steps),
         np.int32(num_idle),
-        num_blocks,
+        num_segments,
     )
 
   def _shrink(self) -> bool:
-    """Drops free rows if no completion needs them; returns whether it did."""
+    """Drops free rows that nothing needs; returns whether it did."""
     slots, programs = self._slots, self._programs
     fewer = programs.fewer_rows(slots.num_rows)
     if not fewer or slots.queue or slots.num_left > fewer:
@@ -611,7 +608,7 @@ class _DecodeLoop:
     return True
 
   def _grow(self) -> None:
-    """Brings all dropped rows back, since only all rows are refilled."""
+    """Restores all dropped rows, because a refill needs all rows."""
     while self._slots.num_rows < self._settings.num_rows:
       self._state = self._programs.grow(self._state)
       self._slots.grow()
@@ -637,7 +634,7 @@ class _DecodeLoop:
   def _recompute(
       self, state: slots_lib.DecodeState, owners: Mapping[int, requests.Owner]
   ) -> slots_lib.DecodeState:
-    """Recomputes the KV cache of the rows in use, batch by batch."""
+    """Recomputes the KV cache of the used rows, batch by batch."""
     P, T = (
         self._settings.max_prompt_tokens,
         self._settings.max_completion_tokens,
@@ -702,7 +699,7 @@ class _DecodeLoop:
     tokens[start:], mask[start:] = prompt_tokens, 1
 
   def _cut_at_stop_strings(self) -> tuple[np.ndarray, slots_lib.Ends]:
-    """Ends turns at stop strings; returns `cuts`, and where the rows are."""
+    """Ends turns at stop strings; returns `cuts` and the rows' progress."""
     state, owners = self._state, self._slots.owners
     read = jax.device_get((state.tokens, state.lengths, state.stopped))
     cut_R = self._watch.cuts(owners, *read)
@@ -713,7 +710,7 @@ class _DecodeLoop:
     return cut_R, ends
 
   def _read(self) -> None:
-    """Copies what has ended from the device; environments get their turns."""
+    """Copies ended rows to the host and passes turns to environments."""
     for collected, ended in self._unread:
       arrays = jax.device_get(collected)
       self._results.add(arrays, ended)

@@ -6,11 +6,11 @@
 behavior log-prob comes from the array that it is drawn from. `sample` inverts
 the CDF at a given uniform number, so a token is a pure function of it.
 
-Where devices share the vocabulary, the functions run under `shard_map` with the
-mesh axis `axis` and the device's own V / n tokens; no device has all logits of
-a row, and they exchange only a few numbers a row.
+If devices split the vocabulary, the functions run under `shard_map` over the
+mesh axis `axis`, each device with its V / n tokens. No device gathers all
+logits of a row; they exchange only a few numbers per row.
 
-Axes: R rows, V vocabulary, or a device's part of it.
+Axes: R rows, V vocabulary, or a device's shard of it.
 """
 
 from collections.abc import Collection
@@ -23,14 +23,14 @@ import numpy as np
 
 from tba_jax.sampling import requests
 
-# Folded into a row's key for its own temperature; no token position.
+# Folded into a row's key for its random temperature; above all positions.
 _TEMPERATURE_STREAM = 0x7E3B0000
 
-# Tokens of a block of the vocabulary.
-_BLOCK = 128
+# Tokens of a tile of the vocabulary.
+_TILE = 128
 _SIGN = np.uint32(1 << 31)
 _LAST_PLACE = np.uint32(2**32 - 1)
-# Above every token.
+# Larger than any token id.
 _NO_TOKEN = np.iinfo(np.int32).max
 
 
@@ -48,12 +48,12 @@ def process(
   In this order: divide by `temperature`; keep the `top_k` likeliest tokens;
   keep the smallest set of likeliest tokens whose probabilities, renormalized
   after top-k, reach `top_p`; keep those whose probability is at least `min_p`
-  times the largest; renormalize. Tokens that tie with the last one kept are
-  kept too, so the set does not depend on the order of the vocabulary.
+  times the largest; renormalize. Tokens that tie with the last kept one are
+  also kept, so the set does not depend on the order of the vocabulary.
 
   Args:
     logits_RxV: [R, V] float.
-    temperature: 0 is greedy; the first of tokens that tie is taken.
+    temperature: 0 is greedy and takes the first of tied tokens.
     top_k: number of tokens to keep; 0 is off.
     top_p: probability mass to keep, in (0, 1]; 1 is off.
     min_p: least probability relative to the likeliest token's, in [0, 1); 0 is
@@ -70,15 +70,15 @@ def process(
     first_Rx1 = _min(jnp.where(best_RxV, vocab_RxV, _NO_TOKEN), axis)
     return jnp.where(vocab_RxV == first_Rx1, 0.0, -jnp.inf)
   logprobs_RxV = _log_softmax(logits_RxV / temperature, axis)
-  # Tokens are ordered by their logits: a compiler that computes a log-prob in
-  # two places may round it differently, and drop the last token to keep.
+  # Orders tokens by logits: a compiler that computes a log-prob in two places
+  # may round it differently and drop the last token to keep.
   place_RxV = _place(logits_RxV)
   num_tokens = logits_RxV.shape[-1]
-  # Blocks that hold all tokens before the last one kept.
+  # With few tokens to keep, only the tiles that can contain them are searched.
   take = lambda x_RxV, _: x_RxV
   if 0 < top_k < num_tokens * (jax.lax.axis_size(axis) if axis else 1):
-    if top_k * _BLOCK <= num_tokens // 4:
-      take = functools.partial(_take_blocks, _likeliest(logits_RxV, top_k))
+    if top_k * _TILE <= num_tokens // 4:
+      take = functools.partial(_take_tiles, _likeliest(logits_RxV, top_k))
     place_RxC = take(place_RxV, _LAST_PLACE)
     last_Rx1 = _last_place(place_RxC, jnp.int32(1), top_k, axis)
     logprobs_RxV = _keep(logprobs_RxV, place_RxV <= last_Rx1, axis)
@@ -111,52 +111,52 @@ def sample(
     token_R: [R] int32.
     logprob_R: [R] float32, `logprobs_RxV` at the token.
   """
-  # The block at which the CDF passes, then the token in it: over blocks there
-  # is one sum, over tokens of one block there are sums up to each.
-  blocks_RxNxW = _blocks(logprobs_RxV, -jnp.inf)
-  sums_RxN = jnp.sum(jnp.exp(blocks_RxNxW), axis=-1)
+  # First the tile in which the CDF passes u, then the token in it. So there are
+  # cumulative sums over tiles and over the tokens of one tile only.
+  tiles_RxNxW = _tiles(logprobs_RxV, -jnp.inf)
+  sums_RxN = jnp.sum(jnp.exp(tiles_RxNxW), axis=-1)
   upto_RxN = jnp.cumsum(sums_RxN, axis=-1)
   total_Rx1, offset = upto_RxN[:, -1:], 0
   if axis is not None:
     totals_RxD = jax.lax.all_gather(total_Rx1, axis, axis=1, tiled=True)
     ends_RxD = jnp.cumsum(totals_RxD, axis=-1)
-    part = jax.lax.axis_index(axis)
+    shard = jax.lax.axis_index(axis)
     upto_RxN += jax.lax.dynamic_slice_in_dim(
-        jnp.pad(ends_RxD, ((0, 0), (1, 0))), part, 1, axis=1
+        jnp.pad(ends_RxD, ((0, 0), (1, 0))), shard, 1, axis=1
     )
     total_Rx1 = ends_RxD[:, -1:]
-    offset = part * logprobs_RxV.shape[1]
+    offset = shard * logprobs_RxV.shape[1]
   passes_Rx1 = uniform_R[:, None] * total_Rx1
-  block_R, passed_R = _first(sums_RxN, upto_RxN > passes_Rx1)
-  own = jax.vmap(lambda x, block: x[block])
-  logprobs_RxW = own(blocks_RxNxW, block_R)
+  tile_R, passed_R = _first(sums_RxN, upto_RxN > passes_Rx1)
+  entry = jax.vmap(lambda x, index: x[index])
+  logprobs_RxW = entry(tiles_RxNxW, tile_R)
   probs_RxW = jnp.exp(logprobs_RxW)
-  before_R = own(upto_RxN - sums_RxN, block_R)
+  before_R = entry(upto_RxN - sums_RxN, tile_R)
   upto_RxW = before_R[:, None] + jnp.cumsum(probs_RxW, axis=-1)
   place_R, _ = _first(probs_RxW, upto_RxW > passes_Rx1)
-  own_R = offset + block_R * blocks_RxNxW.shape[2] + place_R
-  logprob_R = own(logprobs_RxW, place_R)
+  local_R = offset + tile_R * tiles_RxNxW.shape[2] + place_R
+  logprob_R = entry(logprobs_RxW, place_R)
   if axis is None:
-    return own_R, logprob_R
-  # The first part that the CDF passes in, else the last possible token.
-  first_R = jax.lax.pmin(jnp.where(passed_R, own_R, _NO_TOKEN), axis)
+    return local_R, logprob_R
+  # The first shard in which the CDF passes u, else the last possible token.
+  first_R = jax.lax.pmin(jnp.where(passed_R, local_R, _NO_TOKEN), axis)
   possible_R = jnp.any(sums_RxN > 0, axis=-1)
-  last_R = jax.lax.pmax(jnp.where(possible_R, own_R, 0), axis)
+  last_R = jax.lax.pmax(jnp.where(possible_R, local_R, 0), axis)
   token_R = jnp.where(first_R < _NO_TOKEN, first_R, last_R)
-  mine_R = token_R == own_R
+  mine_R = token_R == local_R
   return token_R, jax.lax.psum(jnp.where(mine_R, logprob_R, 0.0), axis)
 
 
 def _first(
     probs_RxN: jax.Array, passed_RxN: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns [R] int32, the first possible entry that passed, else the last.
+  """Returns the first possible entry that passed, else the last possible one.
 
-  Rounded sums may stay constant, or never pass u times the total: so an entry
-  must have a probability above 0, and the last such entry is the fallback.
+  Rounded sums may stay constant or never exceed u times the total. So an entry
+  must have positive probability, and the last such entry is the fallback.
 
   Returns:
-    The entry, and [R] bool, whether one passed.
+    [R] int32, the entry, and [R] bool, whether any passed.
   """
   possible_RxN = probs_RxN > 0
   passed_RxN &= possible_RxN
@@ -174,10 +174,7 @@ def plain_logprob(
     temperature: float,
     axis: str | None = None,
 ) -> jax.Array:
-  """Returns [R] float32, the tokens' log-probs under the untruncated model.
-
-  They are in nats.
-  """
+  """Returns [R] float32, log-probs under the untruncated model, nats."""
   scaled_RxV = logits_RxV.astype(jnp.float32) / temperature
   return _at(_log_softmax(scaled_RxV, axis), token_R, axis)
 
@@ -191,7 +188,7 @@ def _vocab(x_RxV: jax.Array, axis: str | None) -> jax.Array:
 
 
 def _sum(x_RxV: jax.Array, axis: str | None) -> jax.Array:
-  """Returns [R, 1], over the whole vocabulary; so do `_max` and `_min`."""
+  """Returns [R, 1], reduced over the whole vocabulary, as `_max` and `_min`."""
   x_Rx1 = jnp.sum(x_RxV, axis=-1, keepdims=True)
   return x_Rx1 if axis is None else jax.lax.psum(x_Rx1, axis)
 
@@ -230,8 +227,8 @@ def _place(logits_RxV: jax.Array) -> jax.Array:
   """Returns [R, V] uint32, integers that grow as logits fall; 0 equals -0."""
   zero_RxV = jnp.where(logits_RxV == 0, 0.0, logits_RxV)
   bits_RxV = jax.lax.bitcast_convert_type(zero_RxV, jnp.uint32)
-  # Bits of negative floats grow as they fall, those of positive ones as they
-  # grow.
+  # Bit patterns of negative floats increase as the float decreases; bits of
+  # positive floats increase with it.
   return jnp.where(bits_RxV >= _SIGN, bits_RxV, _SIGN - 1 - bits_RxV)
 
 
@@ -243,12 +240,12 @@ def _last_place(
 ) -> jax.Array:
   """Returns [R, 1] uint32, the last place of the smallest set to reach a limit.
 
-  A token is in the set if the weights of those that are likelier do not sum to
-  `limit`. The largest place before which they do not is found bit by bit, in 32
-  sums where a sort takes some (log V)² passes on an accelerator.
+  A token is in the set if the weights of likelier tokens sum to less than
+  `limit`. A bitwise search finds the last such place with 32 sums; a sort takes
+  about (log V)² passes on an accelerator.
 
   Args:
-    place_RxC: [R, C] uint32, places of tokens; all that may be in the set.
+    place_RxC: [R, C] uint32, places of all candidate tokens.
     weights_RxC: [R, C] or [], at least 0: probabilities, or 1 to count tokens.
     limit: sum to reach, above 0.
     axis: mesh axis, see `process`.
@@ -263,10 +260,10 @@ def _last_place(
   return jax.lax.fori_loop(0, 32, set_bit, zeros_Rx1)
 
 
-def _blocks(x_RxV: jax.Array, padding: float) -> jax.Array:
-  """Returns [R, N, W], the vocabulary in blocks, the last one padded."""
+def _tiles(x_RxV: jax.Array, padding: float) -> jax.Array:
+  """Returns [R, N, W], the vocabulary in tiles, the last one padded."""
   num_rows, num_tokens = x_RxV.shape
-  width = min(_BLOCK, num_tokens)
+  width = min(_TILE, num_tokens)
   missing = -num_tokens % width
   if missing:
     x_RxV = jnp.pad(x_RxV, ((0, 0), (0, missing)), constant_values=padding)
@@ -274,21 +271,21 @@ def _blocks(x_RxV: jax.Array, padding: float) -> jax.Array:
 
 
 def _likeliest(logits_RxV: jax.Array, top_k: int) -> jax.Array:
-  """Returns [R, top_k] int32, the blocks with the largest logits.
+  """Returns [R, top_k] int32, the tiles with the largest logits.
 
-  They hold each token that is likelier than the one at place `top_k`, and one
-  at that place: fewer blocks than `top_k` have a likelier one.
+  Fewer than `top_k` tiles contain a token likelier than the `top_k`-th, so
+  these tiles contain all such tokens and the `top_k`-th itself.
   """
-  largest_RxN = jnp.max(_blocks(logits_RxV, -jnp.inf), axis=-1)
+  largest_RxN = jnp.max(_tiles(logits_RxV, -jnp.inf), axis=-1)
   return jax.lax.top_k(largest_RxN, top_k)[1]
 
 
-def _take_blocks(
-    blocks_RxB: jax.Array, x_RxV: jax.Array, padding: float
+def _take_tiles(
+    tiles_RxB: jax.Array, x_RxV: jax.Array, padding: float
 ) -> jax.Array:
-  """Returns [R, B * W], the entries of some blocks."""
-  blocks_RxNxW = _blocks(x_RxV, padding)
-  taken = jax.vmap(lambda x, at: x[at])(blocks_RxNxW, blocks_RxB)
+  """Returns [R, B * W], the entries of the given tiles."""
+  tiles_RxNxW = _tiles(x_RxV, padding)
+  taken = jax.vmap(lambda x, at: x[at])(tiles_RxNxW, tiles_RxB)
   return taken.reshape(len(x_RxV), -1)
 
 
@@ -299,24 +296,24 @@ def explored_logits(
     position_R: jax.Array,
     axis: str | None = None,
 ) -> jax.Array:
-  """Returns the logits to draw from at `settings.temperature`.
+  """Returns the logits with exploration, to be divided by the temperature.
 
   Greedy decoding does not explore.
 
   Args:
     settings: values of `explore`, `temperature` and `stop_ids`.
     logits_RxV: [R, V] float.
-    keys_R: [R] random keys of the rows.
-    position_R: [R] int32, position of the token to draw.
+    keys_R: [R] random keys.
+    position_R: [R] int32, index of the token to draw in its completion.
     axis: mesh axis, see `process`.
   """
   explore = settings.explore
   if not settings.temperature:
     return logits_RxV
   if explore.fraction:
-    own_R = own_temperature(explore, keys_R)
-    factor_R = settings.temperature / jnp.maximum(own_R, 1e-6)
-    factor_R = jnp.where(own_R > 0, factor_R, 1.0)
+    random_R = random_temperature(explore, keys_R)
+    factor_R = settings.temperature / jnp.maximum(random_R, 1e-6)
+    factor_R = jnp.where(random_R > 0, factor_R, 1.0)
     logits_RxV = logits_RxV.astype(jnp.float32) * factor_R[:, None]
   if explore.min_tokens:
     early_R = position_R < explore.min_tokens
@@ -329,10 +326,13 @@ def explored_logits(
   return logits_RxV
 
 
-def own_temperature(explore: requests.Explore, keys_R: jax.Array) -> jax.Array:
-  """Returns each row's own temperature [R] float32; 0 where it has none."""
-  own_R = jax.vmap(jax.random.fold_in, (0, None))(keys_R, _TEMPERATURE_STREAM)
-  uniform_Rx2 = (jax.random.key_data(own_R) >> 8).astype(jnp.float32) * 2.0**-24
+def random_temperature(
+    explore: requests.Explore, keys_R: jax.Array
+) -> jax.Array:
+  """Returns [R] float32, each row's random temperature; 0 without one."""
+  keys_R = jax.vmap(jax.random.fold_in, (0, None))(keys_R, _TEMPERATURE_STREAM)
+  bits_Rx2 = jax.random.key_data(keys_R) >> 8
+  uniform_Rx2 = bits_Rx2.astype(jnp.float32) * 2.0**-24
   low, high = explore.min_temperature, explore.max_temperature
   return jnp.where(
       uniform_Rx2[:, 0] < explore.fraction,

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Sampler that takes completions from a log."""
+"""Sampler that replaces sampling by logged completions."""
 
 import collections
 from collections.abc import Sequence
@@ -17,20 +17,20 @@ from tba_jax.sampling import requests
 from tba_jax.tasks import base
 from tba_jax.tasks import offline_completions
 
-# Separates these random numbers from others of the same seed.
+# Separates these random numbers from others with the same seed.
 _STREAM = 0x106
-# Nats; the log-prob of a token that greedy decoding chose, told as 0.
+# Nats; stands for a logged 0, which greedy decoding reports.
 _ALMOST_ZERO = -1e-30
 
 
 class OfflineSampler:
-  """Takes completions of a log for some requests, and samples the others.
+  """Answers some requests from a log and samples the others.
 
   platform: field of `requests.Sampler`.
   """
 
   def __init__(self, log: "Log", sampler: requests.Sampler):
-    """Takes the log and the sampler of the other requests."""
+    """Wraps `sampler`, which serves the other requests."""
     self._log = log
     self._sampler = sampler
     self.settings, self.platform = sampler.settings, sampler.platform
@@ -55,7 +55,7 @@ class OfflineSampler:
     others = [r for r, logged in zip(prompts, is_logged) if not logged]
     sampled = iter(())
     if others:
-      # No frame holds the params: they are freed once there are newer ones.
+      # No frame keeps a reference, so newer params free these.
       holder = [params]
       del params
       sampled = iter(
@@ -72,14 +72,14 @@ class OfflineSampler:
 
 
 class Log:
-  """Gives prompts the completions that a log has of them.
+  """Logged completions by prompt.
 
   share: fraction of prompts that get logged completions, if the log has any; 1
     if nothing is sampled.
-  prompt_ids: training prompts with completions in the log, in their order.
-  left_out: completions that are left out, by reason.
-  num_lost: completions that are used without the log-probs that the log has,
-    which are not of their tokens.
+  prompt_ids: training prompts with completions in the log, ascending.
+  left_out: number of unused completions by reason.
+  num_lost: number of completions used without their logged log-probs, because
+    these do not match the tokens.
   """
 
   def __init__(
@@ -98,7 +98,7 @@ class Log:
       needs_logprobs: whether completions without log-probs are left out.
 
     Raises:
-      ValueError: a line of the file is wrong, or no completion can be used.
+      ValueError: a line of the file is wrong, or no completion is usable.
       OSError: the file cannot be read.
     """
     c = config.offline
@@ -129,15 +129,14 @@ class Log:
     if not self.prompt_ids and self.left_out:
       raise ValueError(
           f"config.offline.path = {c.path!r}: no completion of the task's"
-          f" training prompts can be used: {self._reasons()}"
+          f" training prompts is usable: {self._reasons()}"
       )
     if not self.prompt_ids:
       raise ValueError(
           f"config.offline.path = {c.path!r}: must be a file with completions"
-          " of"
-          f" the task's training prompts; it has {len(completions)} other"
-          f" prompts, the first is {next(iter(completions))[:80]!r}, where the"
-          f" task's is {base.plain_text(task.prompt(base.TRAIN, 0))[:80]!r}"
+          f" of the task's training prompts; its {len(completions)} prompts"
+          f" begin with {next(iter(completions))[:80]!r}, the task's with"
+          f" {base.plain_text(task.prompt(base.TRAIN, 0))[:80]!r}"
       )
     known = {id(some) for some in by_prompt_id.values()}
     others = [some for some in completions.values() if id(some) not in known]
@@ -145,13 +144,13 @@ class Log:
       self.left_out["are of other prompts"] = sum(map(len, others))
 
   def summary(self) -> str:
-    """Returns what of the log is used, in words."""
+    """Returns a sentence on which completions are used."""
     used = sum(map(len, self._completions.values()))
     text = f"{used} completions of {len(self.prompt_ids)} training prompts"
     if self.num_lost:
       text += (
-          f", {self.num_lost} without their log-probs, which are not known to"
-          " be of their tokens"
+          f", {self.num_lost} without their log-probs, which may not match the"
+          " tokens"
       )
     return f"{text}; left out: {self._reasons() or 'none'}"
 
@@ -159,9 +158,9 @@ class Log:
     return "; ".join(f"{n} {why}" for why, n in self.left_out.most_common())
 
   def has(self, position: int, prompt_id: int) -> bool:
-    """Returns whether a position gets completions of the log.
+    """Returns whether a prompt is answered from the log.
 
-    It is a function of the seed and the position, as what is sampled is.
+    A function of the seed and the position, as sampling is.
     """
     if prompt_id not in self._completions:
       return False
@@ -171,15 +170,14 @@ class Log:
   def draw(
       self, prompt_id: int, visit: int, num_completions: int, version: int
   ) -> types.Completions:
-    """Returns S completions of a prompt, with their rewards if they are read.
+    """Returns S completions of a prompt, with rewards if they are read.
 
-    Visits take turns through the log; fewer than S are repeated. A version that
-    is not known, or is yet to come, is -1: one step older than the first
-    params.
+    Visits cycle through the log; fewer than S completions are repeated. An
+    unknown or future version becomes -1, one step older than the first params.
 
     Args:
       prompt_id: training prompt with completions in the log.
-      visit: times that the prompt came before.
+      visit: number of earlier visits to the prompt.
       num_completions: S.
       version: newest version of the params.
     """
@@ -193,7 +191,7 @@ class Log:
     for s, (ids, one) in enumerate(some):
       tokens[s, : len(ids)] = ids
       if one.logprobs is not None:
-        # Zeros throughout are log-probs that nobody knows.
+        # All zeros would mean unknown log-probs.
         known = np.asarray(one.logprobs, np.float32)
         logprobs[s, : len(ids)] = np.where(known == 0, _ALMOST_ZERO, known)
     mask = np.arange(T) < lengths[:, None]
@@ -217,7 +215,7 @@ class Log:
       self,
       some: Sequence[tuple[tuple[int, ...], offline_completions.Completion]],
   ) -> np.ndarray | None:
-    """Returns the rewards of completions, None if the log's are not read."""
+    """Returns the logged rewards, or None if a judge scores completions."""
     if not self._has_rewards:
       return None
     return np.array([one.reward for _, one in some], np.float32)
@@ -228,7 +226,7 @@ class Log:
       before: Sequence[int],
       stop_id: int,
   ) -> tuple[tuple[int, ...], offline_completions.Completion] | None:
-    """Returns ids and completion with what is known; None to leave it out."""
+    """Returns ids and the completed record; None leaves the completion out."""
     tokenizer, stopped, logprobs = self._tokenizer, one.stopped, one.logprobs
     ids = one.token_ids
     if ids is None and one.tokens is not None:
@@ -236,7 +234,7 @@ class Log:
       if ids is not None and not tokenizer.decode(ids, within=True).startswith(
           one.text
       ):
-        ids = None  # The strings are another tokenizer's.
+        ids = None  # The strings come from another tokenizer.
     if ids is None and one.text is not None:
       stop = tokenizer.decode([stop_id])
       if stopped is None:
@@ -245,14 +243,14 @@ class Log:
       if list(one.tokens or ()) != [tokenizer.decode([i]) for i in ids]:
         logprobs = None
     elif stopped is None:
-      said = tokenizer.decode(ids, within=True)
+      text = tokenizer.decode(ids, within=True)
       stopped = tokenizer.split_stop(ids)[1] is not None or any(
-          string in said for string in tokenizer.stop_strings
+          string in text for string in tokenizer.stop_strings
       )
     why = None
     if one.has_turns:
       why = "have tokens of an environment"
-    elif one.token_ids is not None and not self._says(ids, one.text):
+    elif one.token_ids is not None and not self._matches(ids, one.text):
       why = "have token_ids that are not their text"
     elif not 1 <= len(ids) <= self._T:
       why = f"have more than {self._T} tokens (sampling.max_completion_tokens)"
@@ -269,17 +267,17 @@ class Log:
         one, logprobs=logprobs, stopped=stopped
     )
 
-  def _says(self, ids: Sequence[int], text: str | None) -> bool:
-    """Returns whether tokens have a text, or begin with it.
+  def _matches(self, ids: Sequence[int], text: str | None) -> bool:
+    """Returns whether the decoded tokens begin with a text.
 
-    White space, special tokens and what follows a stop string may be left out
-    of a text.
+    The text may lack white space, special tokens and everything after a stop
+    string.
     """
     if text is None:
       return True
     text = "".join(text.split())
-    says = lambda ids: "".join(self._tokenizer.decode(ids).split())
-    return says(ids).startswith(text) or says(
+    decode = lambda ids: "".join(self._tokenizer.decode(ids).split())
+    return decode(ids).startswith(text) or decode(
         self._tokenizer.without_special(ids)
     ).startswith(text)
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A sampler: its interface, settings and requests; bookkeeping on the host."""
+"""The sampler's interface, settings, requests and host-side bookkeeping."""
 
 import collections
 from collections.abc import (
@@ -23,9 +23,9 @@ UINT32 = 2**32
 # A prefill batch has one prompt per this many rows: with 16 completions each, a
 # prefill fills all rows.
 ROWS_PER_PREFILL = 16
-# Tokens of an environment that one call of the model may feed, each number a
-# program; a completion has twice as many or more. Fewer than the last of these
-# are left to decode steps.
+# Environment tokens that one call of the model feeds. Each length is another
+# program and at most half a completion. Fewer than FEWEST_FED tokens are left
+# to decode steps.
 FEED_LENGTHS = (32, 256)
 FEWEST_FED = 16
 
@@ -37,10 +37,10 @@ class Explore:
   Source: Lee et al. 2025 (arXiv:2405.18540), with one temperature per
   completion instead of per batch.
 
-  fraction: share of completions with a temperature of their own; 0 is off.
+  fraction: share of completions with a random temperature; 0 is off.
   min_temperature, max_temperature: uniform range of these temperatures.
   min_tokens: tokens before a stop token may be drawn.
-  max_tokens: tokens after which no other is drawn; 0 is off.
+  max_tokens: tokens after which only stop tokens are drawn; 0 is off.
   """
 
   fraction: float = 0.0
@@ -52,32 +52,32 @@ class Explore:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingSettings:
-  """Settings that a sampler is compiled for.
+  """Compile-time settings of a sampler.
 
   temperature: divisor of the logits; 0 is greedy and excludes `explore`.
-  plain_temperature: temperature of `Completions.plain_logprobs`; None is that
-    of sampling, or 1 if it is 0.
-  top_k, top_p, min_p: settings of `logits.process`.
+  plain_temperature: temperature of `Completions.plain_logprobs`; None is the
+    sampling temperature, or 1 for greedy decoding.
+  top_k, top_p, min_p: arguments of `logits.process`.
   max_prompt_tokens: P.
-  max_completion_tokens: T; completions are truncated there.
+  max_completion_tokens: T; longer completions are truncated.
   num_rows: R, completions decoded at the same time.
   chunk_steps: decode steps between refills while requests wait.
-  most_rows_per_prompt: adjacent rows that may share a prompt's cache, on
+  most_rows_per_prompt: most adjacent rows that share a prompt's cache on
     accelerators (`sharing.py`).
-  pad_id: token that fills a completion after its end.
+  pad_id: padding token after a completion's end.
   seed: default for requests without a seed, in [0, 2^32).
   stop_ids: tokens that end a completion.
-  stop_strings: texts that end a completion at the token that completes one;
-    checked every `chunk_steps` tokens.
-  text_fn: ids -> text; needed with stop strings.
+  stop_strings: texts; the token that completes one ends the completion.
+    Checked every `chunk_steps` tokens.
+  text_fn: (ids) -> text; required with stop strings.
   recompute_cache: whether newer params recompute the KV cache of completions
     in flight.
   has_routes: whether completions record the experts of their tokens.
   has_turns: whether completions may have several turns, see `Turns`.
-  num_waiting: completions whose environment works that may leave their row to
-    others, with their cache; 0 or from 2 for each device that splits the rows.
+  num_waiting: completions that may give up their row, with their cache, while
+    their environment runs; 0, or at least 2 per device that splits the rows.
   prompt_buckets: number of padded prompt lengths: P, P / 2, P / 4, …
-  explore: exploration, see `Explore`.
+  explore: changes to the sampling distribution, see `Explore`.
   weights: dtype of matrices, "int8", or "" for the model's compute dtype.
   """
 
@@ -106,7 +106,7 @@ class SamplingSettings:
 
   @property
   def samples_plainly(self) -> bool:
-    """Whether plain log-probs are those of the sampling distribution."""
+    """Whether plain log-probs equal the sampling log-probs."""
     return self.temperature > 0 and (
         (self.top_k, self.top_p, self.min_p) == (0, 1, 0)
         and self.explore == Explore()
@@ -115,23 +115,23 @@ class SamplingSettings:
 
   @property
   def prefill_size(self) -> int:
-    """B, prompts of a prefill."""
+    """B, prompts per prefill."""
     return max(1, self.num_rows // ROWS_PER_PREFILL)
 
   @property
   def buckets(self) -> tuple[int, ...]:
-    """Lengths that prompts are padded to, in ascending order."""
+    """Padded prompt lengths, ascending."""
     counts = range(self.prompt_buckets)
     return tuple(sorted({-(-self.max_prompt_tokens // 2**i) for i in counts}))
 
   @property
   def feed_lengths(self) -> tuple[int, ...]:
-    """Tokens that a call of `slots.feed` takes, ascending; () = off."""
+    """Lengths of `slots.feed` calls, ascending; () = off."""
     T = self.max_completion_tokens if self.has_turns else 0
     return tuple(length for length in FEED_LENGTHS if 2 * length <= T)
 
   def bucket_of(self, request: "Request") -> int:
-    """Returns the shortest bucket that holds a request's prompt."""
+    """Returns the shortest bucket that fits a request's prompt."""
     return min(b for b in self.buckets if b >= len(request.prompt_tokens))
 
 
@@ -141,8 +141,8 @@ class Request:
 
   prompt_tokens: [P] int, unpadded prompt.
   prompt_id: index of the prompt in its split, below 2^32.
-  visit: number of earlier visits to the prompt, below 2^32; each visit has its
-    own random numbers.
+  visit: number of earlier visits to the prompt, below 2^32; every visit has
+    fresh random numbers.
   num_completions: S, at least 1.
   first_sample: sample index of the first completion; the others follow.
   position: place in the prompt order.
@@ -160,7 +160,7 @@ class Request:
   max_tokens: int | None = None
 
   def check(self, settings: SamplingSettings, vocab_size: int) -> None:
-    """Raises ValueError, naming the prompt id, for a wrong field."""
+    """Raises ValueError with the prompt id if a field is out of range."""
     tokens_P, P = np.asarray(self.prompt_tokens), settings.max_prompt_tokens
     T = settings.max_completion_tokens
     numbers = {
@@ -201,12 +201,12 @@ Owner = tuple[int, int]
 class Turns(Protocol):
   """Environments that answer the turns of completions.
 
-  A turn is what the policy samples up to a stop token or stop string. The ids
-  of the answer follow it, and the policy samples the next turn.
+  A turn ends at a stop token or stop string. The ids of the answer follow, and
+  the policy samples the next turn.
   """
 
   def end(self, owner: Owner, tokens: np.ndarray) -> None:
-    """Takes a completion whose turn has ended, without waiting.
+    """Registers a completion whose turn has ended; does not wait.
 
     Args:
       owner: the completion.
@@ -214,36 +214,36 @@ class Turns(Protocol):
     """
 
   def cut(self, owner: Owner) -> None:
-    """Takes note that a completion was cut off at its maximum length."""
+    """Notes that a completion was cut off at its maximum length."""
 
   def answers(self, wait_s: float) -> list[tuple[Owner, np.ndarray | None]]:
     """Returns the answers since the last call; waits up to `wait_s` for one.
 
     Returns:
-      Completion, and [m] int, the ids that follow; None ends it.
+      The completion and the [m] int ids of its answer; None ends it.
     """
 
 
-# Returns newer (version, params), or None if there are none.
+# Returns newer (version, params), or None.
 NewerFn = Callable[[], tuple[int, types.PyTree] | None]
-# Returns further requests, or None if there are none now.
+# Returns further requests, or None without any at present.
 MoreFn = Callable[[], Sequence[Request] | None]
 
 
 class Sampler(Protocol):
-  """Samples completions with a policy whose params come with each call.
+  """Samples completions with the params passed to each call.
 
-  Not thread-safe. What a config may ask of one is in `samplers.py`.
+  Not thread-safe. `samplers.py` lists what each sampler supports.
 
   settings: sampling parameters.
-  platform: JAX's backend, or the name of the program that computes log-probs.
+  platform: JAX backend, or the name of the program that computes log-probs.
   """
 
   settings: SamplingSettings
   platform: str
 
   def put(self, params: types.PyTree, shardings: types.PyTree = None) -> Any:
-    """Returns params in the form that sampling takes; these stay as they are.
+    """Returns params in the form that `sample` takes; does not modify them.
 
     Args:
       params: model params, or the result of an earlier `put`.
@@ -252,7 +252,7 @@ class Sampler(Protocol):
     """
 
   def warm_up(self, params: Any) -> None:
-    """Compiles what `sample` needs, or shows that it cannot sample."""
+    """Compiles everything that `sample` needs, or fails early."""
 
   def sample(
       self,
@@ -269,14 +269,14 @@ class Sampler(Protocol):
       params: result of `put`.
       prompts: any number of requests with any number of completions.
       version: policy version of `params`, recorded with every token.
-      newer: function that is polled; sampling continues with the params that it
-        returns, which are from `put`. A token's log-prob is under the params
-        that drew it, given the KV cache of that moment.
+      newer: polled function; sampling continues with the params it returns,
+        which come from `put`. A token's log-prob is under the params that
+        sampled it, given the KV cache at that time.
       turns: environments that answer. None ends each completion with its first
         turn.
 
     Raises:
-      ValueError: a request is empty, too long or out of range; the message
+      ValueError: a request is empty, overlong or out of range; the message
         names its prompt id.
     """
 
@@ -289,17 +289,18 @@ class Sampler(Protocol):
       newer: NewerFn | None = None,
       turns: Turns | None = None,
   ) -> Iterator[list[tuple[int, types.Completions]]]:
-    """Samples requests while there are any; each is over in its own time.
+    """Samples a stream of requests and yields each as soon as it is finished.
 
     Args:
       params, version, newer: arguments of `sample`.
-      more: function that is polled while further completions could begin.
-      turns: environments, whose completions belong to requests that are
-        numbered in the order in which `more` returned them, from 0.
+      more: polled function that returns further requests whenever new
+        completions could start.
+      turns: environments that answer. Requests are numbered from 0 in the order
+        in which `more` returned them.
 
     Yields:
-      Requests that are over: their numbers and completions. Ends once all are
-      and `more` returns None; a sampler may end sooner, once all are.
+      Numbers and completions of finished requests. Ends once all requests are
+      finished and `more` returns None; a sampler may also end before asking.
 
     Raises:
       ValueError: a request is wrong; the message names its prompt id.
@@ -322,10 +323,11 @@ def in_one_batch(
     more: MoreFn,
     **options: Any,
 ) -> Iterator[list[tuple[int, types.Completions]]]:
-  """Returns `Sampler.stream` of what `more` returns first, given `sample`."""
+  """Implements `Sampler.stream` by one call of `sample` for the first batch."""
   if (batch := more()) is not None:
     holder = [params]
-    del params  # No frame holds them: they are freed once there are newer ones.
+    # No frame keeps a reference, so newer params free these.
+    del params
     yield list(enumerate(sample(holder.pop(), batch, **options)))
 
 
@@ -337,13 +339,13 @@ class Slots:
 
   While its environment runs, a completion may be parked in one of W spare rows,
   so that its row can decode another. Once answered it returns to a free row,
-  ahead of completions that have not begun. Devices split the spare rows as they
-  split the rows, and completions stay on their device.
+  ahead of completions that have not started. Spare rows are split over devices
+  as rows are, and completions stay on their device.
 
-  queue: completions waiting for a row.
-  owners: row -> the completion that it decodes.
-  aside: place -> the completion that made room.
-  waiting: completion whose turn has ended -> its tokens so far.
+  queue: completions that wait for a row.
+  owners: row -> completion in it.
+  aside: spare row -> parked completion.
+  waiting: completion whose turn has ended -> its length in tokens.
   """
 
   def __init__(
@@ -351,45 +353,44 @@ class Slots:
       requests: Mapping[int, Request],
       settings: SamplingSettings,
       rows_per_prompt: int = 1,
-      num_parts: int = 1,
+      num_shards: int = 1,
   ):
-    """Initializes slots that are free, with an empty queue.
+    """Initializes free slots and an empty queue.
 
     Args:
       requests: the sampler's requests by index; the caller adds to them.
       settings: the sampler's settings.
       rows_per_prompt: adjacent rows that share a prompt.
-      num_parts: devices that split the rows.
+      num_shards: devices that split the rows.
     """
     self.queue: collections.deque[Owner] = collections.deque()
     self.owners: dict[int, Owner] = {}
     self.aside: dict[int, Owner] = {}
     self.waiting: dict[Owner, int] = {}
-    # Completions aside that can go on, the first first -> their tokens so far
-    # and the environment's, which follow.
+    # Answered completions, oldest first -> their length and the answer's ids.
     self._ready: dict[Owner, tuple[int, np.ndarray]] = {}
-    self._num_parts = num_parts
+    self._num_shards = num_shards
     self._requests = requests
     self._settings = settings
     self._rows_per_prompt = rows_per_prompt
-    # Tokens sampled by each row, an upper bound for rows that ended.
+    # Tokens sampled in each row, an upper bound for finished rows.
     self._lengths_R = np.ones(settings.num_rows, np.int32)
 
   @property
   def num_rows(self) -> int:
-    """Number of rows, in use and free."""
+    """Number of rows, used or free."""
     return len(self._lengths_R)
 
   @property
   def can_refill(self) -> bool:
-    """Whether completions wait and all rows of a prompt are free."""
+    """Whether completions wait and all rows of some prompt are free."""
     used = {row // self._rows_per_prompt for row in self.owners}
     free = self.num_rows // self._rows_per_prompt - len(used)
     return bool(self.queue) and free > 0
 
   @property
   def longest(self) -> int:
-    """The most tokens that a row in use may have."""
+    """Upper bound of the tokens in a used row."""
     return int(
         max(
             self.waiting.get(owner, self._lengths_R[row])
@@ -399,17 +400,17 @@ class Slots:
 
   @property
   def num_left(self) -> int:
-    """Number of completions that have begun and are not over."""
+    """Number of started, unfinished completions."""
     return len(self.owners) + len(self.aside)
 
   @property
   def num_decoding(self) -> int:
-    """Number of rows in use that wait for no environment."""
+    """Number of used rows that do not wait for an environment."""
     return sum(owner not in self.waiting for owner in self.owners.values())
 
   @property
   def lengths_aside(self) -> dict[Owner, int]:
-    """Tokens so far of the completions that made room."""
+    """Lengths of the parked completions, in tokens."""
     return {
         owner: self._ready[owner][0]
         if owner in self._ready
@@ -418,7 +419,7 @@ class Slots:
     }
 
   def enqueue(self, indices: Iterable[int]) -> None:
-    """Queues all completions of some requests, in the order of `indices`."""
+    """Queues all completions of the given requests, in order."""
     self.queue.extend(
         (index, sample)
         for index in indices
@@ -431,11 +432,11 @@ class Slots:
     return self._settings.max_completion_tokens if limit is None else limit
 
   def resume(self, owner: Owner, ids: np.ndarray | None) -> None:
-    """Lets a completion go on once it has a row; None ends it.
+    """Marks a waiting completion as answered; `ids` None ends it.
 
     Args:
-      owner: a completion that waits.
-      ids: [m] int, the answer of its environment, which fits.
+      owner: waiting completion.
+      ids: [m] int, its environment's answer, which fits into T.
     """
     length = self.waiting.pop(owner)
     if ids is not None:
@@ -446,7 +447,7 @@ class Slots:
         del places[place]
 
   def go_on(self) -> dict[int, tuple[int, np.ndarray]]:
-    """Returns the rows that go on: their tokens so far, and those to follow."""
+    """Returns answered rows -> their length and the ids to append."""
     out = {}
     for row, owner in self.owners.items():
       if owner in self._ready:
@@ -455,27 +456,28 @@ class Slots:
     return out
 
   def exchange(self) -> tuple[np.ndarray, np.ndarray] | None:
-    """Gives rows of completions that wait to those that can go on or begin.
+    """Parks waiting completions to give their rows to others.
 
-    The former move aside, those aside that can go on come back. On each device
-    one place stays free, but for an exchange with a completion that can go on:
-    otherwise these could keep the places, and those the rows.
+    Answered completions return from the spare rows, then queued ones start. On
+    each device one spare row is reserved for exchanges with answered
+    completions; without it waiting completions could fill all rows while
+    answered ones fill all spare rows.
 
     Returns:
-      source_W: [W] int32, the row that moves to each place, counted on its
-        device, -1 for none.
-      source_R: [R] int32, the place that moves to each row then.
-      None if none moves.
+      source_W: [W] int32, row that moves to each spare row, counted on its
+        device; -1 for none.
+      source_R: [R] int32, spare row that moves to each row afterwards.
+      None if nothing moves.
     """
     source_W = np.full(self._settings.num_waiting, -1, np.int32)
     source_R = np.full(self.num_rows, -1, np.int32)
-    num_rows = self.num_rows // self._num_parts
-    num_places = len(source_W) // self._num_parts
-    parts = self._parts()
+    num_rows = self.num_rows // self._num_shards
+    num_places = len(source_W) // self._num_shards
+    shards = self._shards()
     num_queued = len(self.queue)
-    for free_rows, _, ready, _ in parts:
+    for free_rows, _, ready, _ in shards:
       num_queued -= max(0, len(free_rows) - len(ready))
-    for free_rows, waiting, ready, free_places in parts:
+    for free_rows, waiting, ready, free_places in shards:
       num_ready = max(0, len(ready) - len(free_rows))
       num_ready = min(num_ready, len(waiting), len(free_places))
       most = min(len(waiting), len(free_places) - 1)
@@ -492,16 +494,16 @@ class Slots:
       return None
     return source_W, source_R
 
-  def _parts(self) -> list[tuple[list[int], ...]]:
-    """Returns by device: free rows, rows that wait, ready and free places."""
-    num_rows = self.num_rows // self._num_parts
-    num_places = self._settings.num_waiting // self._num_parts
+  def _shards(self) -> list[tuple[list[int], ...]]:
+    """Returns by device: free and waiting rows, ready and free spare rows."""
+    num_rows = self.num_rows // self._num_shards
+    num_places = self._settings.num_waiting // self._num_shards
     place_of = {owner: place for place, owner in self.aside.items()}
     ready = [place_of[owner] for owner in self._ready if owner in place_of]
     out = []
-    for part in range(self._num_parts if num_places else 0):
-      rows = range(part * num_rows, (part + 1) * num_rows)
-      places = range(part * num_places, (part + 1) * num_places)
+    for shard in range(self._num_shards if num_places else 0):
+      rows = range(shard * num_rows, (shard + 1) * num_rows)
+      places = range(shard * num_places, (shard + 1) * num_places)
       out.append(
           (
               [row for row in rows if row not in self.owners],
@@ -515,14 +517,14 @@ class Slots:
   def refill(
       self, prefilled: Mapping[int, int]
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Gives free rows to the head of the queue, as far as it is prefilled.
+    """Assigns free rows to prefilled completions at the head of the queue.
 
     Args:
-      prefilled: index of a request -> its row in the prefilled batch.
+      prefilled: request index -> its row in the prefilled batch.
 
     Returns:
-      source_R: [R] int32, row in the prefilled batch; -1 is not refilled. Of
-        rows that share a prompt, the first is refilled if any is.
+      source_R: [R] int32, row in the prefilled batch; -1 is not refilled. If
+        any of the rows that share a prompt is refilled, so is the first.
       ids_Rx4: [R, 4] uint32, seed, prompt id, visit and sample index.
       limit_R: [R] int32, most tokens of the completion.
     """
@@ -556,10 +558,10 @@ class Slots:
     return source_R, ids_Rx4, limit_R
 
   def keep(self, num_rows: int) -> np.ndarray:
-    """Drops free rows and renumbers the rest.
+    """Drops free rows and renumbers the others.
 
     Returns:
-      [num_rows] int32, the old number of each row.
+      [num_rows] int32, the old index of each row.
     """
     free = (r for r in range(self.num_rows) if r not in self.owners)
     rows = np.array([*self.owners, *free][:num_rows], np.int32)
@@ -568,7 +570,7 @@ class Slots:
     return rows
 
   def grow(self) -> None:
-    """Adds as many rows as there are."""
+    """Doubles the number of rows."""
     self._lengths_R = np.pad(
         self._lengths_R, (0, self.num_rows), constant_values=1
     )
@@ -578,19 +580,19 @@ class Slots:
     self._lengths_R += num_steps
 
   def note_fed(self, counts: Mapping[int, int]) -> None:
-    """Adds tokens that were fed to the lengths of rows."""
+    """Adds the fed tokens to the lengths of rows."""
     for row, count in counts.items():
       self._lengths_R[row] += count
 
   def release(self, rows: Iterable[int]) -> None:
-    """Frees those rows whose completion does not wait for an environment."""
+    """Frees the rows whose completion does not wait for an environment."""
     for row in rows:
       if self.owners[row] not in self.waiting:
         del self.owners[row]
 
 
 class Results:
-  """The completions of requests, filled in as they end."""
+  """Completions of requests, filled in as they end."""
 
   def __init__(
       self, requests: Mapping[int, Request], max_completion_tokens: int
@@ -615,7 +617,7 @@ class Results:
     self._at_strings: set[Owner] = set()
 
   def begin(self, index: int, version: int) -> None:
-    """Allocates a request's arrays; `version` draws its first tokens."""
+    """Allocates a request's arrays; `version` samples its first tokens."""
     S = self._requests[index].num_completions
     shape = S, self._max_completion_tokens
     self._tokens[index] = np.zeros(shape, np.int32)
@@ -627,26 +629,26 @@ class Results:
     self._versions[index] = np.full(shape, version, np.int32)
 
   def set_version(self, version: int, sampled: Mapping[Owner, int]) -> None:
-    """Sets the version of all tokens that are yet to be drawn.
+    """Sets the version of all future tokens.
 
     Args:
-      version: policy version that samples the next tokens.
-      sampled: tokens so far of each completion that is not over.
+      version: policy version that samples them.
+      sampled: unfinished completion -> its length in tokens.
     """
     for (index, sample), length in sampled.items():
       self._versions[index][sample, length:] = version
 
   def note_stop_strings(self, owners: Iterable[Owner]) -> None:
-    """Marks completions whose turn ended at a stop string, before `add`."""
+    """Marks completions that stopped at a stop string; call before `add`."""
     self._at_strings.update(owners)
 
   def note_given(self, owner: Owner, start: int, stop: int) -> None:
-    """Marks the tokens from `start` to `stop` as an environment's."""
+    """Marks tokens `start` to `stop` as written by an environment."""
     index, sample = owner
     self._given[index][sample, start:stop] = True
 
   def note_cut_off(self, owner: Owner) -> None:
-    """Marks a completion that is over, though its last turn ended."""
+    """Marks a finished completion as cut off, even if its last turn ended."""
     index, sample = owner
     self._stopped[index][sample] = False
 
@@ -655,11 +657,11 @@ class Results:
       collected: Sequence[np.ndarray | None],
       owners: Mapping[int, Owner],
   ) -> None:
-    """Adds completions or turns that ended.
+    """Adds finished completions or turns.
 
     Args:
-      collected: `slots.collect` of the rows.
-      owners: row -> completion; its earlier turns are overwritten by the same.
+      collected: result of `slots.collect`.
+      owners: row -> completion. Earlier turns are rewritten with equal values.
     """
     tokens_RxT, logprobs_RxT, plain_RxT, lengths_R, stopped_R, routes = (
         collected
@@ -685,7 +687,7 @@ class Results:
       owner: Owner,
       length: int,
   ) -> None:
-    """Adds the experts of a row's tokens; U prompts are shared by R rows."""
+    """Adds the experts of a row's tokens; R rows share U prompts."""
     index, sample = owner
     own_TxNxA = own_RxTxNxA[row]
     if index not in self._routes:
@@ -700,7 +702,7 @@ class Results:
       self._prompt_routes[index] = prompt_PxNxA[start:].copy()
 
   def pop(self, index: int) -> types.Completions:
-    """Removes a request's completions, all of which are over."""
+    """Removes and returns a request's completions, all of them finished."""
     tokens_SxT, lengths_S = self._tokens.pop(index), self._lengths.pop(index)
     versions_SxT = self._versions.pop(index)
     sampled_SxT = np.arange(tokens_SxT.shape[1]) < lengths_S[:, None]
@@ -712,7 +714,7 @@ class Results:
         logprobs=self._logprobs.pop(index),
         plain_logprobs=self._plain.pop(index),
         stopped=self._stopped.pop(index),
-        # Versions only grow, so the first token's is the oldest.
+        # Versions never decrease, so the first token has the oldest.
         versions=versions_SxT[:, 0].copy(),
         token_versions=np.where(sampled_SxT, versions_SxT, -1),
         routes=self._routes.pop(index, None),
@@ -720,32 +722,32 @@ class Results:
     )
 
 
-# Decoded from bytes that are not, or not yet, a character.
+# Decoding of bytes that do not form a character, or not yet.
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class StopStringWatch:
   """Finds stop strings in growing completions, decoding each token once.
 
-  A completion ends at the first token at which its text contains a stop string,
-  wherever the string begins. The result does not depend on the chunks.
+  A completion ends with the first token whose text completes a stop string. The
+  result does not depend on the chunks.
   """
 
   def __init__(self, stop_strings: Sequence[str], text_fn: Callable[..., str]):
     self._strings = tuple(stop_strings)
     self._text_fn = text_fn
     # A token has at least one byte, so a stop string spans at most this many
-    # tokens; one more, since the first of a window may lose its leading space.
+    # tokens, plus one: the first token of a window may lose its leading space.
     self._window = 1 + max(len(text.encode()) for text in self._strings)
     self._seen: dict[Owner, int] = {}
     self._starts: dict[Owner, int] = {}
 
   def begin_turn(self, owner: Owner, start: int) -> None:
-    """Looks at tokens from `start` on alone: an environment wrote the last."""
+    """Ignores tokens before `start`, up to where an environment wrote."""
     self._starts[owner], self._seen[owner] = start, 0
 
   def forget(self, owner: Owner) -> None:
-    """Drops what is kept of a completion that is over."""
+    """Drops the state of a finished completion."""
     self._seen.pop(owner, None)
     self._starts.pop(owner, None)
 
@@ -754,7 +756,7 @@ class StopStringWatch:
 
     Args:
       owner: the completion.
-      ids: [n] int, the turn's tokens so far, without its stop token.
+      ids: [n] int, tokens of the turn so far, without its stop token.
     """
     seen = self._seen.get(owner, 0)
     self._seen[owner] = len(ids)
@@ -763,7 +765,7 @@ class StopStringWatch:
     text = self._text(ids[max(0, seen - self._window) :])
     if _REPLACEMENT not in text and not self._contains_stop(text):
       return None
-    # An incomplete character may change the text before it, so check every
+    # An incomplete character may change the preceding text, so check every
     # token.
     for length in range(seen + 1, len(ids) + 1):
       if self._contains_stop(self._text(ids[:length])):
@@ -777,10 +779,10 @@ class StopStringWatch:
       lengths_R: np.ndarray,
       stopped_R: np.ndarray,
   ) -> np.ndarray:
-    """Returns [R] int32, the tokens to keep of each row; -1 keeps all.
+    """Returns [R] int32, the number of tokens to keep per row; -1 keeps all.
 
     Args:
-      owners: row -> the completion in it.
+      owners: row -> completion in it.
       tokens_RxT: [R, T] int32.
       lengths_R: [R] int32.
       stopped_R: [R] bool, whether the last token is a stop token.

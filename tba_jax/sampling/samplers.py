@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Samplers that a config may name, and what each can do.
+"""Table of samplers and their capabilities.
 
-A sampler is a class with the interface `requests.Sampler` in a file with a
-function `make`, and a row of `SAMPLERS`.
+A sampler is a class that implements `requests.Sampler`, a function `make` in
+the same file, and a row of `SAMPLERS`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,18 +15,18 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-  """A sampler, and what a config may ask of it.
+  """A sampler and its capabilities.
 
   module: Python module whose `make(config, model, settings, home)` returns the
     sampler; "" for a log, which wraps another sampler.
   settings: config keys that no other sampler reads.
-  addresses: setting with an address for each searcher; "" without any.
-  allows: values of settings of which it takes these alone.
-  is_here: whether the searcher's devices decode, and hold what that takes.
-  is_exact: whether the given params sample all tokens, with the log-probs that
-    are returned.
+  addresses: setting with one address per searcher, or "".
+  allows: setting -> the only supported values.
+  is_here: whether it decodes on the searcher's devices.
+  is_exact: whether all tokens are sampled by the given params, with exact
+    log-probs.
   has_turns: whether environments may answer completions.
-  has_routes: whether the experts that tokens use are recorded.
+  has_routes: whether it records the experts of tokens.
   """
 
   module: str
@@ -47,7 +47,7 @@ SAMPLERS: Mapping[str, Facts] = {
         "tba_jax.sampling.vllm",
         settings=("search.vllm_urls", "search.vllm_folder"),
         addresses="search.vllm_urls",
-        # The server draws from the tempered model, up to a stop token.
+        # The server samples from the tempered model, up to a stop token.
         allows={
             "sampling.top_k": (0,),
             "sampling.top_p": (1,),
@@ -68,14 +68,14 @@ SAMPLERS: Mapping[str, Facts] = {
         has_routes=False,
     ),
 }
-# A log takes the place of samples; all else is up to the sampler of the others.
+# A log replaces samples; everything else depends on the wrapped sampler.
 LOG = Facts("", is_exact=False, has_turns=False, has_routes=False)
 
 
 def without(
     capability: str, sampler: str, log: str
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-  """Yields the settings whose samplers lack it, and the values allowed.
+  """Yields settings whose sampler lacks a capability, and allowed values.
 
   Args:
     capability: field of `Facts`.
@@ -92,12 +92,12 @@ def without(
 
 @dataclasses.dataclass(frozen=True)
 class SamplerHome:
-  """The searcher that a sampler is of.
+  """The searcher that owns a sampler.
 
   workdir: run directory.
   index: the searcher's index.
   on_event: function called with (kind, message).
-  on_progress: called while a server is at work.
+  on_progress: function called while a server works.
   """
 
   workdir: pathlib.Path
@@ -114,10 +114,10 @@ def make(
   Args:
     model: policy model.
     settings: `requests.SamplingSettings`.
-    home: searcher that it is of; None for a sampler that decodes here.
+    home: its searcher; None for a sampler that decodes in this process.
 
   Raises:
-    ValueError: a setting does not fit, or the model.
+    ValueError: the sampler does not support a setting or the model.
   """
   module = SAMPLERS[config.search.sampler].module
   return importlib.import_module(module).make(config, model, settings, home)

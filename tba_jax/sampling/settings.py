@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of decoding, of who decodes, and of logged completions."""
+"""Settings of decoding, samplers and logged completions."""
 
 import json
 
@@ -9,7 +9,7 @@ from tba_jax.system import rules
 
 
 def _are_texts(text: str) -> bool:
-  """Tells whether a text is "" or a JSON list of complete, non-empty texts."""
+  """Returns whether a text is "" or a JSON list of non-empty, valid texts."""
   try:
     texts = json.loads(text or "[]")
     # The replacement character stands for an incomplete character.
@@ -21,27 +21,24 @@ def _are_texts(text: str) -> bool:
     return False
 
 
-_STOP_TEXTS = rules.Allowed(
-    "'' or a JSON list of texts, none of them empty", _are_texts
-)
+_STOP_TEXTS = rules.Allowed("'' or a JSON list of non-empty texts", _are_texts)
 _URLS = rules.matching(
     r"|https?://[^\s,/]+/?(,https?://[^\s,/]+/?)*",
     "http://HOST:PORT, or https, separated by commas",
 )
 
 _s = rules.Setting
-_STOPS = "completions in the buffer ended by it"
-_LENGTH = "completions in the buffer have it as their limit"
+_STOPS = "completions in the buffer stopped at it"
+_LENGTH = "completions in the buffer have this limit"
 
 # fmt: off
 SECTIONS = {
     "sampling": rules.Section("Decoding."),
-    "offline": rules.Section("Completions that others sampled"
-        " (docs/guides/offline_data.md).", fixed="which prompts are taken from"
-        " the log follows from it"),
-    "explore": rules.Section("Sampling for exploration, of which evaluations"
-        " use the lengths alone. The defaults change nothing (Lee et al. 2025,"
-        " arXiv:2405.18540)."),
+    "offline": rules.Section("Logged completions"
+        " (docs/guides/offline_data.md).", fixed="it determines which prompts"
+        " are taken from the log"),
+    "explore": rules.Section("Exploration while sampling; evaluations use only"
+        " its lengths. Off by default (Lee et al. 2025, arXiv:2405.18540)."),
 }
 
 SETTINGS = {
@@ -49,19 +46,19 @@ SETTINGS = {
         " of the loss; 0 (greedy) is allowed in evaluate and generate",
         also=(0, ("evaluate", "generate")),
         fixed=rules.Fixed(
-            "the reference's log-probs that searchers sent"
+            "reference log-probs from searchers"
             " (config.reference.role='searcher') have this temperature",
             lambda old, new: new["reference.role"] == "searcher")),
-    "sampling.top_k": _s(0, rules.FROM_0, "number of likeliest tokens; 0 ="
-        " off"),
-    "sampling.top_p": _s(1.0, rules.ABOVE_0_TO_1, "probability of the likeliest"
-        " tokens; 1 = off"),
+    "sampling.top_k": _s(0, rules.FROM_0, "number of likeliest tokens to sample"
+        " from; 0 = off"),
+    "sampling.top_p": _s(1.0, rules.ABOVE_0_TO_1, "total probability of the"
+        " likeliest tokens to sample from; 1 = off"),
     "sampling.min_p": _s(0.0, rules.BELOW_1, "minimum probability relative to"
         " the likeliest token's; 0 = off"),
-    "sampling.stop_token_ids": _s("", rules.INTEGERS, "stop tokens beside the"
-        " tokenizer's own, as '5,17'", fixed=_STOPS),
-    "sampling.stop_strings": _s("", _STOP_TEXTS,
-        "texts that stop, as '[\"\\n\\n\", \"User:\"]'", fixed=_STOPS),
+    "sampling.stop_token_ids": _s("", rules.INTEGERS, "stop tokens in addition"
+        " to the tokenizer's, as '5,17'", fixed=_STOPS),
+    "sampling.stop_strings": _s("", _STOP_TEXTS, "texts that end a completion,"
+        " as '[\"\\n\\n\", \"User:\"]'", fixed=_STOPS),
     "sampling.max_prompt_tokens": _s(16, rules.COUNT, "", fixed=_LENGTH,
         auto=True),
     "sampling.max_completion_tokens": _s(24, rules.COUNT, "", fixed=_LENGTH,
@@ -72,7 +69,7 @@ SETTINGS = {
         hosts="searcher", auto=True),
     "sampling.num_waiting": _s(0, rules.FROM_0, "completions that may give up"
         " their slot, with their KV cache, while their environment answers;"
-        " takes the memory of that many further slots", hosts="searcher"),
+        " takes the memory of as many additional slots", hosts="searcher"),
     "sampling.chunk_steps": _s(8, rules.COUNT, "decode steps between refills of"
         " finished slots, and between polls for newer params"
         " (`sampling.in_flight`) and for stop strings"),
@@ -80,41 +77,38 @@ SETTINGS = {
         " maximum, its half, …"),
     "sampling.in_flight": _s("off",
         rules.one_of("off", "keep_cache", "recompute_cache"),
-        "searchers finish what they decode before they take newer params"
-        " ('off'), or go on with them, keeping or recomputing the KV cache"),
+        "when searchers take newer params: after the completions in flight"
+        " ('off'), or in between, keeping or recomputing the KV cache"),
 
     "search.sampler": _s("jax", rules.one_of(*samplers.SAMPLERS),
         "program that decodes: this package, or vLLM servers"
         " (docs/guides/serving.md#sample-with-vllm)", hosts="searcher"),
-    "search.quantization": _s("", rules.one_of("", "int8"), "dtype of the"
-    " matrices"
-        " that a searcher decodes with: '' = model.compute_dtype; 'int8' ="
-        " rounded, with a scale for each output channel, half the bytes of"
-        " bfloat16 (docs/guides/scaling.md)", hosts="searcher"),
-    "search.vllm_urls": _s("", _URLS, "addresses of vLLM servers, one for each"
-        " searcher, in the order of their indices", hosts="searcher"),
-    "search.vllm_folder": _s("", rules.TEXT, "folder for params that the vLLM"
+    "search.quantization": _s("", rules.one_of("", "int8"), "dtype of weight"
+        " matrices while decoding: '' = model.compute_dtype; 'int8' = rounded"
+        " with a scale per output channel, half the bytes of bfloat16"
+        " (docs/guides/scaling.md)", hosts="searcher"),
+    "search.vllm_urls": _s("", _URLS, "addresses of vLLM servers, one per"
+        " searcher, in order of their indices", hosts="searcher"),
+    "search.vllm_folder": _s("", rules.TEXT, "folder for params, which the vLLM"
         " servers read at the same path; '' = the run directory's 'vllm'",
         hosts="searcher"),
 
-    "offline.path": _s("", rules.TEXT, "JSON lines with prompts of the task and"
+    "offline.path": _s("", rules.TEXT, "JSON lines with the task's prompts and"
         " completions; '' = none", hosts="path", files=True),
-    "offline.fraction": _s(1.0, rules.ABOVE_0_TO_1, "share of the groups that"
-    " are"
-        " taken from the log, of prompts that it has; the others are sampled,"
-        " at 1 none"),
-    "offline.reward_field": _s("reward", rules.TEXT, "field with the reward,"
-        " there and in loss.baseline_file; '' = none is read, and completions"
-        " are judged as sampled ones are"),
+    "offline.fraction": _s(1.0, rules.ABOVE_0_TO_1, "share of groups taken from"
+        " the log, for prompts that it contains; all others are sampled, and"
+        " none at 1"),
+    "offline.reward_field": _s("reward", rules.TEXT, "field with the reward, in"
+        " the log and in loss.baseline_file; '' = logged completions are judged"
+        " like sampled ones"),
 
-    "explore.fraction": _s(0.0, rules.UNIT, "share of completions sampled at"
-        " their own temperature, uniform between min_temperature and"
-        " max_temperature"),
+    "explore.fraction": _s(0.0, rules.UNIT, "share of completions with a random"
+        " temperature, uniform between min_temperature and max_temperature"),
     "explore.min_temperature": _s(1.0, rules.ABOVE_0, ""),
     "explore.max_temperature": _s(1.0, rules.ABOVE_0, ""),
     "explore.min_tokens": _s(0, rules.FROM_0, "tokens before which no stop"
         " token is sampled"),
     "explore.max_tokens": _s(0, rules.FROM_0, "tokens after which a stop token"
-        " is sampled, so that none is cut off; 0 = no such limit"),
+        " is forced, so that no completion is cut off; 0 = off"),
 }
 # fmt: on

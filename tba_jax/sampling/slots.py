@@ -3,13 +3,13 @@
 """Device side of the sampler: R rows, each decoding one completion.
 
 `refill` starts rows, `decode_chunk` advances all of them, `give` appends an
-environment's tokens, which `feed` may run in one call, `exchange` copies rows
-out of the way and back, `collect` reads them out: pure functions of fixed
-shapes, which `SlotPrograms` compiles.
+environment's tokens, `feed` runs many of these in one call, `exchange` parks
+rows and brings them back, and `collect` reads them out. All are pure functions
+of fixed shapes; `SlotPrograms` compiles them.
 
-Axes: B prompts of a prefill, Q their padded length, R rows, U prompts that they
-share, P prompt tokens, T completion tokens, L = P + T, C columns of the cache,
-V vocabulary, N layers, A experts of a token.
+Axes: B prompts of a prefill, Q their padded length, R rows, U prompts shared by
+rows, P prompt tokens, T completion tokens, L = P + T, C columns of the cache,
+V vocabulary, N layers, A experts per token.
 """
 
 import bisect
@@ -37,50 +37,51 @@ Settings = requests.SamplingSettings
 Sharding = jax.sharding.Sharding
 Spec = jax.sharding.PartitionSpec
 
-# Fixed, so that no JAX flag changes what is sampled.
+# Explicit, so that no JAX flag changes the samples.
 _RNG_IMPL = "threefry2x32"
 # Mesh axes that split prompts and rows.
 _BATCH_AXES = ("data", "fsdp")
-# The mesh axis that splits heads and vocabulary.
+# Mesh axis that splits heads and vocabulary.
 _TENSOR = "tensor"
-# The cache's columns are cut into blocks, of which a decode step reads only the
-# first few: its cost grows with the tokens in use. Each number of blocks is
+# The cache's columns are cut into segments. A decode step reads only the first
+# few, so its cost grows with the tokens in use. Each number of segments is
 # another program, so there are few.
-_MOST_BLOCKS = 3
-_SHORTEST_BLOCK = 32
-# XLA's options for decode steps, by platform. On GPUs it would join products of
-# queries, keys and values, and for that copy their weights in each step.
+_MOST_SEGMENTS = 3
+_SHORTEST_SEGMENT = 32
+# XLA options for decode steps, by platform. On GPUs, XLA would merge the
+# products of queries, keys and values and copy their weights in each step.
 _OPTIONS = {"gpu": {"xla_gpu_dot_merger_threshold_mb": 0}}
 # A decode loop may shrink to R / 2 and R / 4 rows, but not below 16.
 _MOST_SHRINKING = 4
 _FEWEST_ROWS = 16
 
 
-def block_lengths(
+def segment_lengths(
     max_prompt_tokens: int, max_completion_tokens: int, kernel: str = "plain"
 ) -> tuple[int, ...]:
-  """Returns the columns of each block: P, then lengths that sum to T.
+  """Returns the columns of each segment: P, then lengths that sum to T.
 
-  A kernel reads what each row has, and takes one block of T columns.
+  Kernels read only a row's tokens and take a single segment of T columns.
   """
   if kernel != "plain":
     return max_prompt_tokens, max_completion_tokens
-  blocks, rest = [], max_completion_tokens
-  while rest > _SHORTEST_BLOCK and len(blocks) < _MOST_BLOCKS - 1:
-    blocks.insert(0, rest // 2)
+  segments, rest = [], max_completion_tokens
+  while rest > _SHORTEST_SEGMENT and len(segments) < _MOST_SEGMENTS - 1:
+    segments.insert(0, rest // 2)
     rest -= rest // 2
-  return max_prompt_tokens, rest, *blocks
+  return max_prompt_tokens, rest, *segments
 
 
 def plan_chunk(
     lengths: Sequence[int], longest: int, *, chunk_steps: int | None
 ) -> tuple[int, int]:
-  """Returns a chunk's number of steps and of cache blocks.
+  """Returns a chunk's number of steps and of cache segments.
 
   Args:
-    lengths: columns of each block, the prompts' first.
-    longest: tokens that the longest row has sampled, at least 1.
-    chunk_steps: steps to take; None takes as many as fit the fewest blocks.
+    lengths: columns of each segment, prompts first.
+    longest: tokens of the longest row, at least 1.
+    chunk_steps: number of steps; None takes as many as fit into the fewest
+      segments.
   """
   ends = list(itertools.accumulate(lengths[1:]))
   # A step writes the previous token, so the last one needs no column.
@@ -93,24 +94,24 @@ def plan_chunk(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodeState:
-  """The state of R rows, each decoding a completion.
+  """State of R rows, each decoding a completion.
 
   cache: the model's KV cache: the left-padded prompt, then token t of the
-    completion in column P + t. Prompts of all lengths end in column P - 1:
+    completion in column P + t. All prompts end in column P - 1, because
     attention measures distances in columns.
-  prompt_mask: [U, P] float32, 1 on the tokens of the prompt that each R / U
-    adjacent rows share.
-  key_data: [R, 2] uint32, the row's random key.
+  prompt_mask: [U, P] float32, 1 on tokens of the prompts, each shared by R / U
+    adjacent rows.
+  key_data: [R, 2] uint32, random key of each row.
   tokens: [R, T] int32, sampled so far.
   logprobs: [R, T] float32, nats, of the sampled tokens.
-  plain_logprobs: [R, T] float32, nats, under the untruncated model; None if
-    that is the sampling distribution.
+  plain_logprobs: [R, T] float32, nats, under the untruncated model; None if it
+    is the sampling distribution.
   limits: [R] int32, most tokens of the completion.
-  last_token: [R] int32, sampled last and not yet fed to the model.
-  lengths: [R] int32, tokens so far, at least 1 in a row in use.
-  given: [R] int32, end of the tokens of an environment that come next; None if
+  last_token: [R] int32, the newest token, not yet fed to the model.
+  lengths: [R] int32, tokens so far, at least 1 in a used row.
+  given: [R] int32, end of the environment's tokens that come next; None if
     all tokens are sampled.
-  stopped: [R] bool, whether a stop token was sampled last.
+  stopped: [R] bool, whether the newest token is a stop token.
   active: [R] bool, whether the row has tokens left to sample.
   """
 
@@ -129,11 +130,11 @@ class DecodeState:
 
 
 class Ends(NamedTuple):
-  """Where rows are after a chunk.
+  """Progress of rows after a chunk.
 
   idle: [R] bool, whether the row has no token left to sample.
-  lengths: [R] int32, its tokens so far.
-  stopped: [R] bool, whether a stop token was sampled last.
+  lengths: [R] int32, tokens so far.
+  stopped: [R] bool, whether the newest token is a stop token.
   """
 
   idle: jax.Array
@@ -147,16 +148,16 @@ def empty_state(
     sharding: Sharding,
     num_rows: int | None = None,
 ) -> DecodeState:
-  """Returns a state with no row in use, of `num_rows` or those of a sampler."""
+  """Returns a state without used rows; `num_rows` defaults to the setting."""
   R, P = num_rows or settings.num_rows, settings.max_prompt_tokens
   T = settings.max_completion_tokens
   plain = settings.samples_plainly
-  num_parts = head_parts(sharding, model.config)
+  head_shards = num_head_shards(sharding, model.config)
   shared = rows_per_prompt(settings, sharding)
-  lengths = block_lengths(P, T, decode_kernel(model, settings, sharding))
+  lengths = segment_lengths(P, T, decode_kernel(model, settings, sharding))
   return DecodeState(
       cache=model.init_cache(
-          *(R, lengths, num_parts, shared), settings.has_routes
+          *(R, lengths, head_shards, shared), settings.has_routes
       ),
       prompt_mask=jnp.zeros((R // shared, P), jnp.float32),
       key_data=jnp.zeros((R, 2), jnp.uint32),
@@ -180,7 +181,7 @@ def prefill(
     tokens_BxQ: jax.Array,
     mask_BxQ: jax.Array,
 ) -> tuple[jax.Array, types.PyTree, jax.Array]:
-  """Runs prompts that are left-padded to Q tokens, Q up to P.
+  """Runs prompts left-padded to Q <= P tokens.
 
   Returns:
     Logits [B, V] float32, the prompts' cache and mask [B, P], left-padded with
@@ -214,10 +215,10 @@ def refill(
   """Starts rows: copies the prompt's cache and draws the first token.
 
   Args:
-    model, settings, sharding, state: parts of the sampler.
+    model, settings, sharding, state: the sampler's.
     prefilled: outputs of `prefill`.
-    source_R: [R] int32, the row's prompt in the prefill; -1 keeps the row.
-    ids_Rx4: [R, 4] uint32, seed, prompt id, visit and sample index of the row.
+    source_R: [R] int32, each row's prompt in the prefill; -1 keeps the row.
+    ids_Rx4: [R, 4] uint32, seed, prompt id, visit and sample index.
     limit_R: [R] int32, most tokens of the completion, 1 to T.
   """
   logits_BxV, prompt_cache, mask_BxP = prefilled
@@ -258,22 +259,22 @@ def decode_chunk(
     state: DecodeState,
     num_steps: jax.Array,
     num_idle: jax.Array,
-    num_blocks: int,
+    num_segments: int,
 ) -> tuple[DecodeState, tuple[jax.Array, Ends]]:
   """Samples up to `num_steps` tokens in each active row.
 
-  Ends early once `num_idle` rows, or all of them, are idle.
+  Stops early once `num_idle` rows, or all of them, are idle.
 
   Args:
-    model, settings, sharding: parts of the sampler.
-    decode_params: params of the model.
+    model, settings, sharding: the sampler's.
+    decode_params: model params for decoding.
     state: row state.
     num_steps, num_idle: [] int32; arrays, so that one program serves all.
-    num_blocks: static; cache blocks to read and write, which must have room for
-      all tokens of active rows at the end.
+    num_segments: static; cache segments to read and write, with room for all
+      tokens of active rows at the end.
 
   Returns:
-    The state, the number of steps taken, and where the rows are.
+    The state, the number of steps taken, and the progress of the rows.
   """
   P, T = settings.max_prompt_tokens, settings.max_completion_tokens
   num_rows = settings.num_rows
@@ -283,7 +284,7 @@ def decode_chunk(
   else:
     run = functools.partial(model.decode_step, kernel=kernel)
     decode_step = _on_mesh(run, sharding, num_rows)
-  num_columns = sum(block_lengths(P, T, kernel)[:num_blocks])
+  num_columns = sum(segment_lengths(P, T, kernel)[:num_segments])
 
   def body(carry):
     step, state = carry
@@ -292,26 +293,26 @@ def decode_chunk(
     shared = len(last_R) // len(state.prompt_mask)
     prompt_mask_RxP = jnp.repeat(state.prompt_mask, shared, axis=0)
     prompt_lengths_R = jnp.sum(prompt_mask_RxP, axis=-1).astype(jnp.int32)
-    # Token t has the same column in every row: otherwise the order in which a
-    # row's keys are summed, and so the last bit of its log-probs, would depend
-    # on when the row started.
+    # Token t has the same column in every row. Otherwise the summation order of
+    # a row's keys, and so the last bit of its log-probs, would depend on when
+    # the row started.
     seen_RxC = jnp.concatenate(
         [prompt_mask_RxP > 0, _columns(state) <= last_R[:, None]], axis=1
     )
     if kernel != "plain":
-      # It reads nothing of an idle row, which writes nonsense to the column of
-      # its last token. Once the row goes on, that is fed anew.
+      # Kernels skip idle rows, which write garbage to the column of their last
+      # token. A row that continues feeds that token again.
       seen_RxC &= state.active[:, None]
     logits_RxV, cache = decode_step(
         decode_params,
         state.last_token,
         prompt_lengths_R + last_R,
-        state.cache[:num_blocks],
+        state.cache[:num_segments],
         seen_RxC[:, :num_columns],
         P + last_R,
     )
     state = dataclasses.replace(
-        state, cache=[*cache, *state.cache[num_blocks:]]
+        state, cache=[*cache, *state.cache[num_segments:]]
     )
     drawn = draw(settings, sharding, logits_RxV, state.key_data, state.lengths)
     state = _append(settings, state, state.active, *drawn)
@@ -338,13 +339,13 @@ def recompute_cache(
   """Recomputes the KV cache of some rows with newer params.
 
   Args:
-    model, sharding: parts of the sampler.
-    decode_params: params of the model.
+    model, sharding: the sampler's.
+    decode_params: model params for decoding.
     state: row state.
     tokens_BxL: [B, P + T] int32, tokens in the cache's columns: prompts, and
-      completions except the last token, which is not fed yet.
+      completions without the last token, which is not fed yet.
     mask_BxL: [B, P + T] float32, 1 on these tokens.
-    source_R: [R] int32, the row's index in the batch; -1 keeps the row.
+    source_R: [R] int32, each row's index in the batch; -1 keeps the row.
   """
   run = _prompt_pass(model, sharding, len(tokens_BxL))
   _, cache = run(decode_params, tokens_BxL, mask_BxL)
@@ -353,14 +354,14 @@ def recompute_cache(
 
 
 def cut(state: DecodeState, cut_R: jax.Array) -> tuple[DecodeState, Ends]:
-  """Ends rows after `cut_R` tokens, [R] int32; below 0 leaves a row as it is.
+  """Ends rows after `cut_R` tokens, [R] int32; negative values keep a row.
 
   Returns:
-    The state, and where the rows are.
+    The state and the progress of the rows.
   """
   is_cut_R = cut_R >= 0
-  # An idle row feeds its last token again, now in the column of the last one
-  # kept, which is no longer read.
+  # An idle row feeds its last token again, now in the column of the last kept
+  # token, which is no longer read.
   state = dataclasses.replace(
       state,
       lengths=jnp.where(is_cut_R, cut_R, state.lengths),
@@ -373,16 +374,17 @@ def cut(state: DecodeState, cut_R: jax.Array) -> tuple[DecodeState, Ends]:
 def give(
     state: DecodeState, tokens_RxT: jax.Array, given_R: jax.Array
 ) -> DecodeState:
-  """Lets rows go on after the tokens of an environment.
+  """Appends an environment's tokens to rows, which then continue.
 
-  Decode steps feed these tokens to the model in place of sampled ones, where
-  `feed` does not. So a row's cache and log-probs then have the bits of one that
+  Unless `feed` runs them, decode steps feed these tokens to the model in place
+  of sampled ones. So cache and log-probs have the same bits as in a row that
   was never interrupted.
 
   Args:
     state: row state; rows that will continue are idle.
-    tokens_RxT: [R, T] int32, the environment's, each in its column.
-    given_R: [R] int32, their end, from the row's length on; -1 keeps the row.
+    tokens_RxT: [R, T] int32, the environment's tokens in their columns.
+    given_R: [R] int32, end of these tokens, which begin at the row's length;
+      -1 keeps the row.
   """
   new_R, columns_RxT = given_R >= 0, _columns(state)
   is_new_RxT = new_R[:, None] & (columns_RxT < given_R[:, None])
@@ -391,7 +393,7 @@ def give(
   return dataclasses.replace(
       state,
       tokens=jnp.where(is_new_RxT, tokens_RxT, state.tokens),
-      # After a cut, that of the state is a later one.
+      # After a cut, the state's last token lies beyond the cut.
       last_token=jnp.where(new_R, last_R, state.last_token),
       given=jnp.where(new_R, given_R, state.given),
       stopped=state.stopped & ~new_R,
@@ -409,18 +411,18 @@ def feed(
     count_B: jax.Array,
     length: int,
 ) -> DecodeState:
-  """Feeds tokens of an environment in one call, as so many decode steps would.
+  """Feeds an environment's tokens in one call instead of many decode steps.
 
-  Log-probs that follow are those after decode steps up to rounding. They do not
+  Later log-probs equal those after decode steps up to rounding, and do not
   depend on the other rows.
 
   Args:
-    model, settings, sharding: parts of the sampler.
-    decode_params: params of the model.
+    model, settings, sharding: the sampler's.
+    decode_params: model params for decoding.
     state: row state from `give`.
-    rows_B: [B] int32, rows to go on; from R on there is none.
-    count_B: [B] int32, tokens of each, up to `length`.
-    length: static; Q, tokens that the call has room for.
+    rows_B: [B] int32, rows to feed; indices from R on are unused.
+    count_B: [B] int32, tokens to feed per row, up to `length`.
+    length: static; Q, capacity of the call in tokens.
   """
   P, (R, T) = settings.max_prompt_tokens, state.tokens.shape
   # Rows may share prompts.
@@ -449,7 +451,7 @@ def feed(
       jnp.minimum(positions_BxQ, P + T - 1),
       jax.tree.map(rows_of, state.cache),
       seen_BxQxC,
-      # Past the last column nothing is written.
+      # Writes past the last column are dropped.
       jnp.where(is_fed_BxQ, P + columns_BxQ, P + T),
   )
   prompts, *own = state.cache
@@ -485,10 +487,10 @@ def exchange(
 
   Args:
     sharding: placement of the params. On a mesh each device moves its own rows.
-    state, aside: states of R and of W rows, none of which share a prompt.
-    source_W: [W] int32, the row of `state` that moves to each row of `aside`,
+    state, aside: states of R rows and W spare rows, without shared prompts.
+    source_W: [W] int32, row of `state` that moves to each row of `aside`,
       counted on its device; -1 for none.
-    source_R: [R] int32, the same of `aside` to `state`.
+    source_R: [R] int32, row of `aside` that moves to each row of `state`.
 
   Returns:
     The two states.
@@ -520,7 +522,7 @@ def _move(
     source: DecodeState,
     source_R: jax.Array,
 ) -> DecodeState:
-  """Copies rows of `source` to `target`, and of their cache what they use."""
+  """Copies rows of `source` to `target`, with the used part of their cache."""
   lengths_R = jnp.where(source_R >= 0, source.lengths[source_R], 0)
   # Rows with the most tokens come first.
   rows_R = jnp.argsort(-lengths_R)
@@ -541,15 +543,15 @@ def _move(
     return jax.lax.fori_loop(0, count, copy_row, target)
 
   prompts, *own = target.cache
-  columns = (block["layers"][0]["v"].shape[2] for block in own)
+  columns = (segment["layers"][0]["v"].shape[2] for segment in own)
   starts = itertools.accumulate(columns, initial=0)
   without_own = lambda state: dataclasses.replace(state, cache=state.cache[:1])
   moved = copy(without_own(target), without_own(source), 0)
-  blocks = [
-      copy(block, other, start)
-      for block, other, start in zip(own, source.cache[1:], starts)
+  segments = [
+      copy(segment, other, start)
+      for segment, other, start in zip(own, source.cache[1:], starts)
   ]
-  return dataclasses.replace(moved, cache=[*moved.cache, *blocks])
+  return dataclasses.replace(moved, cache=[*moved.cache, *segments])
 
 
 def take(state: DecodeState, rows: jax.Array) -> DecodeState:
@@ -558,7 +560,7 @@ def take(state: DecodeState, rows: jax.Array) -> DecodeState:
 
 
 def grow(state: DecodeState) -> DecodeState:
-  """Returns the state with as many rows again, none of them in use."""
+  """Returns the state with twice as many rows; the new ones are unused."""
   state = jax.tree.map(lambda x: jnp.concatenate([x, jnp.zeros_like(x)]), state)
   return dataclasses.replace(state, lengths=jnp.maximum(state.lengths, 1))
 
@@ -566,15 +568,15 @@ def grow(state: DecodeState) -> DecodeState:
 def collect(settings: Settings, state: DecodeState) -> tuple[Any, ...]:
   """Returns tokens, log-probs, plain log-probs [R, T], lengths and stopped [R].
 
-  Plain log-probs are None if they equal the log-probs. The sixth are the
-  experts of prompts [U, P, N, A], and of completions [R, T, N, A], undefined
-  for tokens that are not fed yet; None if they are not recorded.
+  Plain log-probs are None if they equal the log-probs. The sixth item is None,
+  or the recorded experts of prompts [U, P, N, A] and completions [R, T, N, A],
+  undefined for tokens that are not fed yet.
   """
   routes = None
   if settings.has_routes:
     prompts, *own = (
-        jnp.stack([layer["routes"] for layer in block["layers"]], axis=2)
-        for block in state.cache
+        jnp.stack([layer["routes"] for layer in segment["layers"]], axis=2)
+        for segment in state.cache
     )
     routes = prompts, jnp.concatenate(own, axis=1)
   sampled_RxT = _columns(state) < state.lengths[:, None]
@@ -646,7 +648,7 @@ def _forward_pass(
     sharding: Sharding,
     num_rows: int,
 ) -> Callable[..., Any]:
-  """Returns a pass of the model on the sampler's mesh, with its kernels."""
+  """Wraps a forward pass to run on the sampler's mesh, with its kernels."""
   if platform_of(sharding) == "cpu" and not model.config.num_experts:
     return fn
   return _on_mesh(fn, sharding, num_rows)
@@ -658,9 +660,9 @@ def _of_experts(
     sharding: Sharding,
     num_rows: int,
 ) -> Callable[..., Any]:
-  """Returns a function of the model's, told the mesh if it has experts.
+  """Wraps a function of the model; models with experts get the mesh.
 
-  The compiler splits the others by itself.
+  The compiler shards the others automatically.
   """
   return _on_mesh(fn, sharding, num_rows) if model.config.num_experts else fn
 
@@ -668,7 +670,7 @@ def _of_experts(
 def _on_mesh(
     fn: Callable[..., Any], sharding: Sharding, num_rows: int
 ) -> Callable[..., Any]:
-  """Returns a function of rows, traced with the sampler's mesh."""
+  """Wraps a function of rows to be traced with the sampler's mesh."""
   if not isinstance(sharding, jax.sharding.NamedSharding):
     mesh = jax.sharding.Mesh(np.array([*sharding.device_set]), (_TENSOR,))
     sharding = jax.sharding.NamedSharding(mesh, Spec())
@@ -716,15 +718,15 @@ def draw(
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """Returns the next tokens, their log-probs and plain log-probs, [R].
 
-  Devices that share the vocabulary each keep their part of the logits.
+  If devices split the vocabulary, each keeps its shard of the logits.
   """
   num_rows, num_tokens = logits_RxV.shape
-  parts = _num_parts(sharding)
-  if parts == 1 or num_tokens % parts:
-    return _draw_part(settings, None, logits_RxV, key_data_Rx2, position_R)
+  num_shards = _tensor_size(sharding)
+  if num_shards == 1 or num_tokens % num_shards:
+    return _draw_shard(settings, None, logits_RxV, key_data_Rx2, position_R)
   rows = _row_spec(sharding, num_rows)
   return jax.shard_map(
-      functools.partial(_draw_part, settings, _TENSOR),
+      functools.partial(_draw_shard, settings, _TENSOR),
       mesh=sharding.mesh,
       in_specs=(_row_spec(sharding, num_rows, _TENSOR), rows, rows),
       out_specs=rows,
@@ -732,7 +734,7 @@ def draw(
   )(logits_RxV, key_data_Rx2, position_R)
 
 
-def _draw_part(
+def _draw_shard(
     settings: Settings,
     axis: str | None,
     logits_RxV: jax.Array,
@@ -742,7 +744,7 @@ def _draw_part(
   """Returns `draw`; the vocabulary is split over the mesh axis `axis`."""
   keys_R = jax.random.wrap_key_data(key_data_Rx2, impl=_RNG_IMPL)
   folded_R = jax.vmap(jax.random.fold_in)(keys_R, position_R)
-  # The folded key is itself 64 random bits; 24 of them fill a float in [0, 1).
+  # The folded key is 64 random bits; 24 of them make a float in [0, 1).
   bits_R = jax.random.key_data(folded_R)[:, 0]
   uniform_R = (bits_R >> 8).astype(jnp.float32) * 2.0**-24
   logprobs_RxV = logits.process(
@@ -771,9 +773,9 @@ def _append(
     logprob_R: jax.Array,
     plain_R: jax.Array | None,
 ) -> DecodeState:
-  """Appends a token to the rows of `rows_R`; ends those that are complete.
+  """Appends a token to the rows in `rows_R` and ends completed ones.
 
-  The token is the environment's where there is one, which stops nothing.
+  Pending environment tokens replace sampled ones and never stop a row.
   """
   here_RxT = (_columns(state) == state.lengths[:, None]) & rows_R[:, None]
   lengths_R = state.lengths + rows_R
@@ -816,22 +818,25 @@ def params_sharding(params: types.PyTree) -> jax.sharding.Sharding:
 def decode_params(
     model: transformer.Model, settings: Settings, params: types.PyTree
 ) -> transformer.DecodeParams:
-  """Returns params in the form that a sampler of these settings takes."""
+  """Converts params to the form for decoding with these settings."""
   num_positions = settings.max_prompt_tokens + settings.max_completion_tokens
   cast = model.decode_params(params, num_positions)
   if not settings.weights:
     return cast
-  # Rounded from what was cast, as where these are two programs.
+  # The barrier rounds the cast values, as two separate programs would.
   return model.quantize(jax.lax.optimization_barrier(cast))
 
 
 def decode_shardings(
     shardings: types.PyTree, num_layers: int
 ) -> transformer.DecodeParams:
-  """Returns the shardings of decode params, given those of params on a mesh.
+  """Returns the shardings of decode params in the compute dtype.
 
-  They are of params in the compute dtype. Tables, a single leaf here, are
-  replicated.
+  Tables, a single leaf here, are replicated.
+
+  Args:
+    shardings: placement of the model's params on a mesh.
+    num_layers: N.
   """
   place = lambda mesh, *axes: jax.sharding.NamedSharding(mesh, Spec(*axes))
   layer = jax.tree.map(
@@ -853,10 +858,9 @@ def rows_sharding(sharding: Sharding, num_rows: int) -> Sharding:
 def _row_spec(
     sharding: jax.sharding.NamedSharding, num_rows: int, *others: str
 ) -> Spec:
-  """Returns the spec of arrays [R, ...]; `others` are of the axes after R.
+  """Returns the spec of arrays [R, ...]; `others` shard the axes after R.
 
-  Rows are split over the batch axes of the mesh, or replicated if they do not
-  divide.
+  Rows are split over the mesh's batch axes, or replicated if not divisible.
   """
   return Spec(_row_axes(sharding, num_rows) or None, *others)
 
@@ -864,7 +868,7 @@ def _row_spec(
 def _row_axes(
     sharding: jax.sharding.NamedSharding, num_rows: int
 ) -> tuple[str, ...]:
-  """Returns the mesh axes that split rows; none if they do not divide."""
+  """Returns the mesh axes that split rows; none if R is not divisible."""
   sizes = sharding.mesh.shape
   axes = tuple(a for a in _BATCH_AXES if sizes.get(a, 1) > 1)
   return () if num_rows % math.prod(sizes[a] for a in axes) else axes
@@ -886,10 +890,11 @@ def platform_of(sharding: Sharding) -> str:
 def decode_kernel(
     model: transformer.Model, settings: Settings, sharding: Sharding
 ) -> str:
-  """Returns the kernel of decode steps, of `ragged_attention.choose`.
+  """Returns the attention kernel of decode steps: "plain" or another.
 
-  Rows that share prompts begin together: a plain step reads their prompts once,
-  and they have about as many tokens each. So it is plain.
+  Rows that share a prompt use the plain step: it reads the prompt once, and the
+  rows, which start together, have similar lengths. For other rows
+  `ragged_attention.choose` decides.
   """
   if rows_per_prompt(settings, sharding) > 1:
     return "plain"
@@ -897,15 +902,15 @@ def decode_kernel(
       model.config,
       device_of(sharding),
       (settings.max_prompt_tokens, settings.max_completion_tokens),
-      settings.num_rows // num_row_parts(settings, sharding),
-      head_parts(sharding, model.config) or 1,
+      settings.num_rows // num_row_shards(settings, sharding),
+      num_head_shards(sharding, model.config) or 1,
   )
 
 
 def rows_per_prompt(settings: Settings, sharding: Sharding) -> int:
-  """Returns the adjacent rows that share a prompt's cache.
+  """Returns the number of adjacent rows that share a prompt's cache.
 
-  Rows that make room for others have a copy of their own.
+  With parked rows it is 1, because each needs a copy of its prompt.
   """
   if settings.num_waiting:
     return 1
@@ -917,15 +922,15 @@ def rows_per_prompt(settings: Settings, sharding: Sharding) -> int:
   )
 
 
-def num_row_parts(settings: Settings, sharding: Sharding) -> int:
-  """Returns how many devices split the rows, of which each moves its own."""
+def num_row_shards(settings: Settings, sharding: Sharding) -> int:
+  """Returns the number of devices that split the rows."""
   (device_rows,) = rows_sharding(sharding, settings.num_rows).shard_shape(
       (settings.num_rows,)
   )
   return settings.num_rows // device_rows
 
 
-def _num_parts(sharding: Sharding) -> int:
+def _tensor_size(sharding: Sharding) -> int:
   """Returns the size of the mesh axis that splits heads and vocabulary."""
   if not isinstance(sharding, jax.sharding.NamedSharding):
     return 1
@@ -933,30 +938,32 @@ def _num_parts(sharding: Sharding) -> int:
 
 
 def _splits_heads(sharding: Sharding, num_kv_heads: int) -> bool:
-  return _num_parts(sharding) > 1 and num_kv_heads % _num_parts(sharding) == 0
+  return (
+      _tensor_size(sharding) > 1 and num_kv_heads % _tensor_size(sharding) == 0
+  )
 
 
-def head_parts(
+def num_head_shards(
     sharding: Sharding, config: transformer.ModelConfig
 ) -> int | None:
-  """Returns `num_parts` of `cache.empty` for the devices of a sampler."""
+  """Returns the `num_parts` of `cache.empty` for the sampler's devices."""
   platform = platform_of(sharding)
   if platform != "tpu":
     return None if platform == "cpu" else config.num_kv_heads
   splits = _splits_heads(sharding, config.num_kv_heads)
-  return _num_parts(sharding) if splits else 1
+  return _tensor_size(sharding) if splits else 1
 
 
 def _shardings(sharding: Sharding, num_rows: int, tree: Any) -> Any:
   """Returns the shardings of arrays [R, ...], given their shapes.
 
-  KV heads are split over `tensor` if they divide.
+  KV heads are split over `tensor` if divisible.
   """
-  rows, parts = rows_sharding(sharding, num_rows), _num_parts(sharding)
+  rows, num_shards = rows_sharding(sharding, num_rows), _tensor_size(sharding)
 
   def of_leaf(leaf: Any) -> Sharding:
-    # Only keys and values have four axes, the second of which is heads.
-    if leaf.ndim < 4 or parts == 1 or leaf.shape[1] % parts:
+    # Only keys and values have four axes; the second is heads.
+    if leaf.ndim < 4 or num_shards == 1 or leaf.shape[1] % num_shards:
       return rows
     spec = _row_spec(sharding, num_rows, _TENSOR)
     return jax.sharding.NamedSharding(sharding.mesh, spec)
@@ -973,22 +980,21 @@ class SlotPrograms:
       settings: Settings,
       sharding: jax.sharding.Sharding,
   ):
-    """Compiles nothing yet; `sharding` is that of `params_sharding`."""
+    """Creates jitted functions; `sharding` comes from `params_sharding`."""
     P, T = settings.max_prompt_tokens, settings.max_completion_tokens
     kernel = decode_kernel(model, settings, sharding)
     self._settings = settings
-    self.block_lengths = block_lengths(P, T, kernel)
-    self.num_blocks = len(self.block_lengths)
+    self.segment_lengths = segment_lengths(P, T, kernel)
+    self.num_segments = len(self.segment_lengths)
     self.rows_per_prompt = rows_per_prompt(settings, sharding)
-    self.num_row_parts = num_row_parts(settings, sharding)
+    self.num_row_shards = num_row_shards(settings, sharding)
     self.sharding = sharding
     placed = lambda fn: functools.partial(fn, model, settings, sharding)
-    # Outputs have fixed shardings, so that programs that take them are compiled
-    # only once.
+    # Fixed output shardings, so that consumers compile only once.
     self._state_shapes = jax.eval_shape(placed(empty_state))
     state = _shardings(sharding, settings.num_rows, self._state_shapes)
     self._state_shardings = state
-    # The rows that make room for others.
+    # State of the spare rows.
     empty_aside = functools.partial(
         placed(empty_state), num_rows=settings.num_waiting
     )
@@ -1003,7 +1009,7 @@ class SlotPrograms:
     self.prefill = jit(placed(prefill))
     over_rows = rows_sharding(sharding, settings.prefill_size)
     if over_rows != sharding:
-      # Each device runs its share of the prompts; all get every prompt's cache.
+      # Each device runs its share of the prompts and gets every prompt's cache.
       self.prefill = jit(
           placed(prefill), in_shardings=(None, over_rows, over_rows)
       )
@@ -1019,8 +1025,10 @@ class SlotPrograms:
     )
     self.cut = jit_pair(cut, donate_argnums=0)
     self.give = jit_state(give, donate_argnums=0)
-    # Rows that several devices split are left to decode steps.
-    self.feed_lengths = settings.feed_lengths if self.num_row_parts == 1 else ()
+    # If several devices split the rows, decode steps feed all tokens.
+    self.feed_lengths = (
+        settings.feed_lengths if self.num_row_shards == 1 else ()
+    )
     self.feed = jit_state(
         functools.partial(feed, model, settings, sharding),
         donate_argnums=1,
@@ -1040,12 +1048,12 @@ class SlotPrograms:
 
   @property
   def abstract_state(self) -> DecodeState:
-    """The shapes and shardings of the decode state."""
+    """Shapes and shardings of the decode state."""
     return self._abstract(self._state_shapes)
 
   @property
   def abstract_aside(self) -> DecodeState | None:
-    """The shapes and shardings of the rows that make room; None without."""
+    """Shapes and shardings of the spare rows; None without any."""
     shapes = self._aside_shapes
     return None if shapes is None else self._abstract(shapes)
 
@@ -1058,8 +1066,8 @@ class SlotPrograms:
   def fewer_rows(self, num_rows: int) -> int:
     """Returns half the rows if a decode loop may shrink to them, otherwise 0.
 
-    It may only on a single CPU: elsewhere fewer rows make no step faster, and
-    some share prompts.
+    Only a single CPU shrinks: elsewhere fewer rows make no step faster, and
+    rows may share prompts.
     """
     *others, device = self.sharding.device_set
     least = self._settings.num_rows // _MOST_SHRINKING
@@ -1077,16 +1085,16 @@ class SlotPrograms:
   def same_bits(
       self, params: types.PyTree, num_rows: int, fewer_rows: int
   ) -> bool:
-    """Returns whether a row has the same bits in a program of fewer rows.
+    """Returns whether a program with fewer rows computes the same bits.
 
-    A matrix product of fewer rows may use another kernel, which sums in another
-    order; which ones depends on the CPU. So two decode steps over random caches
-    are compared, once for each number of rows.
+    A matrix product of fewer rows may use another kernel with another summation
+    order, depending on the CPU. So two decode steps over random caches are
+    compared, once per number of rows.
     """
     if fewer_rows not in self.known_same_bits:
       self.known_same_bits[fewer_rows] = all(
-          self._compare(params, num_rows, fewer_rows, num_blocks)
-          for num_blocks in range(2, self.num_blocks + 1)
+          self._compare(params, num_rows, fewer_rows, num_segments)
+          for num_segments in range(2, self.num_segments + 1)
       )
     return self.known_same_bits[fewer_rows]
 
@@ -1095,19 +1103,19 @@ class SlotPrograms:
       params: types.PyTree,
       num_rows: int,
       fewer_rows: int,
-      num_blocks: int,
+      num_segments: int,
   ) -> bool:
     step = lambda state: self.decode_chunk(
-        params, state, np.int32(2), np.int32(num_rows + 1), num_blocks
+        params, state, np.int32(2), np.int32(num_rows + 1), num_segments
     )[0]
     rows = np.arange(num_rows - fewer_rows, num_rows, dtype=np.int32)
-    part = step(self.take(self._random_state(num_rows), rows))
+    fewer = step(self.take(self._random_state(num_rows), rows))
     whole = self.take(step(self._random_state(num_rows)), rows)
-    pairs = zip(jax.tree.leaves(part), jax.tree.leaves(whole), strict=True)
+    pairs = zip(jax.tree.leaves(fewer), jax.tree.leaves(whole), strict=True)
     return all(np.array_equal(np.asarray(x), np.asarray(y)) for x, y in pairs)
 
   def _random_state(self, num_rows: int) -> DecodeState:
-    """Returns a state whose rows are active and half full or more."""
+    """Returns a state with active rows, all at least half full."""
     rng = np.random.default_rng(0)
     T = self._settings.max_completion_tokens
 

@@ -5,18 +5,17 @@
     put(params) → folder of safetensors → pause, reload_weights, resume
     sample(…)   → POST /inference/v1/generate, one request a prompt, all at once
 
-It is a `requests.Sampler`. What it returns are the ids and
-log-probs of the server, which sampled them: importance weights are made of
-these. The server says which weights sampled which token; what others than the
-given ones sampled, since it was started again for instance, is sampled once
-more.
+Implements `requests.Sampler`. Ids and log-probs are the server's, so importance
+weights use the log-probs of the distribution that sampled. The server reports
+which weights sampled each token. Completions by any other weights, for example
+after a restart, are sampled again.
 
-vLLM's own transfer of weights takes tensors of PyTorch on GPUs; a folder is
-read by each of its back ends, and on machines that share a file system.
+vLLM's own weight transfer needs PyTorch tensors on GPUs; every vLLM backend can
+read a folder, also across machines that share a file system.
 
-The random numbers are the server's. (Seeds of requests would not make
-completions independent of their batch mates, slow vLLM's sampler down, and on
-CPUs end it if a prompt is read in two parts.)
+Random numbers are the server's. (Seeds of requests would not make completions
+independent of their batch mates, slow vLLM's sampler down, and crash it on CPUs
+if a prompt is prefilled in two chunks.)
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -53,25 +52,25 @@ from tba_jax.sampling import samplers
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 
-# Environment variable with the key that the server asks for, as vLLM's own.
+# Environment variable with the server's API key; the name is vLLM's.
 KEY_VARIABLE = "VLLM_API_KEY"
-# What is asked of the server, as options of `vllm serve`.
+# Command that starts a suitable server.
 HOW = "VLLM_SERVER_DEV_MODE=1 vllm serve FOLDER --enable-scale-out"
-# Seconds between looks at newer params, and between questions whether the
-# server is alive; seconds that it may take to answer these.
+# Seconds between polls for newer params, seconds between health checks, and
+# their timeout.
 _POLL_S, HEALTH_S, _ANSWER_S = 0.2, 5.0, 20.0
-# Attempts without a single completion after which sampling fails.
+# Sampling fails after this many consecutive attempts without a completion.
 _MOST_ATTEMPTS = 5
 
 
 def write_model(source: str, folder: str) -> None:
   """Writes a folder for `vllm serve`.
 
-  A model whose head is its embedding gets a head of its own with the same
-  values: vLLM, told to read weights again, would keep the head that it has.
+  A tied head is untied, with the same values: on reload vLLM would keep its old
+  head.
 
   Args:
-    source: a folder, or a model by its name, as `init` takes them.
+    source: folder or name of a model, as in `config.init`.
     folder: destination, made or replaced.
 
   Raises:
@@ -97,7 +96,7 @@ class UnreachableError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ParamsFolder:
-  """Params that the server can load; their files go with the object.
+  """Params that the server can load; the files are deleted with the object.
 
   name: unique identifier of these params on the server.
   folder: directory of the files.
@@ -111,7 +110,9 @@ class ParamsFolder:
 
 
 class VllmSampler:
-  """Samples completions with a vLLM server, which no other client changes.
+  """Samples completions with a vLLM server of its own.
+
+  No other client may change the server's weights.
 
   platform: field of `requests.Sampler`.
   """
@@ -135,12 +136,12 @@ class VllmSampler:
     Args:
       settings: sampling without truncation, stop strings or several turns.
       model_config: shape of the params.
-      url: address of the server, "http://HOST:PORT".
+      url: "http://HOST:PORT".
       folder: parent of the params' folders, at the same path on the server.
-      is_shared: whether the server may be another user's.
-      deadline_s: longest wait for a server that does not answer.
+      is_shared: whether the server may run as another user.
+      deadline_s: longest wait for an unresponsive server.
       on_event: function called with (kind, message).
-      on_progress: called while the server is at work.
+      on_progress: function called while the server works.
     """
     self._settings = settings
     self._model_config = model_config
@@ -150,12 +151,12 @@ class VllmSampler:
     self.deadline_s = deadline_s
     self.on_event, self._on_progress = on_event, on_progress
     self._numbers = itertools.count()
-    # Names are of this object alone: another may have used the server.
+    # Names are unique to this object: another may have used the server.
     self._prefix = uuid.uuid4().hex[:8]
-    # What the server has, None if that is not known.
+    # Params on the server, None if unknown.
     self._loaded: ParamsFolder | None = None
     self._is_checked = False
-    # Whether completions are sampled now, which go on with newer params.
+    # Whether completions are in flight, which continue with newer params.
     self._is_sampling = False
 
     self.stream = functools.partial(requests.in_one_batch, self.sample)
@@ -165,15 +166,15 @@ class VllmSampler:
     return self._settings
 
   def put(self, params: types.PyTree, shardings: Any = None) -> ParamsFolder:
-    """Writes params for the server, and lets it load them.
+    """Writes params to a folder and has the server load them.
 
     Args:
       params: model params, or the result of an earlier `put`.
-      shardings: not read.
+      shardings: unused.
 
     Raises:
       UnreachableError: the server did not answer in time.
-      ValueError: the server refuses the params, or has wrong options.
+      ValueError: the server rejects the params, or has wrong options.
     """
     del shardings
     if isinstance(params, ParamsFolder):
@@ -186,7 +187,7 @@ class VllmSampler:
     return version
 
   def warm_up(self, params: types.PyTree) -> None:
-    """Samples a token of a short prompt, so that a wrong server shows."""
+    """Samples one token to detect an unsuitable server early."""
     prompt = np.zeros(1, np.int32)
     self.sample(
         params, [requests.Request(prompt, 0, 0, 1, max_tokens=1)], version=0
@@ -203,12 +204,12 @@ class VllmSampler:
   ) -> list[types.Completions]:
     """Returns the completions of each prompt; see `requests.Sampler`.
 
-    With newer params the server goes on with the KV cache that it has.
+    With newer params the server keeps its KV cache.
 
     Raises:
       UnreachableError: the server did not answer in time.
-      ValueError: a request is wrong, or the server refuses it.
-      RuntimeError: the server's weights are changed by somebody else.
+      ValueError: a request is wrong, or the server rejects it.
+      RuntimeError: another client changes the server's weights.
     """
     assert turns is None
     for request in prompts:
@@ -232,15 +233,15 @@ class VllmSampler:
       failures = failures + 1 if len(attempt.missing) == before else 0
       if failures == _MOST_ATTEMPTS:
         raise RuntimeError(
-            f"{self.server.url}: {failures} attempts gave no completion that"
-            f" the given params sampled: {why}"
+            f"{self.server.url}: {failures} attempts gave no completion by the"
+            f" given params: {why}"
         )
     if attempt.has_swapped:
-      # Prompts that come again would find keys and values of older params.
+      # Repeated prompts would reuse keys and values of older params.
       try:
         self.server.post("/reset_prefix_cache")
       except UnreachableError:
-        self._loaded = None  # Loading leaves no cache either.
+        self._loaded = None  # Loading also clears the cache.
     return [attempt.results[i] for i in range(len(prompts))]
 
   def token_logprobs(
@@ -248,7 +249,7 @@ class VllmSampler:
   ) -> np.ndarray:
     """Returns [B, L - 1] float32, log π of each token after the first, nats.
 
-    Arguments and errors are those of `requests.Sampler` and `put`.
+    See `requests.Sampler` for the arguments and `put` for errors.
     """
     self._load(self.put(params))
     rows = []
@@ -272,7 +273,7 @@ class VllmSampler:
     return np.asarray(rows, np.float32)
 
   def generate(self, request: requests.Request) -> list[dict[str, Any]]:
-    """Returns the server's choices for one request, as it tells them."""
+    """Returns the server's choices for one request, as parsed JSON."""
     settings = self._settings
     limit = request.max_tokens or settings.max_completion_tokens
     answer = self._generate(
@@ -282,7 +283,7 @@ class VllmSampler:
             "max_tokens": limit,
             "temperature": settings.temperature,
             "stop_token_ids": sorted(settings.stop_ids),
-            # Those of the model's files may be others.
+            # The model's files may name other stop tokens.
             "ignore_eos": True,
             "logprobs": 0,
         },
@@ -326,7 +327,7 @@ class VllmSampler:
         raise self.server.wrong(
             "/inference/v1/generate",
             f"a choice without log-probs or versions: {error!r}; the server"
-            f" needs vLLM 0.32 or newer, and {HOW}",
+            f" must be vLLM 0.32 or newer, started with {HOW}",
         ) from error
       n = len(ids)
       if (
@@ -351,18 +352,18 @@ class VllmSampler:
         logprobs=logprobs_SxT,
         plain_logprobs=logprobs_SxT,
         stopped=stopped_S,
-        # Versions only grow, so the first token's is the oldest.
+        # Versions never decrease, so the first token has the oldest.
         versions=versions_SxT[:, 0].copy(),
         token_versions=versions_SxT,
     )
 
   def swap(self, version: ParamsFolder) -> None:
-    """Lets the server go on with other params within its completions."""
+    """Switches the server's completions in flight to other params."""
     if version is not self._loaded:
       self._load(version)
 
   def check_is_alive(self) -> None:
-    """Asks the server whether it is alive.
+    """Checks the server's health.
 
     Raises:
       UnreachableError: no answer came in time.
@@ -385,7 +386,7 @@ class VllmSampler:
     )
 
   def _load(self, version: ParamsFolder) -> None:
-    """Lets the server load a version, if it has another; waits until it has."""
+    """Has the server load a version unless it is loaded; waits until then."""
     if version is self._loaded and self._is_named(version):
       return
     deadline = time.monotonic() + self.deadline_s
@@ -405,13 +406,13 @@ class VllmSampler:
         self._loaded = version
         return
       except UnreachableError as error:
-        # It may come back as another process.
+        # The server may have restarted.
         self._is_checked = False
         left_s = deadline - time.monotonic()
         if left_s <= 0:
           raise UnreachableError(
               f"{error}, for {self.deadline_s:g} s (config.search"
-              f".starvation_s); start it: {HOW}"
+              f".starvation_s); start it with {HOW}"
           ) from error
         logging.log_every_n_seconds(
             logging.WARNING, "%s; waiting up to %.0f s", 10, error, left_s
@@ -420,21 +421,21 @@ class VllmSampler:
         time.sleep(min(1.0, left_s))
 
   def _reload(self, folder: pathlib.Path) -> None:
-    """Waits until the server has read a folder; a large one takes a while."""
+    """Waits until the server has read a folder; large ones take a while."""
     call = {
         "method": "reload_weights",
         "kwargs": {"weights_path": str(folder)},
     }
     with futures.ThreadPoolExecutor(1, thread_name_prefix="vllm") as thread:
-      asked = thread.submit(
+      reload = thread.submit(
           self.server.post, "/collective_rpc", call, timeout_s=self.deadline_s
       )
-      while not futures.wait([asked], timeout=1.0).done:
+      while not futures.wait([reload], timeout=1.0).done:
         self._on_progress()
-    asked.result()
+    reload.result()
 
   def _is_named(self, version: ParamsFolder) -> bool:
-    """Returns whether the server says that it has a version."""
+    """Returns whether the server reports this version."""
     try:
       weights = self.server.get("/weight_info", timeout_s=_ANSWER_S)
     except UnreachableError:
@@ -442,7 +443,7 @@ class VllmSampler:
     return weights.get("weight_version") == version.name
 
   def _check_server(self) -> None:
-    """Raises ValueError for a server that would sample something else."""
+    """Raises ValueError if the server's options change what is sampled."""
     if self._is_checked:
       return
     info = self.server.get(
@@ -461,16 +462,17 @@ class VllmSampler:
     if (model_config.get("max_model_len") or 0) < most:
       wrong.append(
           f"--max-model-len={model_config.get('max_model_len')}: must be {most}"
-          " or more, the sum of sampling.max_prompt_tokens and"
-          " sampling.max_completion_tokens"
+          " or more, because sampling.max_prompt_tokens and"
+          " sampling.max_completion_tokens add up to it"
       )
     served = pathlib.Path(str(model_config.get("model"))) / "config.json"
     if self._model_config.tie_embeddings and served.is_file():
       if jsonl.read_json(served).get("tie_word_embeddings"):
         wrong.append(
-            f"it serves {served.parent}, whose head is its embedding: vLLM"
-            " would keep the old head; serve a folder of"
-            " tba_jax.sampling.vllm.write_model (docs/guides/serving.md)"
+            f"{served.parent}: must be a model with an untied head, because"
+            " vLLM keeps a tied one when it reloads weights; serve a folder"
+            " written by tba_jax.sampling.vllm.write_model"
+            " (docs/guides/serving.md)"
         )
     if wrong:
       raise ValueError(f"{self.server.url}: {'; '.join(wrong)}")
@@ -486,24 +488,24 @@ def make(
   """Returns a searcher's sampler; see `samplers.make`.
 
   Raises:
-    ValueError: there is no local folder for params.
+    ValueError: `search.vllm_folder` is not a local folder.
   """
   search = config.search
   folder = search.vllm_folder or str(home.workdir / "vllm")
   if "://" in folder:
     raise ValueError(
-        f"config.search.vllm_folder = {folder!r}: must be a folder of this"
-        " machine, which the vLLM server reads"
+        f"config.search.vllm_folder = {folder!r}: must be a local folder,"
+        " because the vLLM server reads params from it"
     )
-  own_folder = pathlib.Path(folder) / f"searcher-{home.index}"
-  # Params that a searcher left that was killed.
-  shutil.rmtree(own_folder, ignore_errors=True)
+  searcher_folder = pathlib.Path(folder) / f"searcher-{home.index}"
+  # Removes the params of a killed searcher.
+  shutil.rmtree(searcher_folder, ignore_errors=True)
   urls = search.vllm_urls.split(",")
   return VllmSampler(
       settings,
       model.config,
       url=urls[home.index % len(urls)],
-      folder=own_folder,
+      folder=searcher_folder,
       is_shared=bool(search.vllm_folder),
       deadline_s=search.starvation_s,
       on_event=home.on_event,
@@ -512,12 +514,12 @@ def make(
 
 
 class _Attempt:
-  """Completions of several prompts, asked for until all are there.
+  """Completions of several prompts, requested until complete.
 
-  current: params that the server is to have.
-  missing: indices of the prompts whose completions are not there.
+  current: params to sample with.
+  missing: indices of prompts without completions.
   results: index -> completions.
-  has_swapped: whether newer params went on with completions.
+  has_swapped: whether newer params continued completions.
   """
 
   def __init__(
@@ -536,23 +538,24 @@ class _Attempt:
     self._versions = {params.name: version}
 
   def run(self, newer: requests.NewerFn | None) -> None:
-    """Asks for all that is missing, once.
+    """Requests everything missing once.
 
     Raises:
-      UnreachableError, ValueError: the server does not answer, or refuses.
+      UnreachableError: the server does not answer.
+      ValueError: the server rejects a request.
     """
     answers: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
 
     def ask(index: int) -> None:
       try:
         answers.put((index, self._sampler.generate(self._prompts[index])))
-      except Exception as error:  # It is raised where answers are read.
+      except Exception as error:  # Raised again below.
         answers.put((index, error))
 
     for index in self.missing:
-      # Nothing ends a thread whose server hangs, so none is waited for.
+      # Daemons, since a hanging server would block a join.
       threading.Thread(target=ask, args=(index,), daemon=True).start()
-    asked_s = time.monotonic()
+    checked_s = time.monotonic()
     for _ in range(len(self.missing)):
       while True:
         try:
@@ -561,10 +564,10 @@ class _Attempt:
         except queue.Empty:
           if newer is not None:
             self._take(newer())
-          if time.monotonic() - asked_s > HEALTH_S:
+          if time.monotonic() - checked_s > HEALTH_S:
             self._sampler.check_is_alive()
             self._sampler.progress()
-            asked_s = time.monotonic()
+            checked_s = time.monotonic()
       self._sampler.progress()
       if isinstance(answer, Exception):
         raise answer
@@ -574,7 +577,7 @@ class _Attempt:
         self.missing.remove(index)
 
   def _take(self, version_and_params: tuple[int, types.PyTree] | None) -> None:
-    """Goes on with newer params, or with those in use if they were refused."""
+    """Switches to newer params; None retries the current ones."""
     if version_and_params is not None:
       version, params = version_and_params
       self._versions[params.name] = version
@@ -584,9 +587,9 @@ class _Attempt:
 
 
 class VllmServer:
-  """Requests in JSON to one server.
+  """JSON requests to one server.
 
-  url: its address.
+  url: base URL without a trailing slash.
   """
 
   def __init__(self, url: str):
@@ -609,8 +612,8 @@ class VllmServer:
     """Returns the answer.
 
     Raises:
-      UnreachableError: no server answers, or it has failed.
-      ValueError: the server refuses the request.
+      UnreachableError: no server answers, or it fails internally.
+      ValueError: the server rejects the request.
     """
     return self._ask(path, json.dumps(body or {}).encode(), timeout_s)
 
@@ -620,20 +623,20 @@ class VllmServer:
   def _ask(
       self, path: str, body: bytes | None, timeout_s: float | None
   ) -> dict[str, Any]:
-    asked = urllib_request.Request(self.url + path, body, self._headers)
+    request = urllib_request.Request(self.url + path, body, self._headers)
     try:
-      with urllib_request.urlopen(asked, timeout=timeout_s) as answer:
+      with urllib_request.urlopen(request, timeout=timeout_s) as answer:
         text = answer.read()
     except urllib_error.HTTPError as error:
-      told = error.read(2000).decode(errors="replace")
+      detail = error.read(2000).decode(errors="replace")
       if error.code >= 500:
         raise UnreachableError(
-            f"{self.url}{path} failed ({error.code}): {told:.300}"
+            f"{self.url}{path} failed ({error.code}): {detail:.300}"
         ) from error
       raise self.wrong(
           path,
-          f"refused ({error.code}): {told:.300}; the server needs vLLM 0.32 or"
-          f" newer, and {HOW}",
+          f"refused ({error.code}): {detail:.300}; the server must be vLLM 0.32"
+          f" or newer, started with {HOW}",
       ) from error
     except (OSError, http.client.HTTPException) as error:
       raise UnreachableError(

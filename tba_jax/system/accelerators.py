@@ -116,8 +116,8 @@ def find(environment: Mapping[str, str] = os.environ) -> Accelerators:
 def memory() -> tuple[str, int, int, str]:
   """Returns kind, GiB of a device, and number of devices here, and their name.
 
-  The kind is "cpu", "gpu", or of a TPU its generation, such as "v5e". For a
-  TPU of unknown generation, memory is that of the smallest.
+  The kind is "cpu", "gpu", or a TPU generation such as "v5e". An unknown TPU
+  generation counts with the smallest known memory.
   """
   machine = find()
   if machine.kind == CPU:

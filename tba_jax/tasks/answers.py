@@ -371,11 +371,11 @@ def final_answer(text: str) -> float | None:
   1,08,000, 1.234,50 and 18,5), scales (2 million), digits of all scripts, and
   numbers in words where they are the whole statement. An equation, "5 + 3 = 8"
   or "20% of 50, which is 10", counts from its last "=" or "which is", "8 = 5 +
-  3" up to it. "Not 20 but 18" is 18, and "12 eggs (1 dozen)" 12. None for what
-  is no single number: formulas (2^10, 9*2, \sqrt{2}, a box's 5x), lists (3, 5),
-  "7 or 8", "2 hours and 30 minutes", "5 dozen" and 2k, of which nothing says
-  the unit that counts; times, ordinals, names and numbers of list items
-  (15:03, 18th, x3) are skipped.
+  3" up to it. "Not 20 but 18" is 18, and "12 eggs (1 dozen)" 12. None without a
+  single number: formulas (2^10, 9*2, \sqrt{2}, a box's 5x), lists (3, 5),
+  "7 or 8", "2 hours and 30 minutes", and "5 dozen" or 2k, whose unit is
+  ambiguous. Times, ordinals, names and numbers of list items (15:03, 18th, x3)
+  are skipped.
   """
   if not isinstance(text, str):
     return None

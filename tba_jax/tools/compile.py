@@ -358,7 +358,7 @@ def searcher(
         programs.abstract_state,
         np.int32(settings.chunk_steps),
         np.int32(settings.num_rows),
-        programs.num_blocks,
+        programs.num_segments,
     )
 
   arguments = {

@@ -265,9 +265,9 @@ class RewardTest(parameterized.TestCase):
       ("four", ""),
       (
           "letters",
-          r"reset.*says 7 tokens: must be 1 to .*max_prompt_tokens = 4",
+          r"reset.*returned 7 tokens: must be 1 to .*max_prompt_tokens = 4",
       ),
-      ("", "says 0 tokens"),
+      ("", "returned 0 tokens"),
       ([{"role": "user", "content": "one"}], "need a tokenizer with a chat te"),
   )
   @pytest.mark.slow

@@ -146,7 +146,7 @@ class LoadConfigTest(parameterized.TestCase):
     other = self.folder / "other.py"
     other.write_text(
         "from tba_jax.config import variants\n"
-        "mine = variants.import_config('mine.py', beside=__file__)\n"
+        "mine = variants.import_config('mine.py', relative_to=__file__)\n"
         "get_config = mine.get_config\n"
     )
     config = load_lib.load_config(f"{other}:quick")

@@ -287,7 +287,7 @@ class RelationsTest(parameterized.TestCase):
       self.assertRegex(
           problem,
           "config.offline.path.*line 1: logprobs are missing:"
-          f" config.loss.name = {changes['loss__name']!r}.*reads those",
+          f" config.loss.name = {changes['loss__name']!r}.*behavior policy's",
       )
 
   @pytest.mark.slow

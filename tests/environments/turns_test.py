@@ -87,13 +87,13 @@ class EnvironmentsTest(parameterized.TestCase):
   def test_held_out_seeds_are_others(self):
     found = self.make("TwoTurns")
     (prompt,) = found.prompts(base.HELD_OUT, [0])
-    self.assertEqual(prompt.said, "b:")
+    self.assertEqual(prompt.observation, "b:")
 
   @parameterized.parameters(("end", 1), ("late", 1), ("on", 3))
   @pytest.mark.slow
   def test_the_shape_of_gymnasium_and_the_limit_of_turns(self, turn, count):
     found = self.make("Gymnasium", correct_threshold=2.0)
-    self.assertEqual(found.prompts(base.TRAIN, [3])[0].said, "seed 6")
+    self.assertEqual(found.prompts(base.TRAIN, [3])[0].observation, "seed 6")
     answers, (outcome,) = episodes.play(found, [turn] * 3)
     self.assertEqual(answers, [["ok"] * (count - 1)])
     self.assertEqual(outcome.num_turns, count)
@@ -102,7 +102,7 @@ class EnvironmentsTest(parameterized.TestCase):
 
   def test_tools_are_called_until_a_turn_without_a_call(self):
     found = self.make("Tools")
-    self.assertEqual(found.prompts(base.TRAIN, [1])[0].said, "2?")
+    self.assertEqual(found.prompts(base.TRAIN, [1])[0].observation, "2?")
     turns = ['add: {"left": 2, "right": 3}', 'add: {"left": 2}', "5"]
     answers, (outcome,) = episodes.play(found, turns)
     missing = "error: missing a required argument: 'right'\n"
@@ -183,7 +183,7 @@ class EnvironmentsTest(parameterized.TestCase):
     found = self.make("TwoTurns")
     run = found.episodes(found.prompts(base.TRAIN, [0]), 1)
     found._workers.longest_s = 0.05
-    with self.assertRaisesRegex(TimeoutError, "source has answered in 0.1 s"):
+    with self.assertRaisesRegex(TimeoutError, "source answered in 0.1 s"):
       run.answers(math.inf)
     self.assertBetween(found.waited_s, 0.1, 1.0)
     # Processes may have been in use for the prompts of the next block.

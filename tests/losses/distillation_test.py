@@ -191,7 +191,7 @@ class SideBySideTest(parameterized.TestCase):
               params[0], {}, packed, params[1], tokens
           )[0],
           packed.rows,
-          whole.unknown(packed),
+          whole.placeholders(packed),
       )
       return whole.loss(outputs, {}, packed, jnp.float32(1.0))[0]
 

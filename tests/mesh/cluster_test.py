@@ -161,7 +161,7 @@ class ClusterTest(parameterized.TestCase):
     should_stop()
     started = time.monotonic()
     with self.assertRaisesRegex(
-        byte_store.DeadlineExceededError, "said nothing for 0 s"
+        byte_store.DeadlineExceededError, "sent nothing for 0 s"
     ):
       follower.receive(_NEVER)
     self.assertGreater(time.monotonic() - started, 0.3)

@@ -53,7 +53,7 @@ for num_layers, scale, shared, weights, place in (
   programs = slots_lib.SlotPrograms(model, settings, place)
   state, count = programs.abstract_state, np.int32(8)
   compiled = programs.decode_chunk.lower(
-      decode_params, state, count, count, programs.num_blocks).compile()
+      decode_params, state, count, count, programs.num_segments).compile()
   num_bytes = lambda tree: sum(
       np.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
       for x in jax.tree.leaves(tree))

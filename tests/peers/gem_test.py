@@ -75,7 +75,7 @@ class GemTest(parameterized.TestCase):
     self.assertEqual(outcome.failure, "")
     self.assertAlmostEqual(outcome.reward, reward, places=6)
     # The package's wrapper repeats the observations before the last one.
-    said = [prompt.said, *answers]
+    said = [prompt.observation, *answers]
     # The last of four turns is not answered.
     self.assertLen(said, min(len(texts), 4))
     for text, answer in zip(texts, said):
@@ -85,8 +85,8 @@ class GemTest(parameterized.TestCase):
   def test_python_calculates_before_answer(self):
     made = self.make("rg:chain_sum,python_tool")
     (prompt,) = made.prompts(base.TRAIN, [0])
-    self.assertIn("wrapped within <python>", prompt.said)
-    problem = prompt.said.partition(": ")[2].partition("=")[0].strip()
+    self.assertIn("wrapped within <python>", prompt.observation)
+    problem = prompt.observation.partition(": ")[2].partition("=")[0].strip()
     code = f"<python>print({problem})</python>"
     value = eval(problem)  # A sum of the package's own.
     ((answer,),), (outcome,) = episodes.play(

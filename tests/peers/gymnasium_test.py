@@ -20,7 +20,7 @@ class GymnasiumTest(absltest.TestCase):
     alone = gymnasium_text.make()
     said = [alone.reset(seed=seed)[0] for seed in (0, 2, 4)]
     prompts = made.prompts(base.TRAIN, [0, 1, 2])
-    self.assertEqual([prompt.said for prompt in prompts], said)
+    self.assertEqual([prompt.observation for prompt in prompts], said)
     right = said[1].removeprefix("Say ")
     answers, (late, result) = episodes.play(
         made, ["x"] * 9, ["x", right], indices=[0, 1]

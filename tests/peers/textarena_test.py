@@ -76,7 +76,7 @@ class TextArenaTest(parameterized.TestCase):
       # The last answer is not said where it ends the game.
       heard = turns[: outcome.num_turns]
       text, reward = alone(name, 2 * index, heard)
-      self.assertEqual(prompt.said + "".join(said), text)
+      self.assertEqual(prompt.observation + "".join(said), text)
       self.assertEqual((outcome.failure, outcome.reward), ("", reward))
       self.assertEqual(outcome.is_right, reward >= 1)
 

@@ -291,7 +291,7 @@ class GenerateTest(ProgramCase):
         ({"sampling__temperature": -1.0}, "config.sampling.temperature = -1.0"),
         ({"tokenizer__bos": "maybe"}, "config.tokenizer.bos = 'maybe'"),
         *(
-            ({"sampling__stop_strings": wrong}, "a JSON list of texts")
+            ({"sampling__stop_strings": wrong}, "a JSON list of non-empty")
             for wrong in (
                 '"1"',
                 "[1]",

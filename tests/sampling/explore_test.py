@@ -36,7 +36,7 @@ class ExploreTest(absltest.TestCase):
 
   def test_temperatures_have_their_shares_and_ranges(self):
     asked = requests.Explore(0.5, 0.5, 2.0)
-    own = np.asarray(logits_lib.own_temperature(asked, _keys(4000)))
+    own = np.asarray(logits_lib.random_temperature(asked, _keys(4000)))
     drawn = own[own > 0]
     self.assertAlmostEqual(len(drawn) / len(own), 0.5, delta=0.03)
     self.assertGreaterEqual(drawn.min(), 0.5)
@@ -52,7 +52,7 @@ class ExploreTest(absltest.TestCase):
     found = logits_lib.explored_logits(
         settings, logits, keys, jnp.zeros(64, jnp.int32)
     )
-    own = logits_lib.own_temperature(settings.explore, keys) > 0
+    own = logits_lib.random_temperature(settings.explore, keys) > 0
     # Divided by 0.5 later, so that the whole is a division by 2.
     expected = np.where(np.asarray(own)[:, None], logits / 4, logits)
     np.testing.assert_allclose(found, expected)

@@ -49,7 +49,7 @@ class RaggedTest(parameterized.TestCase):
           temperature=0.0,
       )
       with (
-          mock.patch.object(slots_lib, "head_parts", lambda *_: parts),
+          mock.patch.object(slots_lib, "num_head_shards", lambda *_: parts),
           mock.patch.object(slots_lib, "decode_kernel", lambda *_, n=name: n),
           mock.patch.object(slots_lib, "decode_chunk", decode_chunk),
       ):
@@ -57,7 +57,7 @@ class RaggedTest(parameterized.TestCase):
         (programs,) = sampler._programs.values()
       # Lengths change, and a kernel's program stays.
       decode_chunk = chex.assert_max_traces(decode_chunk, n=1)
-    self.assertEqual(programs.block_lengths, (16, 64))
+    self.assertEqual(programs.segment_lengths, (16, 64))
     lengths = np.concatenate([f.lengths for f in found[kernel]])
     self.assertGreater(len(set(lengths.tolist())), 3)
     for one, other in zip(found["plain"], found[kernel], strict=True):

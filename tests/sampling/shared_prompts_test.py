@@ -31,7 +31,7 @@ class SharedPromptsTest(parameterized.TestCase):
     )
     for patch in (
         mock.patch.object(sharing, "OWN_PROMPTS", ()),
-        mock.patch.object(slots_lib, "head_parts", lambda *_: parts),
+        mock.patch.object(slots_lib, "num_head_shards", lambda *_: parts),
     ):
       patch.start()
       self.addCleanup(patch.stop)

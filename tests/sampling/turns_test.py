@@ -309,8 +309,8 @@ class TurnsTest(parameterized.TestCase):
         max_completion_tokens=64,
     )
     programs = sampler.programs(tiny_model.init_params(model))
-    P, *blocks = programs.block_lengths
-    self.assertEqual(blocks, [32, 32])
+    P, *segments = programs.segment_lengths
+    self.assertEqual(segments, [32, 32])
     rng = np.random.default_rng(0)
 
     def fill(shapes, lengths):
@@ -381,7 +381,7 @@ class SlotsTest(absltest.TestCase):
   def make(self, num_completions, **changes):
     settings = sampler_case.make_settings(num_rows=4, has_turns=True, **changes)
     request = decode.Request(np.array([2]), 0, 0, num_completions)
-    slots = requests_lib.Slots({0: request}, settings, 1, num_parts=2)
+    slots = requests_lib.Slots({0: request}, settings, 1, num_shards=2)
     slots.enqueue([0])
     slots.refill({0: 0})
     return slots

@@ -313,7 +313,7 @@ class VllmTest(absltest.TestCase):
     hf.save(folder, tied.config, params)
     self.model = tied
     self.server.folder = str(folder)
-    with self.assertRaisesRegex(ValueError, "would keep the old head"):
+    with self.assertRaisesRegex(ValueError, "untied head, because vLLM"):
       self.make().put(params)
     self.server.folder = str(self.folder / "start")
     sampler = self.make()

@@ -125,9 +125,9 @@ class Grants:
     return bool(self._blocks.get(sid))
 
   def _num_ahead(self, sid: str) -> int:
-    """Returns the number of a searcher's blocks that are not begun.
+    """Returns the number of a searcher's blocks that have not started.
 
-    With barriers, which wait for all of them, those that are begun count, too.
+    Barriers wait for all blocks, so with them started ones also count.
     """
     blocks = self._blocks.get(sid, ())
     if self._schedule.takes_newer:

@@ -18,11 +18,11 @@ replaces, or an older one must not undo, has a count of its own (`lease.beat`,
 to, so that an old one that someone writes again is refused as well. Arrays of a
 block are stacked over its groups.
 
-Any key may be overwritten or deleted by a process that is not of the run. Who
-owns a message writes it again: a searcher whose block is not delivered, or whom
-the trainer asks (`work.again`); a trainer when a lease shows that its searcher
-has not seen the newest grants (`lease.seen`). That a block was acknowledged and
-is not kept any more is told by a searcher's lease alone (`lease.first`).
+A process outside the run may overwrite or delete any key. The owner then writes
+its message again: a searcher if its block is not delivered or the trainer asks
+for it (`work.again`), a trainer if a lease shows that its searcher has not seen
+the newest grants (`lease.seen`). Only a searcher's lease shows which blocks
+were acknowledged and dropped (`lease.first`).
 """
 
 from collections.abc import Mapping, Sequence

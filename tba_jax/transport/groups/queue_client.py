@@ -316,7 +316,7 @@ class QueueClient:
         self._lock.wait(min(left_s, 0.1))
       self.interval.stop_waiting()
       block = self._granted.begin()
-      # The lease says so, and the trainer grants another one.
+      # The lease reports the start, and the trainer grants another block.
       self.lease_interval.changed(at_once=not self._granted.blocks)
       self._lock.notify_all()
       return block
@@ -430,14 +430,14 @@ class QueueClient:
 
   def _serve(self, _: threading.Event) -> None:
     transport = self._make_transport()
-    told, closing = 0, False
+    known_generation, closing = 0, False
     while not closing:
       closing = self._final  # Read first: one last exchange follows.
       try:
-        if told != transport.generation:
+        if known_generation != transport.generation:
           for key, data in self._earlier.items():
             transport.put(key, data, overwrite=False)
-          told = transport.generation
+          known_generation = transport.generation
         self.exchange(transport, closing)
       except byte_store.TransportError as error:
         if closing:
