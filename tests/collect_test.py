@@ -103,7 +103,7 @@ class StreamTest(absltest.TestCase):
     self.assertEqual(failed.completions.versions.tolist(), [5] * S)
     self.assertEqual([o.failure for o in failed.outcomes], ["error"] * S)
 
-  def test_a_stream_that_is_closed_lets_its_environments_go(self):
+  def test_closed_stream_releases_environments(self):
     self.fail()
     blocks = iter([[(0, 7, 0), (1, 8, 0)]])
     stream = self.collector.stream(lambda: next(blocks, None), "params", 5)
@@ -186,7 +186,7 @@ class _Thinking(fakes.FakeTokenizer):
 
 class JudgeRequestsTest(absltest.TestCase):
 
-  def test_thoughts_that_the_prompt_opens_stay_open(self):
+  def test_judge_sees_thinking_opened_by_prompt(self):
     task = fakes.FakeTask({0: {"23"}})
     collector = collect.Collector(
         task,

@@ -326,7 +326,7 @@ class SearcherTest(parameterized.TestCase):
     self.assertEqual(self.begun, [1, 1])
     self.assertEqual(self.positions(), [8, 7] * 2)
 
-  def test_a_block_that_waited_too_long_is_left_to_others(self):
+  def test_expired_block_is_left_to_others(self):
     self.joins = True
 
     def restarted():
@@ -392,7 +392,7 @@ class SearcherTest(parameterized.TestCase):
     self.assertEqual(order[2:], ["reference", "judge"])
     self.assertIn("reference", self.log)
 
-  def test_groups_have_reference_logprobs_where_searchers_compute_them(self):
+  def test_searchers_compute_reference_logprobs_of_groups(self):
     self.run_it(self.block())
     self.assertEqual([g.ref_logprobs for g in self.submitted[0]], [None] * 2)
     self.reference = mock.create_autospec(
@@ -427,7 +427,7 @@ class SearcherTest(parameterized.TestCase):
       ("replace", [2.0, -3.0]),
       ("add", [2.0, -1.0]),
   )
-  def test_rewards_are_final_where_searchers_judge(self, rule, rewards):
+  def test_searchers_return_final_rewards(self, rule, rewards):
     with self.config.unlocked():
       self.config.loss.missing_stop = rule
       self.config.loss.missing_stop_reward = -3.0
@@ -556,7 +556,7 @@ class SearcherTest(parameterized.TestCase):
         f"version {self.compared[-1]}: another policy; the searcher ends",
     )
 
-  def test_refused_version_ends_searcher_whose_params_are_too_old(self):
+  def test_refused_version_ends_searcher_with_stale_params(self):
     self.takes_newer, self.wrong = True, {4}
     newer = lambda: self.published.append((1, 4)) or self.block(require=4)
     with self.assertRaisesRegex(searcher.WrongParamsError, "version 4"):
@@ -635,7 +635,7 @@ class SearcherTest(parameterized.TestCase):
     self.assertEqual(self.begun, [2, 1])
     self.assertEqual([v for v, _ in self.used], [4, 3, 5])
 
-  def test_a_version_that_has_passed_is_not_awaited(self):
+  def test_does_not_wait_for_past_version(self):
     self.puller.wait_for.side_effect = lambda version, timeout_s: (
         None if version == 3 else self.wait_for(version, timeout_s)
     )
@@ -663,7 +663,7 @@ class SearcherTest(parameterized.TestCase):
     self.run_it(self.block(require=3), self.block())
     self.assertEqual(self.used, [(3, {3}), (5, {5})])
 
-  def test_searcher_waits_for_no_version_that_is_not_required(self):
+  def test_searcher_waits_only_for_required_versions(self):
     self.run_it(self.block())
     self.assertEqual(self.puller.wait_for.call_args, mock.call(-1, 0.0))
 
@@ -773,7 +773,7 @@ class SearcherTest(parameterized.TestCase):
     self.assertEqual(positions, [[7, 8], [9]])
     self.assertEmpty(self.queue.begun_s)
 
-  def test_on_a_mesh_decoding_waits_for_a_judge_that_uses_it(self):
+  def test_decoding_waits_for_judge_on_same_mesh(self):
     self.judge_shares_mesh = True
     judge = self.judge
     judged, sampled, again = [], [], threading.Event()

@@ -148,26 +148,26 @@ class EnvironmentsTest(parameterized.TestCase):
     _, outcomes = episodes.play(found, *[["done"]] * 8)
     self.assertEqual([o.failure for o in outcomes], [""] * 8)
 
-  def test_a_close_that_fails_costs_nothing(self):
+  def test_failing_close_is_ignored(self):
     found = self.make("Trouble", num_workers=1)
     for _ in range(2):
       _, outcomes = episodes.play(found, ["done"], ["done"])
       self.assertEqual([o.failure for o in outcomes], ["", ""])
 
-  def test_a_reset_that_fails_costs_its_prompt(self):
+  def test_failing_reset_fails_prompt(self):
     found = self.make("Trouble")
     prompts = found.prompts(base.TRAIN, [1, 3, 2, 0])
     self.assertEqual([len(p.tokens) for p in prompts], [0, 0, 0, 3])
     causes = [p.failure and p.outcome.failure for p in prompts]
     self.assertEqual(causes, ["error", "error", "size", None])
 
-  def test_a_prompt_that_changes_is_a_failure(self):
+  def test_changed_prompt_is_failure(self):
     found = self.make("Trouble")
     found._max_prompt_tokens = 200
     _, outcomes = episodes.play(found, ["done"], indices=[2])
     self.assertEqual(outcomes[0].failure, "reset")
 
-  def test_a_turn_that_never_comes_lets_its_process_go(self):
+  def test_missing_turn_releases_process(self):
     found = self.make("TwoTurns", num_workers=1)
     with mock.patch.object(turns_lib, "_TURN_DEADLINE_S", 0.1):
       run = found.episodes(found.prompts(base.TRAIN, [0, 0]), 1)
@@ -179,7 +179,7 @@ class EnvironmentsTest(parameterized.TestCase):
     self.assertEqual(run.answers(math.inf), [((0, 0), None)])
     self.assertEqual(run.outcomes(0)[0].failure, "turn")
 
-  def test_environments_that_never_answer_are_an_error(self):
+  def test_unresponsive_environments_raise(self):
     found = self.make("TwoTurns")
     run = found.episodes(found.prompts(base.TRAIN, [0]), 1)
     found._workers.longest_s = 0.05
@@ -190,7 +190,7 @@ class EnvironmentsTest(parameterized.TestCase):
     found._reset_s = math.inf
     self.assertEmpty(run.answers(math.inf))
 
-  def test_process_that_just_became_free_has_time_to_answer(self):
+  def test_newly_freed_process_has_time_to_answer(self):
     environments = self.make("TwoTurns", num_workers=1)
     prompts = environments.prompts(base.TRAIN, [0, 0])
     episodes_run = environments.episodes(prompts, 1)
@@ -210,7 +210,7 @@ class EnvironmentsTest(parameterized.TestCase):
     _, outcomes = episodes.play(found, *[["ab", "abc"]] * 5)
     self.assertEqual([o.reward for o in outcomes], [1.25] * 5)
 
-  def test_the_end_lets_completions_go_that_are_not_over(self):
+  def test_close_releases_unfinished_completions(self):
     found = self.make("TwoTurns")
     run = found.episodes(found.prompts(base.TRAIN, [0]), 1)
     run.end((0, 0), np.array([*b"ab", _EOS]))
@@ -219,7 +219,7 @@ class EnvironmentsTest(parameterized.TestCase):
     found.close()
     found._workers.threads.shutdown(wait=True)  # None waits for a turn.
 
-  def test_answers_have_the_tokens_that_they_have_behind_a_turn(self):
+  def test_answer_is_tokenized_after_its_turn(self):
     found = self.make("TwoTurns")
     found._tokenizer = words = sentencepiece_case.make()
     turn = words.encode("ab", words.encode("a:"))

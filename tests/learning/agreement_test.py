@@ -150,7 +150,7 @@ class AgreementTest(absltest.TestCase):
     self.assertFalse(agreed.holds(self.transport))
     self.assertFalse(agreed.holds(self.transport, 3))
 
-  def test_settings_that_differ_are_read_again(self):
+  def test_differing_settings_are_read_again(self):
     connect = lambda: in_process.InProcessTransport(self.store)
     wait = lambda: self.make().wait(connect, lambda: False)
     # An old message, which the trainer replaces; then its own settings differ.
@@ -254,7 +254,7 @@ class AgreementTest(absltest.TestCase):
 
 class CheckProcessesTest(absltest.TestCase):
 
-  def test_process_0_names_who_differs(self):
+  def test_process_0_names_differing_process(self):
     config = base_config.make()
     mine = agreement.describe(config, _RUN)
     other = agreement.describe(base_config.make(train__num_steps=7), _RUN)

@@ -259,7 +259,7 @@ class DeviceWorkTest(parameterized.TestCase):
     self.assertEqual(caught.exception.status, processes.EXIT_FATAL)
 
   @parameterized.parameters(True, False)
-  def test_a_checkpoint_that_fails_ends_the_process(self, wait):
+  def test_failed_checkpoint_ends_process(self, wait):
     self.checkpointer.save.side_effect = OSError("no space")
     fields = {"step": 1, "wait": wait}
     save = cluster_lib.Command("save", fields)

@@ -160,7 +160,7 @@ class DistillationTest(absltest.TestCase):
     same, _ = frozen_models.load_reference(config, self.tokenizer, None)
     self.assertEqual(same.config.width, 24)
 
-  def test_refuses_a_teacher_that_would_move_or_not_be_read(self):
+  def test_refuses_moving_or_unused_teacher(self):
     for override in ("reference.mode=ema", "reference.role=none"):
       config = make_config(
           f"reference.init={self.folder}", override, "loss.name=oapl"

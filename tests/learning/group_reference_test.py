@@ -73,7 +73,7 @@ class GroupReferenceTest(parameterized.TestCase):
       count=[1, 2, 5], include_stop_token=[False, True], least_tokens=[512, 1]
   )
   @pytest.mark.slow
-  def test_is_that_of_the_trainer(
+  def test_equals_trainer_s_logprobs(
       self, count, include_stop_token, least_tokens
   ):
     self.enter_context(

@@ -102,11 +102,11 @@ class NonfiniteTest(absltest.TestCase):
     with contextlib.redirect_stderr(io.StringIO()) as self.stderr:
       return offline.train(config, job, stop=threading.Event())
 
-  def test_a_gradient_that_is_not_finite_stops(self):
+  def test_nonfinite_gradient_stops(self):
     with self.assertRaisesRegex(FloatingPointError, r"sft: .* steps \[\d\]"):
       self.train("stop")
 
-  def test_a_step_that_is_not_finite_is_skipped(self):
+  def test_nonfinite_step_is_skipped(self):
     params, done = self.train("skip")
     self.assertEqual(done["step"], 4)
     chex.assert_tree_all_finite(params)

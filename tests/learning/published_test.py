@@ -55,7 +55,7 @@ class PublishedTest(parameterized.TestCase):
         },
     )
 
-  def test_auto_loses_nothing_that_the_sampler_uses(self):
+  def test_auto_keeps_sampler_precision(self):
     model = tiny_model.make_model(
         family="qwen2", compute_dtype="bfloat16", num_kv_heads=2
     )

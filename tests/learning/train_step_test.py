@@ -208,7 +208,7 @@ class TrainStepTest(absltest.TestCase):
     self.assertTrue(all(x.is_deleted() for x in jax.tree.leaves(state.params)))
     self.assertFalse(any(x.is_deleted() for x in jax.tree.leaves(params)))
 
-  def test_a_step_that_is_not_finite_changes_nothing_but_its_number(self):
+  def test_nonfinite_step_only_advances_step_number(self):
     *_, state = make_run(optimizer__warmup_steps=4)
     step_fn = make_step(optimizer__warmup_steps=4)
     state, metrics = step_fn(state, tiny_model.make_batch(seed=0))

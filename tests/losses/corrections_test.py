@@ -161,7 +161,7 @@ class FactorsTest(chex.TestCase):
     )
 
   @parameterized.parameters(1.0, -1.0)
-  def test_clip_sequence_is_that_of_proximal_rloo(self, sign):
+  def test_clip_sequence_equals_proximal_rloo(self, sign):
     logs = jnp.log(RATIO_BxKxT)
 
     def surrogate(x):
@@ -240,7 +240,7 @@ class ReadTest(parameterized.TestCase):
       ("ratio_cap", 1.05),
       ("moment_cap", 0.5),
   )
-  def test_values_that_change_a_factor(self, key, value):
+  def test_parameter_affects_its_corrections(self, key, value):
     rng = np.random.default_rng(0)
     ratio, to_proximal, push = rng.uniform(0.3, 3, (3, 2, 8, 4))
     ratio_BxK = rng.uniform(0.3, 3, (2, 8))

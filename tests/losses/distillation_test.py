@@ -170,7 +170,7 @@ class SideBySideTest(parameterized.TestCase):
       np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-5)
 
   @pytest.mark.slow
-  def test_the_gradient_is_that_of_the_policy_alone(self):
+  def test_only_policy_has_gradient(self):
     config = tiny_model.make_config(loss__name="gkd")
     loss_fn = objective.make_loss_fn(
         config, self.models[0], teacher=self.models[1]

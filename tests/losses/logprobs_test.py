@@ -155,7 +155,7 @@ class MapLogitsTest(parameterized.TestCase):
       dict(max_logits=10**9, sliding_window=3, family="mistral"),
   )
   @pytest.mark.slow
-  def test_tokens_that_are_left_out_change_no_other(self, max_logits, **shape):
+  def test_skipped_tokens_leave_others_unchanged(self, max_logits, **shape):
     model = tiny_model.make_model(**shape)
     params = jax.jit(model.init)(jax.random.key(0))
     inputs = _inputs()

@@ -52,7 +52,7 @@ class PerplexityTest(absltest.TestCase):
         rtol=1e-6,
     )
 
-  def test_stays_finite_where_the_reference_says_never(self):
+  def test_stays_finite_at_zero_reference_probability(self):
     batch = self.make()
     batch = dataclasses.replace(
         batch, ref_logprobs=jnp.full_like(batch.ref_logprobs, -jnp.inf)

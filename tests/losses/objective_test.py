@@ -138,7 +138,7 @@ class LossTest(parameterized.TestCase):
       ) / (12 * step)
       np.testing.assert_allclose(jax.grad(along)(0.0), slope, rtol=1e-3)
 
-  def test_refuses_a_batch_that_is_not_groups(self):
+  def test_refuses_batch_without_groups(self):
     batch = dataclasses.replace(
         table_policy.make_batch(), rewards=jnp.zeros((B * K, 1))
     )
@@ -342,7 +342,7 @@ class ReadTest(parameterized.TestCase):
       ("whiten_advantages", False),
   )
   @pytest.mark.slow
-  def test_values_that_change_a_loss(self, key, *values):
+  def test_table_lists_readers_of_setting(self, key, *values):
     readers = [
         n for n in objective_table.OBJECTIVES if self.is_read(n, key, values)
     ]

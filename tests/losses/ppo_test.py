@@ -82,7 +82,7 @@ class TargetsTest(chex.TestCase):
       )
       self.assertFalse(np.any(values[..., columns < 0]))
 
-  def test_rewards_of_turns_are_where_they_were_earned(self):
+  def test_turn_rewards_move_to_counted_tokens(self):
     mask = jnp.array([[[0.0, 1, 1, 0, 0, 1, 0, 0], [0.0] * 8]])
     rewards = jnp.array([[[4.0, 0, 1, 2, 0, 0, 0.5, 0.25], [0.0] * 8]])
     # 4 goes to the first token that counts, the others to the last before.
@@ -163,7 +163,7 @@ class LossTest(parameterized.TestCase):
     np.testing.assert_allclose(loss, (1 + 4 + 9 + 1) / 2 / 2 / 2)
     self.assertEqual(held.sum(), 0)
 
-  def test_a_value_that_the_clip_holds_has_no_gradient(self):
+  def test_clipped_value_has_no_gradient(self):
     old, returns = jnp.zeros((1, 1, 2)), jnp.full((1, 1, 2), 5.0)
     grad = jax.grad(
         lambda v: value_loss(v, old, returns, old + 1, clip=0.5)[0]

@@ -383,7 +383,7 @@ class MembersTest(parameterized.TestCase):
 
 class MasksTest(absltest.TestCase):
 
-  def test_flowrl_s_value_is_that_before_the_first_counted_token(self):
+  def test_flowrl_uses_value_before_first_counted_token(self):
     groups = make_groups()
     mask = jnp.array([[[0.0, 1.0, 1.0], [0.0, 0.0, 0.0]]])
     values = jnp.array([[[9.0, 2.0, 3.0], [9.0, 9.0, 9.0]]])

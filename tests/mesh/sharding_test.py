@@ -36,7 +36,7 @@ class MakeMeshTest(parameterized.TestCase):
     self.assertEqual(mesh.axis_names, ("data", "fsdp", "sequence", "tensor"))
     self.assertEqual(mesh.size, 1)
 
-  def test_refuses_too_few_devices_or_devices_that_are_left_over(self):
+  def test_refuses_missing_or_extra_devices(self):
     with self.assertRaisesRegex(ValueError, "4096 devices"):
       sharding.make_mesh(dict(data=64, fsdp=64, sequence=1, tensor=1))
     with self.assertRaisesRegex(ValueError, "needs 1 devices, 2"):
@@ -181,7 +181,7 @@ class BatchTest(parameterized.TestCase):
     np.testing.assert_array_equal(spread["x"], batch["x"])
     self.assertEqual(spread["x"].dtype, sharded["x"].dtype)
 
-  def test_prompts_that_do_not_divide_are_replicated_and_their_rows_split(self):
+  def test_indivisible_prompts_are_replicated_but_rows_split(self):
     split, whole = PartitionSpec(("data", "fsdp")), PartitionSpec()
     places = sharding.batch_shardings(6, _mesh())
     self.assertEqual(places.rewards.spec, whole)

@@ -133,7 +133,7 @@ class PolicyTest(absltest.TestCase):
     hf.save(folder, policy.model.config, params, policy.tokenizer)
     return params
 
-  def test_stops_at_tokens_of_the_model_that_its_tokenizer_has_not(self):
+  def test_stops_at_model_tokens_missing_in_tokenizer(self):
     words = policy_lib.make_policy(make_config(), self.workdir).tokenizer
     stop, size = words.vocab_size, words.vocab_size + 2
     shape = tiny_model.make_model(vocab_size=size, stop_ids=(stop, size)).config
@@ -219,7 +219,7 @@ class PolicyTest(absltest.TestCase):
       with self.assertRaisesRegex(ValueError, "vocabulary has 3 entries"):
         policy_lib.make_policy(make_config(f"init={folder}"), self.workdir)
 
-  def test_held_out_words_that_no_training_row_has_are_a_warning(self):
+  def test_unseen_held_out_words_give_warning(self):
     for name, word in (("train", "ab"), ("test", "xy")):
       row = json.dumps({"prompt": word, "answer": word})
       (self.workdir / f"{name}.jsonl").write_text(row + "\n")

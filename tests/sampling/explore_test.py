@@ -110,7 +110,7 @@ class ExploreTest(absltest.TestCase):
     self.assertFalse(stops.any())
 
   @pytest.mark.slow
-  def test_none_is_cut_off_where_the_last_token_must_stop(self):
+  def test_forced_stop_token_prevents_truncation(self):
     model = tiny_model.make_model()
     params = model.init(jax.random.PRNGKey(0))
     sampler = sampler_case.make(

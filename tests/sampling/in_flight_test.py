@@ -79,7 +79,7 @@ class InFlightTest(parameterized.TestCase):
     ]
 
   @parameterized.parameters(False, True)
-  def test_logprobs_are_of_the_version_that_drew(self, recompute_cache):
+  def test_logprobs_belong_to_sampling_version(self, recompute_cache):
     sampler = _sampler(self.model, recompute_cache=recompute_cache)
     sampler.warm_up(self.params_of[0])
     found = sampler.sample(

@@ -68,7 +68,7 @@ class ProcessTest(chex.TestCase):
     out = _probs(np.log(_PROBS), temperature=0.5, top_p=0.6)
     np.testing.assert_allclose(out, [0, 16 / 25, 0, 9 / 25], atol=1e-6)
 
-  def test_top_p_is_that_of_a_sort(self):
+  def test_top_p_equals_sorting(self):
     rng = np.random.default_rng(0)
     logits_RxV = (rng.normal(size=(32, 500)) * 5).astype(np.float32)
     logits_RxV[:, 100:110] = logits_RxV[:, :1]
@@ -89,7 +89,7 @@ class ProcessTest(chex.TestCase):
 
   @parameterized.product(top_k=(1, 3, 7, 8, 50), top_p=(1.0, 0.7))
   @pytest.mark.slow
-  def test_top_k_is_that_of_a_sort(self, top_k, top_p):
+  def test_top_k_equals_sorting(self, top_k, top_p):
     # Up to 7 blocks of 128 are searched alone; the last block is short.
     rng = np.random.default_rng(top_k)
     logits_RxV = rng.normal(size=(6, 3600)).astype(np.float32)

@@ -71,7 +71,7 @@ class LoggedSamplerTest(absltest.TestCase):
       got = log.draw(prompt_id, visit=0, num_completions=1, version=5)
       np.testing.assert_array_equal(got.tokens[0, :3], [A, B, stop])
 
-  def test_text_has_the_tokens_that_it_has_behind_its_prompt(self):
+  def test_text_is_tokenized_after_its_prompt(self):
     tokenizer = sentencepiece_case.make()
     log = self.make(
         {"prompt": "d", "completion": "42", "reward": 2.0}, tokenizer=tokenizer
@@ -139,7 +139,7 @@ class LoggedSamplerTest(absltest.TestCase):
         np.testing.assert_array_equal(got.stopped, stopped[i])
         np.testing.assert_array_equal(got.rewards, draw.rewards[i])
 
-  def test_log_probs_without_ids_are_kept_where_all_tokens_agree(self):
+  def test_log_probs_without_ids_are_kept_if_all_tokens_agree(self):
     tokenizer = tokenizer_lib.word_level(["d", "a", "b", "ab", "x"], ".+?")
     one = {"prompt": "d", "reward": 0.0, "completion": "ab"}
     for more, is_kept in (
@@ -221,7 +221,7 @@ class LoggedSamplerTest(absltest.TestCase):
     )
     self.assertEqual(log.left_out, {"lack log-probs of their own tokens": 1})
 
-  def test_the_share_is_that_of_positions(self):
+  def test_share_applies_to_positions(self):
     one = {"prompt": "d", "completion": "a", "reward": 0.0}
     log = self.make(one, share=0.25)
     hits = [log.has(position, 0) for position in range(400)]

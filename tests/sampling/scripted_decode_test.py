@@ -166,7 +166,7 @@ class ScriptedDecodeTest(parameterized.TestCase):
           completions.tokens, np.full((1 + index, 4), token)
       )
 
-  def test_samples_nothing_where_nothing_is_asked(self):
+  def test_samples_nothing_without_requests(self):
     model = fakes.FakeModel(4, 8)
     params = model.init(jax.random.key(0))
     self.assertEqual(sampler_case.make(model).sample(params, [], version=0), [])

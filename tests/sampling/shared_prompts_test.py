@@ -94,7 +94,7 @@ class SharedPromptsTest(parameterized.TestCase):
       for other in same:
         jax.tree.map(np.testing.assert_array_equal, vars(one), vars(other))
 
-  def test_a_prompt_takes_rows_that_are_all_free(self):
+  def test_prompt_takes_only_entirely_free_rows(self):
     settings = sampler_case.make_settings(num_rows=6)
     requests = self.make_requests()[:3]
     slots = requests_lib.Slots(dict(enumerate(requests)), settings, 3)

@@ -299,7 +299,7 @@ class TurnsTest(parameterized.TestCase):
     self.assertEqual({*first.versions}, {5, 6})
     self.assertEqual({*second.versions}, {6})
 
-  def test_rows_move_with_all_columns_that_they_use(self):
+  def test_rows_move_with_all_used_columns(self):
     model = tiny_model.make_model(max_positions=67)
     sampler = sampler_case.make(
         model,
@@ -390,7 +390,7 @@ class SlotsTest(absltest.TestCase):
     for sample in samples:
       slots.waiting[0, sample] = 1
 
-  def test_rows_make_room_on_their_device_for_completions_that_queue(self):
+  def test_waiting_rows_are_parked_on_their_device_for_queued_completions(self):
     slots = self.make(5, num_waiting=6)
     self.assertIsNone(slots.exchange())
     self.wait(slots, 1, 2, 3)
@@ -403,7 +403,7 @@ class SlotsTest(absltest.TestCase):
     slots.resume((0, 1), np.array([3]))
     self.assertIsNone(slots.exchange())  # Device 0 has no row that waits.
 
-  def test_completions_that_can_go_on_exchange_places_with_those_that_wait(
+  def test_answered_completions_exchange_places_with_waiting_ones(
       self,
   ):
     slots = self.make(8, num_waiting=4)

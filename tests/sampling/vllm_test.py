@@ -120,7 +120,7 @@ class VllmTest(absltest.TestCase):
     self.assertEqual(self.events, [])
     self.assertGreater(self.progress, 0)
 
-  def test_params_that_nobody_has_leave_no_files(self):
+  def test_unreferenced_params_delete_their_files(self):
     sampler = self.make()
     first = sampler.put(self.params[1])
     second = sampler.put(self.params[2])
@@ -130,7 +130,7 @@ class VllmTest(absltest.TestCase):
     gc.collect()
     self.assertEqual(names(), [second.name])
 
-  def test_probe_tells_which_params_the_server_has(self):
+  def test_probe_identifies_server_params(self):
     sampler = self.make()
     tokens = np.random.default_rng(0).integers(16, size=(2, 7), dtype=np.int32)
     for params in self.params:
@@ -154,7 +154,7 @@ class VllmTest(absltest.TestCase):
     (found,) = sampler.sample(good, [_request(5, 3, 4)], version=2)
     self.check(found, self.params[1], [3, 4])
 
-  def test_server_that_was_started_again_gets_the_params(self):
+  def test_restarted_server_gets_params(self):
     sampler = self.make()
     params = sampler.put(self.params[1])
     # It has lost its weights while nothing was sampled.
@@ -176,7 +176,7 @@ class VllmTest(absltest.TestCase):
     (found,) = sampler.sample(params, [_request(5, 3, 4)], version=2)
     self.check(found, self.params[1], [3, 4])
 
-  def test_server_that_dies_is_waited_for(self):
+  def test_sampler_waits_for_dead_server(self):
     sampler = self.make()
     params = sampler.put(self.params[1])
     start = str(self.folder / "start")
@@ -206,7 +206,7 @@ class VllmTest(absltest.TestCase):
   def restart(self, folder):
     self.server = fake_vllm.Server(folder, self.server.port)
 
-  def test_server_that_does_not_come_back_is_named(self):
+  def test_permanently_dead_server_is_named(self):
     sampler = self.make(deadline_s=1.0)
     params = sampler.put(self.params[1])
     self.server.close()
@@ -218,7 +218,7 @@ class VllmTest(absltest.TestCase):
     ):
       sampler.sample(params, [_request(5, 3, 4)], version=2)
 
-  def test_server_that_hangs_is_found_by_its_health(self):
+  def test_health_check_detects_hanging_server(self):
     sampler = self.make(deadline_s=1.0)
     params = sampler.put(self.params[1])
     hung = threading.Event()
@@ -238,7 +238,7 @@ class VllmTest(absltest.TestCase):
     self.check(found, self.params[1], [3, 4])
     self.assertEqual(self.events, [("sampler_lost", "no answer")])
 
-  def test_weights_that_somebody_else_changes_are_an_error(self):
+  def test_weights_changed_by_another_client_raise(self):
     sampler = self.make()
     params = sampler.put(self.params[1])
 
@@ -249,7 +249,7 @@ class VllmTest(absltest.TestCase):
     with self.assertRaisesRegex(RuntimeError, "does another client change"):
       sampler.sample(params, [_request(5, 3, 4)], version=2)
 
-  def test_server_that_fails_each_time_is_told_with_its_error(self):
+  def test_repeatedly_failing_server_raises_its_error(self):
     sampler = self.make()
     params = sampler.put(self.params[1])
 
@@ -306,7 +306,7 @@ class VllmTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, "without log-probs or versions"):
       sampler.warm_up(sampler.put(self.params[1]))
 
-  def test_head_that_is_the_embedding_is_written_apart(self):
+  def test_tied_head_is_written_separately(self):
     tied = tiny_model.make_model(tie_embeddings=True)
     params = tied.init(jax.random.PRNGKey(3))
     folder = self.folder / "tied"

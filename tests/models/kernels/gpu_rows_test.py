@@ -47,7 +47,7 @@ class GpuRowsTest(parameterized.TestCase):
     chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-5)
 
   @parameterized.parameters(0, 40)
-  def test_programs_of_keys_have_all_queries_that_see_one(self, window):
+  def test_key_programs_visit_all_attending_queries(self, window):
     places = rows.make_places(P=150, T=200, length=512)
     needed = rows.needed_blocks(places, window, gpu_rows.BLOCK)
     last = np.asarray(gpu_rows.last_seeing(gpu_rows.seen_runs(places, window)))

@@ -60,7 +60,7 @@ class RoundsTest(parameterized.TestCase):
     self.assertEqual((flow.needed(2), flow.admitted(2)), (12, 16))
 
   @parameterized.parameters(1, 2, 4)
-  def test_more_searchers_sample_more_a_step_where_they_run_free(self, count):
+  def test_free_running_searchers_sample_more_per_step(self, count):
     """A step lasts as long as three blocks of each searcher."""
     sampled = {}
     for F in (0, 4):
@@ -83,7 +83,7 @@ class RoundsTest(parameterized.TestCase):
       sampled[F] = delivered - before  # Prompts of the last step.
     self.assertEqual(sampled, {0: 3 * 4 * count, 4: 4})
 
-  def test_free_searchers_meet_barriers_where_steps_wait(self):
+  def test_free_searchers_meet_barriers_if_steps_wait(self):
     config = queue_case.make_config(prompts_per_step=0, every_steps=3)
     flow = schedule.make_schedule(config)
     barriers = [step for step in range(10) if flow.has_barrier(step)]
@@ -112,7 +112,7 @@ class RoundsTest(parameterized.TestCase):
       self.assertEqual(flow.version_of(admitted - 1), min(step, 8))
     self.assertEqual(flow.admitted_after(12), 2 + 48)
 
-  def test_lockstep_goes_on_with_the_version_that_was_restored(self):
+  def test_lockstep_continues_from_restored_version(self):
     flow = make(lockstep=True, lead_steps=3, first_version=5)
     versions = [flow.version_of(4 * step) for step in range(5, 11)]
     self.assertEqual(versions, [5, 5, 5, 5, 6, 7])

@@ -143,7 +143,7 @@ class MemoryGroupsTest(groups_contract.GroupsContract, MemoryCase):
     self.assertEqual(ledger["lost"]["journal"]["prompts"], 4)
     self.assert_closed(ledger)
 
-  def test_processes_that_were_here_before_are_written_off(self):
+  def test_earlier_processes_are_written_off(self):
     from_store = queue_case.SearcherSide(
         in_process.InProcessStore(),
         "old",

@@ -141,7 +141,7 @@ class RejectTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "ref_logprobs"):
       messages.unpack_groups(header, arrays)
 
-  def test_reference_logprobs_are_of_the_role_that_computes_them(self):
+  def test_only_computing_role_sends_reference_logprobs(self):
     without, group = make_group(), with_ref_logprobs(make_group())
     of_searcher = {"ref_logprobs": ()}
     self.assertIsNone(self.reason(group, columns=of_searcher))
@@ -202,7 +202,7 @@ class RejectTest(parameterized.TestCase):
     reasons = [self.reason(g, columns=_ROUTES, num_experts=6) for g in unpacked]
     self.assertEqual(reasons, ["environment", None])
 
-  def test_a_prompt_that_no_environment_has_said_is_rejected(self):
+  def test_prompt_from_no_environment_is_rejected(self):
     group = make_group()
     empty = dataclasses.replace(group, prompt_tokens=group.prompt_tokens[:0])
     self.assertEqual(self.reason(empty), "length")

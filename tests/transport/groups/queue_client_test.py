@@ -96,7 +96,7 @@ class UnackedBlocksTest(absltest.TestCase):
     self.unacked.sent(overdue)
     self.assertEqual(self.unacked.overdue_in_s(), 2.0)
 
-  def test_a_block_that_the_trainer_asks_for_is_sent_again(self):
+  def test_requested_block_is_resent(self):
     self.send()
     self.unacked.send_again(-1)
     self.assertEmpty(self.unacked.unsent())
