@@ -185,11 +185,11 @@ class Queue(contextlib.ExitStack):
     draining.take()
     self._watermarks.update(draining.watermarks)
     self._saved = {
-        "applied": drain.journal.position,
+        "applied": drain.journal.offset,
         "watermarks": self._watermarks,
         "order": prompt_order.Positions().get_state(order),
     }
-    drain.journal.truncate_before(drain.journal.position)
+    drain.journal.truncate_before(drain.journal.offset)
 
   def time_raw(self, num_bytes: int) -> float:
     """Returns the seconds that bytes take through a plain socket."""

@@ -83,7 +83,7 @@ def train(
     KeyboardInterrupt: the user interrupted a run without `workdir`.
   """
   # Imported here, so that `import tba_jax` stays light.
-  from tba_jax import api
+  from tba_jax.programs import api
 
   run = api.begin(
       config,

@@ -78,7 +78,7 @@ class Collector:
 
   def __init__(
       self,
-      task: base.Task,
+      task: base.PromptSet,
       tokenizer: tokenizer_lib.Tokenizer,
       sampler: requests_lib.Sampler,
       judge: judges.Judge,

@@ -38,7 +38,6 @@ _ORDER = (
     ("report",),
     ("programs",),
     ("tools",),
-    ("api",),
     ("main", "__init__"),
     ("__main__",),
 )
@@ -153,7 +152,6 @@ class LayoutTest(absltest.TestCase):
         {
             "__init__",
             "__main__",
-            "api",
             "collect",
             "hooks",
             "loop",

@@ -14,9 +14,10 @@ import datasets
 import pytest
 
 import tba_jax
+from tba_jax.programs import api
 from tba_jax.system import jsonl
 from tba_jax.tasks import custom_task
-from tests import api_test
+from tests.programs import api_test
 from tests.support import chat_model
 from tests.support import harness
 
@@ -63,7 +64,7 @@ class PythonPageTest(parameterized.TestCase):
             "load_dataset",
             lambda *names, split: datasets.Dataset.from_list(_GSM8K),
         ),
-        mock.patch("tba_jax.api.TrainingRun.push_to_hub", autospec=True),
+        mock.patch.object(api.TrainingRun, "push_to_hub", autospec=True),
     ):
       exec(_BLOCKS[name], names)  # pylint: disable=exec-used
     run = names["run"].wait()

@@ -17,11 +17,11 @@ from tba_jax.tasks import base
 def make(
     config: ml_collections.ConfigDict,
     workdir: str | pathlib.Path,
-    task: base.Task,
+    task: base.PromptSet,
     tokenizer: tokenizer_lib.Tokenizer,
     on_event: judges.OnEvent | None = None,
 ) -> turns.Environments | None:
-  """Returns the environments of a task; None if it has no turns."""
+  """Returns the environments of a task; None if it has none."""
   if not isinstance(task, environment_task.EnvironmentTask):
     return None
   return turns.Environments(

@@ -23,7 +23,7 @@ def played(c: rules.Values) -> rules.Problems:
     )
 
 
-def fits(c: rules.Values, task: base.Task) -> rules.Problems:
+def fits(c: rules.Values, task: base.PromptSet) -> rules.Problems:
   """Yields problems with settings that environments do not support."""
   if c.get("init") == "sft" and not task.can_demonstrate:
     yield "init", (

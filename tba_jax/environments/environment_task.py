@@ -23,23 +23,21 @@ import re
 import string
 from typing import Any, ClassVar
 
-import numpy as np
-
 from tba_jax.environments import packages
 from tba_jax.system import callables
 from tba_jax.tasks import base
 
 
-class EnvironmentTask(base.Task):
-  """Prompts are seeds of an environment.
+class EnvironmentTask(base.PromptSet):
+  """Seeds of an environment, which provides prompts and rewards.
 
   source: FILE.py:CLASS or MODULE:CLASS of the environment; or textarena:NAME or
     gem:NAME of one of these packages.
   opponent: FILE.py:NAME or MODULE:NAME of what plays the other side of a
-    textarena game for two: a function of the text it sees, or a class of such;
-    "" = a game for one.
-  train_prompts, test_prompts: number of seeds of each split. Training prompts
-    have even seeds, held-out ones odd ones.
+    textarena game for two: a function of the text it sees, or a class of such
+    functions; "" = a game for one.
+  train_prompts, test_prompts: number of seeds of each split. Training seeds are
+    even, held-out seeds odd.
   max_turns: turns after which a completion ends.
   correct_threshold: least reward of a correct completion, unless the
     environment's last `info` has "success".
@@ -59,22 +57,21 @@ class EnvironmentTask(base.Task):
   has_turns: ClassVar[bool] = True
 
   def __init__(self, **fields: Any):
-    """Imports the environment, and makes none; takes all of `FIELDS`."""
+    """Imports the environment's class; takes all of `FIELDS`."""
     for name in ("train_prompts", "test_prompts"):
       base.check_integer(name, fields[name], 1, 2**30)
     base.check_integer("max_turns", fields["max_turns"], 1, 2**30)
     if not math.isfinite(fields["correct_threshold"]):
       raise ValueError(
           f"config.task.correct_threshold={fields['correct_threshold']!r}:"
-          " must be a finite"
-          " number"
+          " must be a finite number"
       )
     self.max_turns, self.correct_threshold = (
         fields["max_turns"],
         fields["correct_threshold"],
     )
     self._source, self._opponent = fields["source"], fields["opponent"]
-    # A program that plays none may lack what another program lends.
+    # A program without episodes may lack a class that another program lends.
     if not callables.is_lent(self._source):
       self.make  # pylint: disable=pointless-statement
     self._num_prompts = {
@@ -84,7 +81,7 @@ class EnvironmentTask(base.Task):
 
   @functools.cached_property
   def make(self) -> Callable[[], Any]:
-    """Class of the environment, or function that makes one."""
+    """The environment's class, or a function that makes one."""
     return packages.load(self._source, self._opponent)
 
   def num_prompts(self, split: str) -> int:
@@ -92,7 +89,7 @@ class EnvironmentTask(base.Task):
     return self._num_prompts.get(split, 0)
 
   def seed(self, split: str, index: int) -> int:
-    """Returns the seed of the environment of a prompt."""
+    """Returns the seed of a prompt's environment."""
     base.check_split(split)
     return 2 * index + (split == base.HELD_OUT)
 
@@ -111,21 +108,10 @@ class EnvironmentTask(base.Task):
       return [name]
     try:
       path = inspect.getfile(self.make)
-    except TypeError:  # An object that is called, such as a partial function.
+    except TypeError:  # A callable object, such as a partial function.
       is_file = where.endswith(".py")
       path = where if is_file else importlib.import_module(where).__file__
     return [pathlib.Path(path).expanduser().read_text("utf-8")]
-
-  def prompt(self, split: str, index: int) -> str:
-    raise NotImplementedError("prompts come from environments in processes")
-
-  def solution_key(self, split: str, index: int, completion: str) -> str | None:
-    raise NotImplementedError("an environment judges while it is sampled")
-
-  def reference_completion(
-      self, split: str, index: int, rng: np.random.Generator
-  ) -> str:
-    raise NotImplementedError("demonstrations have several turns")
 
   @functools.cached_property
   def _words(self) -> Sequence[str]:
@@ -135,7 +121,7 @@ class EnvironmentTask(base.Task):
     ):
       raise ValueError(
           f"config.task.source: its `words` are {words!r}: must be a list of"
-          " texts, none of them empty"
+          " non-empty texts"
       )
     return tuple(dict.fromkeys(words))
 
@@ -150,7 +136,7 @@ class EnvironmentTask(base.Task):
 
   @property
   def max_prompt_tokens(self) -> int:
-    return 1  # An environment's texts are known once it runs.
+    return 1  # An environment's texts are unknown before it runs.
 
   @property
   def max_completion_tokens(self) -> int:

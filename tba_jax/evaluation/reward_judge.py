@@ -114,7 +114,7 @@ class ModelComparer(comparers.Scores):
 def make_task_judge(
     config: ml_collections.ConfigDict,
     workdir: str | pathlib.Path,
-    task: base.Task,
+    task: base.PromptSet,
     on_event: judges.OnEvent | None = None,
     *,
     mesh: jax.sharding.Mesh | None = None,
@@ -161,7 +161,7 @@ def _load_scorer(
 def make_judge(
     config: ml_collections.ConfigDict,
     workdir: str | pathlib.Path,
-    task: base.Task,
+    task: base.PromptSet,
     on_event: judges.OnEvent | None = None,
     *,
     mesh: jax.sharding.Mesh | None = None,
@@ -196,7 +196,7 @@ def make_judge(
 def make_comparer(
     config: ml_collections.ConfigDict,
     workdir: str | pathlib.Path,
-    task: base.Task,
+    task: base.PromptSet,
     on_event: judges.OnEvent | None = None,
     *,
     mesh: jax.sharding.Mesh | None = None,

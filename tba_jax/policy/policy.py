@@ -35,7 +35,7 @@ class Policy:
     the policy, or no value model.
   """
 
-  task: base.Task | None
+  task: base.PromptSet | None
   tokenizer: tokenizer_lib.Tokenizer
   model: transformer.Model
   folder: pathlib.Path | None

@@ -21,7 +21,7 @@ from tba_jax.tasks import task_table
 class _Words:
   """Tokenizer of a task's own words for lengths of texts: all ids are 0."""
 
-  def __init__(self, task: base.Task):
+  def __init__(self, task: base.PromptSet):
     self._words = re.compile(task.tokenizer_pattern, re.S)
 
   def encode(self, text: str) -> list[int]:
@@ -87,7 +87,9 @@ def tokenizer_folder(config: ml_collections.ConfigDict) -> str:
   return folder
 
 
-def prompt_tokenizer(config: ml_collections.ConfigDict, task: base.Task) -> Any:
+def prompt_tokenizer(
+    config: ml_collections.ConfigDict, task: base.PromptSet
+) -> Any:
   """Returns a tokenizer that encodes prompts as the policy's does.
 
   Of a task's own words it is a light one, which knows lengths alone.

@@ -117,7 +117,7 @@ def _prepare(
 
 def make_examples(
     config: ml_collections.ConfigDict,
-    task: base.Task,
+    task: base.PromptSet,
     tokenizer: tokenizer_lib.Tokenizer,
     environments: turns.Environments | None = None,
 ) -> offline.Examples:

@@ -171,7 +171,7 @@ class CurriculumOrder(prompt_order.PromptOrder):
 
 def make_order(
     config: ml_collections.ConfigDict,
-    task: base.Task,
+    task: base.PromptSet,
     tokenizer: Any,
     folder: pathlib.Path | None = None,
 ) -> prompt_order.PromptOrder:

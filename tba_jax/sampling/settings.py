@@ -77,8 +77,8 @@ SETTINGS = {
         " maximum, its half, …"),
     "sampling.in_flight": _s("off",
         rules.one_of("off", "keep_cache", "recompute_cache"),
-        "when searchers take newer params: after the completions in flight"
-        " ('off'), or in between, keeping or recomputing the KV cache"),
+        "time at which searchers take newer params: after the completions in"
+        " flight ('off'), or meanwhile, keeping or recomputing the KV cache"),
 
     "search.sampler": _s("jax", rules.one_of(*samplers.SAMPLERS),
         "program that decodes: this package, or vLLM servers"

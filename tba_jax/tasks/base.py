@@ -121,11 +121,12 @@ def judgement_of(reward: float, is_right: bool, completion: str) -> Judgement:
   return Judgement(reward, " ".join(completion.split()) if is_right else None)
 
 
-class Task(abc.ABC):
-  """Prompts and rewards.
+class PromptSet(abc.ABC):
+  """Numbered prompts: what all tasks share.
 
   A pure function of its fields: every process sees the same prompts under the
-  same indices. Thread-safe. Completions are text without the stop token.
+  same indices. Thread-safe. Either a `Task`, or an `EnvironmentTask` whose
+  prompts and rewards come from environments in other processes.
 
   name: key of the task in `tasks/task_table.py`.
   FIELDS: settings and their defaults: keywords of the constructor, and keys
@@ -134,7 +135,7 @@ class Task(abc.ABC):
   rewards_where: allowed values of `config.reward.backend`; () for all.
   packages: required packages, each with the extra that installs it.
   more_splits: further held-out splits, evaluated before and after training.
-  has_turns: whether environments answer the completions, see
+  has_turns: whether environments answer completions, as in
     `environments/environment_task.py`.
   has_embeddings: whether its judge embeds completions, for the replay filter.
   report: `rows.DataReport`, None for generated data.
@@ -164,37 +165,14 @@ class Task(abc.ABC):
     return index
 
   @abc.abstractmethod
-  def prompt(self, split: str, index: int) -> Prompt:
-    """Returns prompt `index`: a text or messages, see the module."""
-
-  def identity(self) -> list[str]:
-    """Returns texts by which processes check that they have the same task.
-
-    They are some prompts, evenly spaced.
-    """
-    size = self.num_prompts(TRAIN)
-    rows = range(0, size, max(1, size // _NUM_COMPARED))
-    return [self.prompt(TRAIN, index) for index in rows]
+  def identity(self) -> list[Any]:
+    """Returns values by which processes check that they have the same task."""
 
   def digest(self) -> str:
-    """Returns a digest of how many training prompts there are, and of some."""
+    """Returns a digest of the number of training prompts and the identity."""
     facts = [self.num_prompts(TRAIN), self.identity()]
     text = json.dumps(facts, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-  @abc.abstractmethod
-  def solution_key(self, split: str, index: int, completion: str) -> str | None:
-    """Returns the identity of a correct solution, None if wrong.
-
-    Spellings of one solution share a key. Must not raise, and must take bounded
-    time on any completion.
-    """
-
-  @abc.abstractmethod
-  def reference_completion(
-      self, split: str, index: int, rng: np.random.Generator
-  ) -> str:
-    """Returns a correct completion drawn with `rng`, without the stop token."""
 
   @abc.abstractmethod
   def tokenizer_words(self) -> Sequence[str]:
@@ -250,6 +228,55 @@ class Task(abc.ABC):
         f" {self.name!r}; must be '' or a gold model's folder"
     )
 
+  @property
+  def judges_groups(self) -> bool:
+    """Whether `judge_group` judges completions of a prompt together."""
+    return False
+
+  def drop_long(
+      self, tokenizer: Any, max_prompt_tokens: int, max_answer_tokens: int = 0
+  ) -> None:
+    """Drops prompts and training answers that exceed the policy's limits.
+
+    Args:
+      tokenizer: has `encode_prompt`, `encode` and `encode_answered`.
+      max_prompt_tokens: longest prompt allowed.
+      max_answer_tokens: longest reference completion of a training prompt,
+        without the stop token; for messages, the tokens from the assistant's
+        first turn on; 0 = no limit.
+
+    Raises:
+      ValueError: a split becomes empty.
+    """
+
+
+class Task(PromptSet):
+  """Prompts and rewards. Completions are text without the stop token."""
+
+  @abc.abstractmethod
+  def prompt(self, split: str, index: int) -> Prompt:
+    """Returns prompt `index`: a text or messages, see the module."""
+
+  def identity(self) -> list[Any]:
+    """Returns some prompts, evenly spaced."""
+    size = self.num_prompts(TRAIN)
+    rows = range(0, size, max(1, size // _NUM_COMPARED))
+    return [self.prompt(TRAIN, index) for index in rows]
+
+  @abc.abstractmethod
+  def solution_key(self, split: str, index: int, completion: str) -> str | None:
+    """Returns the identity of a correct solution, None if wrong.
+
+    Spellings of one solution share a key. Must not raise, and must take bounded
+    time on any completion.
+    """
+
+  @abc.abstractmethod
+  def reference_completion(
+      self, split: str, index: int, rng: np.random.Generator
+  ) -> str:
+    """Returns a correct completion drawn with `rng`, without the stop token."""
+
   def reward(self, split: str, index: int, completion: str) -> float:
     """Returns 1 for a correct completion, else 0; never raises."""
     return float(self.solution_key(split, index, completion) is not None)
@@ -264,11 +291,6 @@ class Task(abc.ABC):
     if type(self).reward is Task.reward:  # A function of the key alone.
       return Judgement(float(key is not None), key)
     return Judgement(self.reward(split, index, completion), key)
-
-  @property
-  def judges_groups(self) -> bool:
-    """Whether `judge_group` judges completions of a prompt together."""
-    return False
 
   def judge_group(
       self,
@@ -296,22 +318,6 @@ class Task(abc.ABC):
     By default the same as with one.
     """
     return self.judge(split, index, completion)
-
-  def drop_long(
-      self, tokenizer: Any, max_prompt_tokens: int, max_answer_tokens: int = 0
-  ) -> None:
-    """Drops prompts and training answers that exceed the policy's limits.
-
-    Args:
-      tokenizer: has `encode_prompt`, `encode` and `encode_answered`.
-      max_prompt_tokens: longest prompt allowed.
-      max_answer_tokens: longest reference completion of a training prompt,
-        without the stop token; of messages the tokens from the assistant's
-        first turn on; 0 = no limit.
-
-    Raises:
-      ValueError: a split becomes empty.
-    """
 
   def prepare_judging(self) -> None:
     """Loads what `judge` needs, in a reward worker before its deadlines."""
@@ -352,7 +358,7 @@ def reference_text(task: Task, split: str, index: int) -> str:
   return task.reference_completion(split, index, np.random.default_rng(0))
 
 
-def split_while_training(task: Task) -> str:
+def split_while_training(task: PromptSet) -> str:
   """Returns the split to evaluate on during training.
 
   The validation split if the task has one, so that the test split selects no

@@ -66,7 +66,7 @@ def fits(c: rules.Values) -> rules.Problems:
     )
 
 
-def _lacks(c: rules.Values, task: base.Task) -> rules.Problems:
+def _lacks(c: rules.Values, task: base.PromptSet) -> rules.Problems:
   """Yields problems with what settings need of the task."""
   if c.get("tokenizer.source") == "task" and _starts_from_scratch(c):
     last = 2 + len(task.tokenizer_words())  # After <pad>, <eos> and <unk>.

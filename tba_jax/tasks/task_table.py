@@ -33,7 +33,7 @@ TASKS: Mapping[str, str] = {
 }
 
 
-def find(name: Any) -> type[base.Task]:
+def find(name: Any) -> type[base.PromptSet]:
   """Returns the class that `config.task.name` names."""
   path = TASKS.get(name, name) if isinstance(name, str) else name
   module, colon, attribute = str(path).partition(":")
@@ -49,7 +49,7 @@ def find(name: Any) -> type[base.Task]:
         f"config.task.name={name!r}: must be a class that can be imported,"
         f" from a folder in PYTHONPATH; {type(error).__name__}: {error}"
     ) from error
-  if not (isinstance(cls, type) and issubclass(cls, base.Task)):
+  if not (isinstance(cls, type) and issubclass(cls, base.PromptSet)):
     raise ValueError(
         f"config.task.name={name!r}: must be a subclass of"
         " tba_jax.tasks.base.Task"
@@ -57,8 +57,8 @@ def find(name: Any) -> type[base.Task]:
   return cls
 
 
-def facts(name: Any) -> type[base.Task]:
-  """Returns the class of a task for its facts; `base.Task` if unknown."""
+def facts(name: Any) -> type[base.PromptSet]:
+  """Returns a task's class for its class attributes; `Task` if unknown."""
   try:
     return find(name)
   except ValueError:
@@ -78,7 +78,7 @@ def with_defaults(task: Mapping[str, Any]) -> dict[str, Any]:
   return {**find(task["name"]).FIELDS, **task}
 
 
-def make_task(config_task: ml_collections.ConfigDict) -> base.Task:
+def make_task(config_task: ml_collections.ConfigDict) -> base.PromptSet:
   """Returns the task of `config.task`: a name, and fields over its defaults.
 
   Raises ValueError for an unknown name or field, or a value not allowed.
@@ -98,7 +98,7 @@ def make_task(config_task: ml_collections.ConfigDict) -> base.Task:
   return task_class(**values)
 
 
-def configured_task(c: Mapping[str, Any]) -> base.Task:
+def configured_task(c: Mapping[str, Any]) -> base.PromptSet:
   """Returns the task of settings by key; raises as `make_task`."""
   fields = {k.removeprefix("task."): v for k, v in c.items() if "task." in k}
   return make_task(fields)

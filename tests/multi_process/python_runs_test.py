@@ -14,7 +14,7 @@ import pytest
 
 import tba_jax
 from tba_jax.system import jsonl
-from tests import api_test
+from tests.programs import api_test
 from tests.support import chat_model
 from tests.support import fake_hub
 from tests.support import harness
@@ -23,7 +23,7 @@ from tests.support import waiting
 _PROGRAM = """
 import pathlib, sys, time
 import tba_jax
-from tests import api_test
+from tests.programs import api_test
 
 model, workdir, wait = sys.argv[1:]
 bonus = 0.25

@@ -131,15 +131,13 @@ class VerifyTest(parameterized.TestCase):
     self.flip(second, offset)
     self.assert_wrong((f"replay/{second.name}, header", what))
 
-  def test_finds_header_of_another_position(self):
+  def test_finds_header_of_another_offset(self):
     first, second, *_ = self.segments()
     size = journal.HEADER_BYTES
     data = first.read_bytes()[:size] + second.read_bytes()[size:]
     second.write_bytes(data)
     start = int(first.stem.split("-")[1])
-    self.assert_wrong(
-        (f"replay/{second.name}, header", f"has position {start}$")
-    )
+    self.assert_wrong((f"replay/{second.name}, header", f"has offset {start}$"))
 
   def test_names_segment_of_newer_format(self):
     second = self.segments()[1]
@@ -155,12 +153,12 @@ class VerifyTest(parameterized.TestCase):
     os.truncate(second, second.stat().st_size // 2)
     self.assert_wrong(
         (f"replay/{second.name}, byte ", "are no record"),
-        (f"replay/{second.name}$", r"positions \d+ to \d+ are missing"),
+        (f"replay/{second.name}$", r"offsets \d+ to \d+ are missing"),
     )
 
   @parameterized.parameters(
       (0, "checkpoints/8 continues here, the journal begins at"),
-      (1, r"positions \d+ to \d+ are missing"),
+      (1, r"offsets \d+ to \d+ are missing"),
       (-1, "checkpoints/12 has applied the journal to here"),
   )
   def test_finds_deleted_segment(self, index, what):

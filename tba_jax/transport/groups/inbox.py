@@ -13,13 +13,13 @@ from tba_jax import types
 class Record:
   """A record of the journal.
 
-  position: end of the record in the journal.
+  offset: end of the record in the journal.
   header: kind and fields: a block, a lost searcher (`kind` "gone"), blocks that
     never arrive ("missing"), or unknown losses ("unknown").
   groups: content of a block; None if its arrays are invalid.
   """
 
-  position: int
+  offset: int
   header: dict[str, Any]
   groups: list[types.Group] | None = None
 

@@ -95,7 +95,7 @@ class Intake:
     self.journal = journal_lib.Journal(
         run.workdir / "replay",
         max_segment_bytes=int(config.replay.max_segment_mb * 1e6),
-        min_position=saved.get("applied", 0),
+        min_offset=saved.get("applied", 0),
         on_event=on_event,
     )
     self.ack_log = journal_lib.AckLog(run.workdir / "replay")
@@ -118,10 +118,10 @@ class Intake:
       JournalFullError: no room; none of them is in the journal.
       OSError: another failure of the disk; likewise.
     """
-    positions = self.journal.append([self._data_of(entry) for entry in entries])
-    for position, entry in zip(positions, entries, strict=True):
+    offsets = self.journal.append([self._data_of(entry) for entry in entries])
+    for offset, entry in zip(offsets, entries, strict=True):
       self._report_missing(entry.header)
-      self._note(position, entry)
+      self._note(offset, entry)
 
   def try_to_write(self, entries: Sequence[Entry]) -> bool:
     """Journals records; returns False without room for them."""
@@ -165,13 +165,13 @@ class Intake:
       leases_lib.remove_files(self._run, ended)
     saved = self._saved
     start = saved.get("applied", self.journal.start)
-    for position, payload in self.journal.replay(start):
+    for offset, payload in self.journal.replay(start):
       try:
         header, arrays = wire.decode(payload, self._run.secret)
       except wire.WireError as error:
-        self._on_event("journal_refused", f"record at {position}: {error}")
+        self._on_event("journal_refused", f"record at {offset}: {error}")
         continue
-      self._note(position, Entry(header, arrays))
+      self._note(offset, Entry(header, arrays))
     searchers = {*saved.get("acknowledged", {}), *self.watermarks}
     unknown = self._unknown_loss(
         bool(saved), searchers - {*self.written_off}, leases
@@ -192,7 +192,7 @@ class Intake:
         self.watermarks[sid] = sequence
         totals = dict(zip(messages.UNITS, totals, strict=True))
         header = missing_record(sid, sequence, totals, "journal")
-        self._deliver(inbox_lib.Record(self.journal.position, header))
+        self._deliver(inbox_lib.Record(self.journal.offset, header))
     if unknown:
       header = {"kind": "unknown", "sid": "", "reason": unknown}
       self.write([Entry(header)])
@@ -246,7 +246,7 @@ class Intake:
       message = f"{sid}: blocks {first} to {last} are lost: {why}"
       self._on_event("gap", message)
 
-  def _note(self, position: int, entry: Entry) -> None:
+  def _note(self, offset: int, entry: Entry) -> None:
     """Delivers a journaled record."""
     header, groups = entry.header, entry.groups
     sid, kind = header["sid"], header.get("kind")
@@ -265,4 +265,4 @@ class Intake:
           groups = messages.unpack_groups(header, entry.arrays)
         except ValueError as error:
           self._on_event("refused_block", f"{sid}: {error}")
-    self._deliver(inbox_lib.Record(position, header, groups))
+    self._deliver(inbox_lib.Record(offset, header, groups))

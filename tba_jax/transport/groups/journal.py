@@ -6,14 +6,14 @@
     header  = magic | format u32 | start u64 | digest of the fields before
     record  = magic | length u64 | start u64 | digest | payload
 
-Numbers are little-endian. `start` is the position of the first byte, so that a
-copy elsewhere (inside a payload, in a reused disk block) is not taken for a
+Numbers are little-endian. `start` is the offset of the first byte, so that a
+copy elsewhere (inside a payload, in a reused disk block) is not mistaken for a
 record. The digest is a 16-byte BLAKE2b of header fields and payload.
 
-The *position* of a record is its end: `replay(position)` continues
-after it. Positions only increase, also across restarts and repairs. Payloads
-are on disk when `append` returns. Damage is skipped and reported, and never
-hides the records after it.
+An *offset* counts bytes over all segments. The offset of a record is its end,
+so `replay(offset)` continues after it. Offsets only increase, even across
+restarts and repairs. Payloads are on disk when `append` returns. Damage is
+skipped and reported, and never hides later records.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,8 +35,9 @@ _RECORD_MAGIC = b"tbarec\x00\n"
 _SEGMENT = struct.Struct("<8sIQ")
 _RECORD = struct.Struct("<8sQQ")
 _DIGEST_BYTES = 16
-# Bytes of false records to hash per byte of a segment, at most. Damaged records
-# cost 1, since records do not overlap; made-up headers may all claim the rest.
+# Most bytes of false records to hash per byte of a segment. Damaged records
+# cost 1, because records do not overlap; forged headers may each claim all the
+# rest.
 _MAX_WASTED = 16
 HEADER_BYTES = _SEGMENT.size + _DIGEST_BYTES
 RECORD_BYTES = _RECORD.size + _DIGEST_BYTES
@@ -61,7 +62,7 @@ def read_segment(
 
   Args:
     path: segment file.
-    start: position of its first byte.
+    start: offset of its first byte.
     size: number of bytes to read, None for all.
 
   Raises:
@@ -75,20 +76,20 @@ def split_segment(
     path: pathlib.Path, data: bytes, start: int
 ) -> list[RecordSpan]:
   """Returns the spans of `read_segment`, of the bytes at `path`."""
-  offset = damaged_from = _header_bytes(path, data)
+  at = damaged_from = _header_bytes(path, data)
   spans, wasted_bytes = [], 0
-  while offset < len(data) and wasted_bytes <= _MAX_WASTED * len(data):
-    payload, hashed_bytes = _payload_at(data, offset, start)
+  while at < len(data) and wasted_bytes <= _MAX_WASTED * len(data):
+    payload, hashed_bytes = _payload_at(data, at, start)
     if payload is None:
       wasted_bytes += hashed_bytes
-      next_record = data.find(_RECORD_MAGIC, offset + 1)
-      offset = len(data) if next_record < 0 else next_record
+      next_record = data.find(_RECORD_MAGIC, at + 1)
+      at = len(data) if next_record < 0 else next_record
       continue
-    if damaged_from < offset:
-      spans.append(RecordSpan(damaged_from, offset, None))
-    end = offset + RECORD_BYTES + len(payload)
-    spans.append(RecordSpan(offset, end, payload))
-    offset = damaged_from = end
+    if damaged_from < at:
+      spans.append(RecordSpan(damaged_from, at, None))
+    end = at + RECORD_BYTES + len(payload)
+    spans.append(RecordSpan(at, end, payload))
+    at = damaged_from = end
   if damaged_from < len(data):
     spans.append(RecordSpan(damaged_from, len(data), None))
   return spans
@@ -109,42 +110,40 @@ def _header_bytes(path: pathlib.Path, data: bytes) -> int:
 
 
 def header_error(data: bytes, start: int) -> str:
-  """Returns the error in the header of a segment at a position."""
+  """Returns the error in the header of a segment at an offset."""
   fields, digest = data[: _SEGMENT.size], data[_SEGMENT.size : HEADER_BYTES]
   if len(data) < HEADER_BYTES:
     return "is cut off"
   if digest != _digest(fields):
     return "is damaged"
-  position = _SEGMENT.unpack(fields)[2]
-  return f"has position {position}" if position != start else ""
+  offset = _SEGMENT.unpack(fields)[2]
+  return f"has offset {offset}" if offset != start else ""
 
 
-def _payload_at(
-    data: bytes, offset: int, start: int
-) -> tuple[bytes | None, int]:
+def _payload_at(data: bytes, at: int, start: int) -> tuple[bytes | None, int]:
   """Returns the payload of an intact record, and how much was hashed."""
-  if len(data) - offset < RECORD_BYTES:
+  if len(data) - at < RECORD_BYTES:
     return None, 0
-  magic, length, position = _RECORD.unpack_from(data, offset)
-  begin = offset + RECORD_BYTES
+  magic, length, offset = _RECORD.unpack_from(data, at)
+  begin = at + RECORD_BYTES
   end = begin + length
-  if magic != _RECORD_MAGIC or position != start + offset or end > len(data):
+  if magic != _RECORD_MAGIC or offset != start + at or end > len(data):
     return None, 0
   payload = data[begin:end]
   digest = data[begin - _DIGEST_BYTES : begin]
-  fields = data[offset : offset + _RECORD.size]
+  fields = data[at : at + _RECORD.size]
   intact = digest == _digest(fields, payload)
   return payload if intact else None, length
 
 
 def _encode_header(start: int) -> bytes:
-  """Returns the header of a segment at position `start`."""
+  """Returns the header of a segment at offset `start`."""
   fields = _SEGMENT.pack(_SEGMENT_MAGIC, FORMAT, start)
   return fields + _digest(fields)
 
 
 def encode_record(start: int, payload: bytes) -> bytes:
-  """Returns the record of a payload at position `start`."""
+  """Returns the record of a payload at offset `start`."""
   fields = _RECORD.pack(_RECORD_MAGIC, len(payload), start)
   return fields + _digest(fields, payload) + payload
 
@@ -165,7 +164,7 @@ _TORN_LINE = re.compile(rb'\[("[^"\\]*("(, ?(\d+)?){0,5})?)?')
 
 
 def find_segments(directory: pathlib.Path) -> dict[int, pathlib.Path]:
-  """Returns the segments of a journal by position, in order."""
+  """Returns the segments of a journal by offset, in order."""
   matches = (_NAME.fullmatch(path.name) for path in directory.iterdir())
   segments = [match for match in matches if match]
   paths = {int(match[1]): directory / match[0] for match in segments}
@@ -173,7 +172,7 @@ def find_segments(directory: pathlib.Path) -> dict[int, pathlib.Path]:
 
 
 def read_records(
-    directory: pathlib.Path, from_position: int
+    directory: pathlib.Path, from_offset: int
 ) -> Iterator[tuple[int, bytes]]:
   """Yields what `Journal.replay` does, for a closed journal.
 
@@ -183,10 +182,10 @@ def read_records(
   segments = find_segments(directory)
   ends = [*list(segments)[1:], None]
   for (start, path), end in zip(segments.items(), ends, strict=True):
-    if end is not None and end <= from_position:
+    if end is not None and end <= from_offset:
       continue
     for span in read_segment(path, start)[0]:
-      if span.payload is not None and start + span.end > from_position:
+      if span.payload is not None and start + span.end > from_offset:
         yield start + span.end, span.payload
 
 
@@ -206,7 +205,7 @@ class Journal:
       *,
       max_segment_bytes: int,
       on_event: Callable[[str, str], None],
-      min_position: int = 0,
+      min_offset: int = 0,
   ):
     """Opens or creates a journal, and repairs its end.
 
@@ -216,7 +215,7 @@ class Journal:
         exceed it.
       on_event: function called with (kind, message); kinds are journal_torn,
         journal_damaged and journal_unclean.
-      min_position: lower bound of new positions, in case the journal was lost.
+      min_offset: lower bound of new offsets, in case the journal was lost.
 
     Raises:
       ValueError: the last segment has a newer format.
@@ -235,24 +234,24 @@ class Journal:
     self._size = 0
     # Whether a failed append may have left bytes after `_size`.
     self._unclean = False
-    self._position = 0
+    self._offset = 0
     self._repair()
-    if self._position < min_position:
+    if self._offset < min_offset:
       self.close()
-      self._position = min_position
+      self._offset = min_offset
 
   @property
   def start(self) -> int:
     """Position of the oldest segment."""
-    return self._starts[0] if self._starts else self._position
+    return self._starts[0] if self._starts else self._offset
 
   @property
-  def position(self) -> int:
+  def offset(self) -> int:
     """Position after the newest record."""
-    return self._position
+    return self._offset
 
   def append(self, payloads: Sequence[bytes]) -> list[int]:
-    """Writes payloads in one go and syncs them; returns their positions.
+    """Writes payloads in one go and syncs them; returns their offsets.
 
     Raises:
       JournalFullError: no room; none of the payloads is in the journal.
@@ -271,11 +270,11 @@ class Journal:
         and self._size > HEADER_BYTES
     ):
       self._open_segment()
-    position, records, positions = self._starts[-1] + self._size, [], []
+    offset, records, offsets = self._starts[-1] + self._size, [], []
     for payload in payloads:
-      records.append(encode_record(position, payload))
-      position += len(records[-1])
-      positions.append(position)
+      records.append(encode_record(offset, payload))
+      offset += len(records[-1])
+      offsets.append(offset)
     try:
       _write(self._fd, b"".join(records))
       os.fsync(self._fd)
@@ -284,21 +283,21 @@ class Journal:
       self._try_to_cut()
       raise _explained(error, self._directory) from error
     self._size += added
-    self._position = positions[-1]
-    return positions
+    self._offset = offsets[-1]
+    return offsets
 
-  def replay(self, from_position: int) -> Iterator[tuple[int, bytes]]:
-    """Yields (position, payload) of the records after a position, in order.
+  def replay(self, from_offset: int) -> Iterator[tuple[int, bytes]]:
+    """Yields (offset, payload) of the records after an offset, in order.
 
     Args:
-      from_position: 0, `start`, or a position from `append` or `replay`.
+      from_offset: 0, `start`, or an offset from `append` or `replay`.
 
     Raises:
       ValueError: a segment has a newer format.
     """
     starts = list(self._starts)
     for start, end in zip(starts, [*starts[1:], None]):
-      if end is not None and end <= from_position:
+      if end is not None and end <= from_offset:
         continue
       path = self._path(start)
       # Bytes of a failed append are not part of the journal.
@@ -306,20 +305,20 @@ class Journal:
       for span in read_segment(path, start, size)[0]:
         if span.payload is None:
           self._report_damage(path, span)
-        elif start + span.end > from_position:
+        elif start + span.end > from_offset:
           yield start + span.end, span.payload
 
   def _repair(self) -> None:
     """Cuts a torn record off the end of the last segment.
 
-    A new segment is created first, so that no position is used twice.
+    A new segment is created first, so that no offset is used twice.
     """
     if not self._starts:
       return
     start = self._starts[-1]
     path = self._path(start)
     spans, size = read_segment(path, start)
-    self._position = start + size
+    self._offset = start + size
     for span in spans[:-1]:
       if span.payload is None:
         self._report_damage(path, span)
@@ -330,10 +329,10 @@ class Journal:
       message = f"{path}: cut {cut} bytes after byte {spans[-1].start}"
       self._on_event("journal_torn", message)
 
-  def truncate_before(self, position: int) -> int:
-    """Deletes closed segments that end before a position; returns how many."""
+  def truncate_before(self, offset: int) -> int:
+    """Deletes closed segments that end before an offset; returns how many."""
     count = 0
-    while len(self._starts) > 1 and self._starts[1] <= position:
+    while len(self._starts) > 1 and self._starts[1] <= offset:
       self._path(self._starts[0]).unlink(missing_ok=True)
       del self._starts[0]
       count += 1
@@ -351,8 +350,8 @@ class Journal:
     return self._directory / f"segment-{start:020d}.journal"
 
   def _open_segment(self) -> None:
-    """Begins a new segment at the current position."""
-    start = self._position
+    """Begins a new segment at the current offset."""
+    start = self._offset
     path = self._path(start)
     fd = -1
     try:

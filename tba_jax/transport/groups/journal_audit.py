@@ -20,7 +20,7 @@ _DIGEST_BYTES = 16
 
 
 class _JournaledBlock(NamedTuple):
-  """A block of a searcher; `end` is the position of its record."""
+  """A block of a searcher; `end` is the offset of its record."""
 
   place: str
   end: int
@@ -34,10 +34,10 @@ class _JournaledBlock(NamedTuple):
 class _Journal:
   """Content of the journal.
 
-  segments: files by position, in order.
+  segments: files by offset, in order.
   blocks: journaled blocks, in order.
-  ends: positions of records and segments.
-  end: position after the last segment.
+  ends: offsets of records and segments.
+  end: offset after the last segment.
   num_records, num_bytes: counts over all segments.
   explained: whether problems were found that may be the cause of others.
   """
@@ -102,8 +102,8 @@ def _segments(run: auditing.AuditedRun, content: _Journal) -> auditing.Findings:
       continue
     if start < content.end:
       yield (
-          f"{name}, position {start}",
-          f"the previous segment extends to position {content.end}",
+          f"{name}, offset {start}",
+          f"the previous segment extends to offset {content.end}",
           "records of both are replayed; truncate it there",
       )
     elif start > content.end:
@@ -132,7 +132,7 @@ def _segments(run: auditing.AuditedRun, content: _Journal) -> auditing.Findings:
     for begin, stop in rest:
       yield (
           f"{name}, byte {begin}",
-          f"{stop - begin} bytes to position {start + stop} are no record",
+          f"{stop - begin} bytes to offset {start + stop} are no record",
           _advice(run, start + stop),
       )
     for span in records:
@@ -159,7 +159,7 @@ def _is_intact(data: bytes, span: journal.RecordSpan) -> bool:
 def _hole(
     run: auditing.AuditedRun, before: int, end: int, start: int
 ) -> tuple[str, ...]:
-  """Returns that positions between segments are missing.
+  """Returns that offsets between segments are missing.
 
   A restart cuts an unfinished write off the last segment and begins the next
   one after it; the event has the file, the number of bytes and the offset.
@@ -173,16 +173,16 @@ def _hole(
       return f"replay/{name}", f"{cut}, at a restart after a crash"
   return (
       f"replay/{name}",
-      f"positions {end} to {start} are missing: the file was cut, or a segment"
+      f"offsets {end} to {start} are missing: the file was cut, or a segment"
       " after it deleted",
       _advice(run, start),
   )
 
 
-def _advice(run: auditing.AuditedRun, position: int) -> str:
-  """Returns the consequence of losing the record up to a position."""
+def _advice(run: auditing.AuditedRun, offset: int) -> str:
+  """Returns the consequence of losing the record up to an offset."""
   restorable = run.restorable
-  needing = [n for n, data in restorable.items() if data["applied"] < position]
+  needing = [n for n, data in restorable.items() if data["applied"] < offset]
   if restorable and not needing:
     return "no restart reads it: all checkpoints are newer. Nothing to do"
   when = ""
@@ -262,11 +262,11 @@ def _sequences(
 
 
 def _applied(run: auditing.AuditedRun, content: _Journal) -> auditing.Findings:
-  """Checks the position from which each checkpoint continues."""
+  """Checks the offset from which each checkpoint continues."""
   first = next(iter(content.segments), content.end)
   for name, data in run.restorable.items():
     applied = data["applied"]
-    place = f"replay, position {applied}"
+    place = f"replay, offset {applied}"
     if applied < first:
       yield (
           place,

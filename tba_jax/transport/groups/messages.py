@@ -255,7 +255,7 @@ def reject_reason(
   """Returns why a group is rejected, a reason of the ledger, or None.
 
   Args:
-    group: one of the groups from `unpack_groups`.
+    group: result of `unpack_groups`.
     vocab_size: upper bound of token ids.
     max_prompt_tokens, max_completion_tokens: P and T.
     columns: optional columns of the run, see `collect.optional_columns`.

@@ -154,7 +154,7 @@ class Receiver(abc.ABC):
   def set_status(self, status: dict[str, Any]) -> None:
     """Shows the run's status to other hosts, where they read it."""
 
-  def drop_journal_before(self, position: int) -> None:
-    """Deletes segments of the journal that end before a position."""
+  def drop_journal_before(self, offset: int) -> None:
+    """Deletes journal segments that end before an offset."""
     if self.intake:
-      self.intake.journal.truncate_before(position)
+      self.intake.journal.truncate_before(offset)

@@ -41,7 +41,7 @@ class ReplayService:
   buffer: replay buffer, read by batches and metrics.
   ledger: accounts for all that was generated.
   rejected: number of completions by reason, since this process started.
-  applied: position in the journal, the end of the newest applied record.
+  applied: journal offset, the end of the newest applied record.
   """
 
   def __init__(
@@ -231,9 +231,9 @@ class ReplayService:
         "difficulty": self._order.get_state(),
     }
 
-  def drop_journal_before(self, position: int) -> None:
-    """Lets the journal before a position go: no checkpoint needs it."""
-    self._receiver.drop_journal_before(position)
+  def drop_journal_before(self, offset: int) -> None:
+    """Deletes the journal before an offset that no checkpoint needs."""
+    self._receiver.drop_journal_before(offset)
 
   def _await(self, step: int, should_stop: Callable[[], bool]) -> bool:
     """Waits for the step's data."""
@@ -330,7 +330,7 @@ class ReplayService:
       if not all_records and self._is_early(self.unapplied[0], step):
         break
       record = self.unapplied.popleft()
-      self.applied = record.position
+      self.applied = record.offset
       groups += self._apply_record(record)
     groups.sort(key=lambda group: group.position)
     for group in groups:

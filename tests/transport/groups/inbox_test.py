@@ -9,8 +9,8 @@ from absl.testing import absltest
 from tba_jax.transport.groups import inbox as inbox_lib
 
 
-def _record(position):
-  return inbox_lib.Record(position, {"kind": "gone", "sid": "a"})
+def _record(offset):
+  return inbox_lib.Record(offset, {"kind": "gone", "sid": "a"})
 
 
 class InboxTest(absltest.TestCase):
@@ -19,14 +19,14 @@ class InboxTest(absltest.TestCase):
     inbox = inbox_lib.Inbox()
 
     def put():
-      for position in range(1000):
-        inbox.put(_record(position))
+      for offset in range(1000):
+        inbox.put(_record(offset))
 
     thread = threading.Thread(target=put)
     thread.start()
     taken = []
     while len(taken) < 1000 and inbox.wait(20.0):
-      taken += [record.position for record in inbox.take()]
+      taken += [record.offset for record in inbox.take()]
     thread.join()
     self.assertEqual(taken, list(range(1000)))
     self.assertEmpty(inbox.take())
@@ -37,7 +37,7 @@ class InboxTest(absltest.TestCase):
     inbox.put(_record(1))
     self.assertTrue(inbox.wait(0.0))
     # It is still there.
-    self.assertEqual([r.position for r in inbox.take()], [1])
+    self.assertEqual([r.offset for r in inbox.take()], [1])
 
   def test_record_ends_wait(self):
     inbox, woken = inbox_lib.Inbox(), threading.Event()

@@ -40,8 +40,8 @@ class JournalTestCase(parameterized.TestCase):
   def files(self) -> list[pathlib.Path]:
     return sorted(self.directory.iterdir())
 
-  def payloads(self, journal, position=0) -> list[bytes]:
-    return [payload for _, payload in journal.replay(position)]
+  def payloads(self, journal, offset=0) -> list[bytes]:
+    return [payload for _, payload in journal.replay(offset)]
 
   def kinds(self) -> list[str]:
     return [kind for kind, _ in self.events]
@@ -51,14 +51,14 @@ class AppendTest(JournalTestCase):
 
   def test_replay_returns_appended_records(self):
     journal = self.open()
-    positions = journal.append(_PAYLOADS[:3]) + journal.append(_PAYLOADS[3:])
-    expected = list(zip(positions, _PAYLOADS, strict=True))
+    offsets = journal.append(_PAYLOADS[:3]) + journal.append(_PAYLOADS[3:])
+    expected = list(zip(offsets, _PAYLOADS, strict=True))
     self.assertEqual(list(journal.replay(0)), expected)
     self.assertEqual(list(journal.replay(journal.start)), expected)
-    # A position is the end of its record, so replay continues after it.
-    for i, position in enumerate(positions):
-      self.assertEqual(list(journal.replay(position)), expected[i + 1 :])
-    self.assertEqual(journal.position, positions[-1])
+    # An offset is the end of its record, so replay continues after it.
+    for i, offset in enumerate(offsets):
+      self.assertEqual(list(journal.replay(offset)), expected[i + 1 :])
+    self.assertEqual(journal.offset, offsets[-1])
     self.assertEqual(self.events, [])
 
   def test_files_are_private_to_user(self):
@@ -76,12 +76,12 @@ class AppendTest(JournalTestCase):
 
   def test_segments_are_closed_when_full(self):
     journal = self.open(max_segment_bytes=320)
-    positions = [journal.append([bytes([i]) * 100])[0] for i in range(6)]
+    offsets = [journal.append([bytes([i]) * 100])[0] for i in range(6)]
     self.assertLen(self.files(), 3)
     self.assertTrue(all(p.stat().st_size <= 320 for p in self.files()))
-    self.assertEqual(positions, sorted(set(positions)))
-    for i, position in enumerate(positions):
-      self.assertLen(self.payloads(journal, position), 5 - i)
+    self.assertEqual(offsets, sorted(set(offsets)))
+    for i, offset in enumerate(offsets):
+      self.assertLen(self.payloads(journal, offset), 5 - i)
 
   def test_append_may_exceed_segment(self):
     journal = self.open(max_segment_bytes=100)
@@ -92,27 +92,27 @@ class AppendTest(JournalTestCase):
 
   def test_truncate_drops_only_covered_segments(self):
     journal = self.open(max_segment_bytes=320)
-    positions = [journal.append([bytes([i]) * 100])[0] for i in range(6)]
-    self.assertEqual(journal.truncate_before(positions[0]), 0)
-    self.assertEqual(journal.truncate_before(positions[2]), 1)
+    offsets = [journal.append([bytes([i]) * 100])[0] for i in range(6)]
+    self.assertEqual(journal.truncate_before(offsets[0]), 0)
+    self.assertEqual(journal.truncate_before(offsets[2]), 1)
     self.assertEqual(self.payloads(journal)[0], bytes([2]) * 100)
-    self.assertEqual(journal.start, positions[1])
-    # The last segment stays, so that the positions go on.
+    self.assertEqual(journal.start, offsets[1])
+    # The last segment stays, so that the offsets go on.
     self.assertEqual(journal.truncate_before(10**9), 1)
     self.assertLen(self.files(), 1)
-    self.assertGreater(journal.append([b"x"])[0], positions[-1])
+    self.assertGreater(journal.append([b"x"])[0], offsets[-1])
 
 
 class RestartTest(JournalTestCase):
 
   def test_file_reader_matches_replay(self):
     journal = self.open(max_segment_bytes=300)
-    positions = [p for _ in range(3) for p in journal.append(_PAYLOADS)]
+    offsets = [p for _ in range(3) for p in journal.append(_PAYLOADS)]
     self.assertGreater(len(self.files()), 2)
-    for position in (0, positions[1], positions[-2]):
+    for offset in (0, offsets[1], offsets[-2]):
       self.assertEqual(
-          list(journal_lib.read_records(self.directory, position)),
-          list(journal.replay(position)),
+          list(journal_lib.read_records(self.directory, offset)),
+          list(journal.replay(offset)),
       )
     # It repairs nothing and skips damage.
     with self.files()[0].open("r+b") as file:
@@ -120,33 +120,33 @@ class RestartTest(JournalTestCase):
       file.write(b"?")
     before = [path.read_bytes() for path in self.files()]
     result = [p for p, _ in journal_lib.read_records(self.directory, 0)]
-    self.assertEqual(result, positions[1:])
+    self.assertEqual(result, offsets[1:])
     self.assertEqual([path.read_bytes() for path in self.files()], before)
 
   def test_positions_continue(self):
     journal = self.open()
-    positions = journal.append([b"a", b"b"])
+    offsets = journal.append([b"a", b"b"])
     journal.close()
     for i in range(3):
       journal = self.open()
-      self.assertEqual(journal.position, positions[-1])
-      positions += journal.append([b"%d" % i])
+      self.assertEqual(journal.offset, offsets[-1])
+      offsets += journal.append([b"%d" % i])
       journal.close()
-    self.assertEqual(positions, sorted(set(positions)))
-    expected = list(zip(positions, [b"a", b"b", b"0", b"1", b"2"], strict=True))
+    self.assertEqual(offsets, sorted(set(offsets)))
+    expected = list(zip(offsets, [b"a", b"b", b"0", b"1", b"2"], strict=True))
     self.assertEqual(list(self.open().replay(0)), expected)
     self.assertEqual(self.events, [])
 
   def test_positions_continue_after_files_are_lost(self):
     journal = self.open()
-    (position,) = journal.append([b"a"])
+    (offset,) = journal.append([b"a"])
     journal.close()
     for path in self.files():
       path.unlink()
-    journal = self.open(min_position=position)
-    self.assertEqual((journal.start, journal.position), (position, position))
+    journal = self.open(min_offset=offset)
+    self.assertEqual((journal.start, journal.offset), (offset, offset))
     journal.append([b"b"])
-    self.assertEqual(self.payloads(journal, position), [b"b"])
+    self.assertEqual(self.payloads(journal, offset), [b"b"])
 
   def test_other_files_are_untouched(self):
     self.directory.mkdir()
@@ -163,7 +163,7 @@ class CrashTest(JournalTestCase):
   def test_every_torn_end(self):
     """A file cut at any byte keeps the records before it, and can grow."""
     journal = self.open()
-    positions = journal.append([b"one", b"two" * 10, b"three"])
+    offsets = journal.append([b"one", b"two" * 10, b"three"])
     journal.close()
     (path,) = self.files()
     whole = path.read_bytes()
@@ -173,34 +173,32 @@ class CrashTest(JournalTestCase):
       path.write_bytes(whole[:size])
       self.events.clear()
       journal = self.open()
-      kept = sum(position <= size for position in positions)
+      kept = sum(offset <= size for offset in offsets)
       result = list(journal.replay(0))
-      self.assertEqual([p for p, _ in result], positions[:kept])
-      last = positions[kept - 1] if kept else journal_lib.HEADER_BYTES
+      self.assertEqual([p for p, _ in result], offsets[:kept])
+      last = offsets[kept - 1] if kept else journal_lib.HEADER_BYTES
       torn = 0 if size in (0, last) else size - (last if size > last else 0)
       self.assertEqual(self.kinds(), ["journal_torn"] * bool(torn))
       self.assertIn(f"cut {torn} bytes" if torn else "", str(self.events))
-      # No position of the cut bytes is used again.
-      (position,) = journal.append([b"new"])
-      self.assertGreater(position, size)
+      # No offset of the cut bytes is used again.
+      (offset,) = journal.append([b"new"])
+      self.assertGreater(offset, size)
       journal.close()
       self.events.clear()
-      self.assertEqual(
-          list(self.open().replay(0)), [*result, (position, b"new")]
-      )
+      self.assertEqual(list(self.open().replay(0)), [*result, (offset, b"new")])
       self.assertEqual(self.events, [])
 
   @parameterized.parameters(0, 10_000)
-  def test_cut_positions_stay_cut_over_restarts(self, min_position):
+  def test_cut_positions_stay_cut_over_restarts(self, min_offset):
     journal = self.open()
-    positions = journal.append([b"one", b"two" * 100])
+    offsets = journal.append([b"one", b"two" * 100])
     journal.close()
-    os.truncate(self.files()[0], positions[-1] - 1)
+    os.truncate(self.files()[0], offsets[-1] - 1)
     for _ in range(3):
-      self.open(min_position=min_position).close()
-    journal = self.open(min_position=min_position)
-    (position,) = journal.append([b"new"])
-    self.assertGreater(position, max(positions[-1], min_position))
+      self.open(min_offset=min_offset).close()
+    journal = self.open(min_offset=min_offset)
+    (offset,) = journal.append([b"new"])
+    self.assertGreater(offset, max(offsets[-1], min_offset))
     journal.close()
     self.assertEqual(self.payloads(self.open()), [b"one", b"new"])
     self.assertEqual(self.kinds(), ["journal_torn"])
@@ -221,28 +219,28 @@ class CrashTest(JournalTestCase):
 
 class DamageTest(JournalTestCase):
 
-  def _damage(self, path: pathlib.Path, offset: int) -> None:
+  def _damage(self, path: pathlib.Path, at: int) -> None:
     data = bytearray(path.read_bytes())
-    data[offset] ^= 1
+    data[at] ^= 1
     path.write_bytes(data)
 
   def test_any_flipped_bit_loses_one_record(self):
     journal = self.open()
     payloads = [b"one", b"two" * 10, b"three"]
-    positions = journal.append(payloads)
+    offsets = journal.append(payloads)
     journal.close()
     (path,) = self.files()
     whole = path.read_bytes()
-    for offset in range(positions[-2]):
+    for at in range(offsets[-2]):
       for other in self.files():
         other.unlink()
       path.write_bytes(whole)
-      self._damage(path, offset)
+      self._damage(path, at)
       self.events.clear()
       journal = self.open()
-      hit = sum(p <= offset for p in positions)
-      expected = list(zip(positions, payloads, strict=True))
-      if offset >= journal_lib.HEADER_BYTES:
+      hit = sum(p <= at for p in offsets)
+      expected = list(zip(offsets, payloads, strict=True))
+      if at >= journal_lib.HEADER_BYTES:
         del expected[hit]
       # Replaying again finds the same; it is reported once.
       self.assertEqual(list(journal.replay(0)), expected)
@@ -250,8 +248,8 @@ class DamageTest(JournalTestCase):
       self.assertEqual(self.kinds(), ["journal_damaged"])
       start = (
           0
-          if offset < journal_lib.HEADER_BYTES
-          else ([journal_lib.HEADER_BYTES, *positions][hit])
+          if at < journal_lib.HEADER_BYTES
+          else ([journal_lib.HEADER_BYTES, *offsets][hit])
       )
       self.assertIn(f"from byte {start}", self.events[0][1])
       journal.close()
@@ -274,9 +272,9 @@ class DamageTest(JournalTestCase):
     copy = self.files()[0].read_bytes()
     self.files()[0].unlink()
     journal = self.open()
-    positions = journal.append([b"x" * 7 + copy, b"after"])
+    offsets = journal.append([b"x" * 7 + copy, b"after"])
     journal.close()
-    self._damage(self.files()[0], positions[0] - len(copy) - 3)
+    self._damage(self.files()[0], offsets[0] - len(copy) - 3)
     self.assertEqual(self.payloads(self.open()), [b"after"])
 
   def test_reads_oversized_headers_fast(self):
@@ -287,10 +285,10 @@ class DamageTest(JournalTestCase):
     segment, size = self.files()[0], 800_000
     begin, header = segment.stat().st_size, journal_lib.RECORD_BYTES
     made_up = bytearray()
-    for offset in range(0, size, header):
-      made_up += journal_lib.encode_record(begin + offset, b"")
-      length = (size - header - offset).to_bytes(8, "little")
-      made_up[offset + 8 : offset + 16] = length
+    for at in range(0, size, header):
+      made_up += journal_lib.encode_record(begin + at, b"")
+      length = (size - header - at).to_bytes(8, "little")
+      made_up[at + 8 : at + 16] = length
     with segment.open("ab") as f:
       f.write(made_up)
     with mock.patch.object(
@@ -355,7 +353,7 @@ class FullDiskTest(JournalTestCase):
   @parameterized.parameters(0, 1, 40, 60, 110)
   def test_refused_append_leaves_no_bytes(self, room):
     journal = self.open()
-    (position,) = journal.append([b"before"])
+    (offset,) = journal.append([b"before"])
     size = self.files()[0].stat().st_size
     with self._full_after(room):
       with self.assertRaisesRegex(
@@ -364,7 +362,7 @@ class FullDiskTest(JournalTestCase):
         journal.append([b"x" * 50, b"y" * 50])
     self.assertEqual(self.files()[0].stat().st_size, size)
     self.assertEqual(self.payloads(journal), [b"before"])
-    self.assertEqual(journal.position, position)
+    self.assertEqual(journal.offset, offset)
     journal.append([b"after"])
     journal.close()
     self.assertEqual(self.payloads(self.open()), [b"before", b"after"])

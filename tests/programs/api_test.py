@@ -18,11 +18,11 @@ from huggingface_hub import constants
 import pytest
 
 import tba_jax
-from tba_jax import api
 from tba_jax.config import load
 from tba_jax.config import validate
 from tba_jax.models.hf import hf_hub
 from tba_jax.models.hf import packaged_models
+from tba_jax.programs import api
 from tba_jax.programs import train as train_lib
 from tba_jax.run import run_directory
 from tba_jax.system import callables
