@@ -339,7 +339,7 @@ class Collector:
     if rewards_P is not None and not self._draws_equal:
       # The NaN of an unjudged completion is not a spread of 0.
       spread_P = np.ptp(np.stack(rewards_P), axis=1)
-      # Batches take groups of equal rewards only if there are no others.
+      # Batches take groups of equal rewards only for want of others.
       if (spread_P > 0).any():
         chosen = np.flatnonzero(spread_P != 0).tolist()
     completions = [sampled[i].completions for i in chosen]

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Searcher: samples what it is granted with the newest params, and delivers.
 
-The devices decode one stream of prompts: blocks join it while slots are free,
-and prompts leave it in any order, once their completions are over. A thread
-rewards and submits them meanwhile. A stream ends where its blocks need other
-params. `programs/roles.py` makes the parts.
+The devices decode a stream of prompts. Granted blocks join it while slots are
+free, and prompts leave it in any order, once their completions are finished. A
+thread rewards and submits them meanwhile. A stream ends when the next block
+needs other params. `programs/roles.py` makes the components.
 """
 
 import collections
@@ -30,7 +30,7 @@ from tba_jax.system import processes
 from tba_jax.transport import ports
 from tba_jax.transport.params import version as version_lib
 
-# The timeline has two lanes: the devices and the judge's thread.
+# Lanes of the timeline: the devices, and this one for the judge's thread.
 JUDGE_LANE = "judge"
 
 
@@ -77,13 +77,13 @@ class SearcherParts:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Over:
-  """Prompts that are sampled.
+class _FinishedPrompts:
+  """Sampled prompts on their way to the judge's thread.
 
-  sampled: prompts in the order in which they ended.
+  sampled: prompts in order of completion.
   ref_logprobs: function that waits for their reference log-probs; None starts
-    the pass once they are rewarded.
-  epoch: counts restarts of the trainer; the params are from it.
+    the reference pass after the rewards.
+  epoch: start count of the trainer that published the params.
   """
 
   sampled: Sequence[collect.Sampled]
@@ -91,15 +91,15 @@ class _Over:
   epoch: int
 
 
-class _Unfinished:
-  """A block, prompts of which are still sampled."""
+class _UnfinishedBlock:
+  """A block of which some prompts are still being sampled."""
 
   def __init__(self, num_prompts: int):
     self._num_prompts = num_prompts
     self._sampled: list[collect.Sampled] = []
 
   def add(self, sampled: collect.Sampled) -> list[collect.Sampled] | None:
-    """Adds a prompt; returns all in their order once none is missing."""
+    """Adds a prompt; returns all prompts, in order, with the last one."""
     self._sampled.append(sampled)
     if len(self._sampled) < self._num_prompts:
       return None
@@ -128,16 +128,16 @@ class Stage:
   ):
     self._source = source
     self._put = put
-    # Held while params are put, by whoever puts them.
+    # Held by the thread that transfers params.
     self._lock = threading.Lock()
     self._newest_taken = in_use
     self._staged: tuple[version_lib.Version, types.PyTree] | None = None
     self._thread = background.Thread("stage", self._run)
 
   def take(self, version: version_lib.Version) -> types.PyTree | None:
-    """Returns the params of a version, None unless they are staged.
+    """Returns the staged params of a version, or None.
 
-    Waits if params are on their way. Nothing is staged until `resume`.
+    Waits for a transfer in progress. Staging pauses until `resume`.
     """
     self._lock.acquire()
     staged, self._staged = self._staged, None
@@ -145,7 +145,7 @@ class Stage:
     return staged[1] if staged is not None and staged[0] == version else None
 
   def resume(self) -> None:
-    """Goes on staging: params that are not used any more have been dropped."""
+    """Resumes staging once the caller has dropped its old params."""
     self._lock.release()
 
   def close(self) -> None:
@@ -161,18 +161,18 @@ class Stage:
         self._staged = None
         try:
           self._staged = newest[0], self._put(newest[1])
-        except Exception as error:  # Such as a lack of memory.
-          logging.warning("params are not put ahead any more: %s", error)
+        except Exception as error:  # For example, out of memory.
+          logging.warning("params are no longer prefetched: %s", error)
           return
 
 
-# Interval of looking for params to stage.
+# Seconds between polls for params to stage.
 STAGE_EVERY_S = 0.05
-# Versions refused in a row after which a searcher gives up.
+# Consecutive refused versions after which a searcher gives up.
 _MOST_REFUSED = 3
-# Seconds between requests for another block while others are decoded.
+# Seconds between polls for another block during decoding.
 ASK_EVERY_S = 0.1
-# Seconds between lines in the log.
+# Seconds between log lines.
 _LOG_EVERY_S = 10.0
 
 
@@ -180,7 +180,7 @@ class Searcher:
   """Samples the prompts granted to it and submits them with their rewards."""
 
   def __init__(self, parts: SearcherParts, should_stop: Callable[[], bool]):
-    """Takes the parts; `should_stop` is checked in every wait."""
+    """Initializes the searcher; every wait checks `should_stop`."""
     self._parts = parts
     self._sink, self._source = parts.sink, parts.source
     self._collector, self._spans = parts.collector, parts.spans
@@ -189,30 +189,30 @@ class Searcher:
     self._params: types.PyTree = None
     self._mixed_completions = 0
     self._stage: Stage | None = None
-    # The statistics that the trainer sees.
+    # Statistics for the trainer.
     self._stats: dict[str, Any] = {}
-    # Versions refused: all, and those since the one in use.
+    # Number of refused versions, and the ones newer than the version in use.
     self._num_refused = 0
     self._refused: list[version_lib.Version] = []
-    # Time at which sampling began, and the busy seconds until then.
+    # Start time of sampling, and the busy seconds before it.
     self._started = self._busy_before_s = 0.0
     self._judging = futures.ThreadPoolExecutor(1, thread_name_prefix="judge")
-    # Prompts that are over, for the judge's thread; and its tasks.
-    self._over: list[_Over] = []
-    self._over_lock = threading.Lock()
+    # Finished prompts for the judge's thread, and its tasks.
+    self._finished: list[_FinishedPrompts] = []
+    self._finished_lock = threading.Lock()
     self._tasks: collections.deque[futures.Future[None]] = collections.deque()
     self._judged = threading.Event()
     self._judged.set()
-    # Whether the judge's thread submits, and so may wait for credit.
+    # Whether the judge's thread is submitting, and so may wait for credit.
     self._submits = False
-    # A block that needs other params than the stream before it.
-    self._kept: ports.Assignment | None = None
-    # Most prompts of a block so far.
+    # A block that needs other params than the current stream.
+    self._deferred: ports.Assignment | None = None
+    # Prompts of the largest block so far.
     self._most_prompts = 1
     self._asked_s = -math.inf
 
   def close(self) -> None:
-    """Ends the threads, after what they work on."""
+    """Ends the threads once their current work is done."""
     self._judging.shutdown()
     if self._stage is not None:
       self._stage.close()
@@ -221,8 +221,9 @@ class Searcher:
     """Samples until a stop; returns whether the trainer ended the run.
 
     Raises:
-      WrongParamsError: the params differ from the trainer's, and there are none
-        to go on with, or several versions in a row were refused.
+      WrongParamsError: the params differ from the trainer's and there are no
+        earlier ones to continue with, or several consecutive versions were
+        refused.
     """
     taken = None
     with self._spans.span("wait_params"):
@@ -251,7 +252,7 @@ class Searcher:
 
   def _wait_for_block(self) -> ports.Assignment | None:
     """Returns the next granted block; None if the searcher should stop."""
-    block, self._kept = self._kept, None
+    block, self._deferred = self._deferred, None
     if block is not None and block.epoch >= self._sink.epoch:
       return block
     with self._spans.span("wait_work"):
@@ -263,7 +264,7 @@ class Searcher:
     return None
 
   def _use_version(self, block: ports.Assignment) -> bool:
-    """Takes the block's params; returns False if the block is obsolete."""
+    """Switches to the block's params; returns False for an obsolete block."""
     wanted = block.require_version
     if not self._is_exact(block):
       return self._use_newest(block)
@@ -274,16 +275,16 @@ class Searcher:
           return False
         newest = self._source.latest()
         if newest and newest[0] > (block.epoch, wanted + self._parts.lag_steps):
-          # Others delivered its prompts while the store was out of reach.
+          # Others delivered its prompts while the store was unreachable.
           return False
     return self._load(*taken, is_needed=True)
 
   def _wait_for(
       self, version: int
   ) -> tuple[version_lib.Version, dict[str, Any]] | None:
-    """Returns a version of the source, None after a while.
+    """Waits for a version of the source; returns None after a timeout.
 
-    Meanwhile the trainer can see whether one is on its way.
+    Meanwhile the statistics show the trainer whether a download is running.
     """
     taken = self._source.wait_for(version, 0.2)
     is_pulling = taken is None and self._source.is_pulling()
@@ -296,11 +297,11 @@ class Searcher:
     self._sink.set_stats(stats)
 
   def _is_exact(self, block: ports.Assignment) -> bool:
-    """Returns whether one version alone may sample a block."""
+    """Returns whether a block must be sampled by a single version."""
     return block.require_version >= 0 and not self._parts.takes_newer
 
   def _use_newest(self, block: ports.Assignment) -> bool:
-    """Takes the newest params, once they are new enough for the block.
+    """Waits for params new enough for the block and switches to the newest.
 
     Returns False if the block is obsolete.
     """
@@ -313,11 +314,11 @@ class Searcher:
           self._check_handed_over()
           if self._stop() or self._sink.epoch > block.epoch:
             return False
-          # A version that came too late to be kept does not end the wait.
+          # A version that was already dropped does not end the wait.
           self._wait_for(block.require_version)
           taken = self._source.wait_for(-1, 0.0)
     if taken is not None:
-      # The params in use may be too old to go on with.
+      # The params in use may be too old to continue with.
       is_needed = has_oldest and (
           self._version is None or self._version < oldest
       )
@@ -331,10 +332,7 @@ class Searcher:
       *,
       is_needed: bool = False,
   ) -> bool:
-    """Switches to a version between blocks, in a span of its own.
-
-    Takes and returns what `_put_params` does.
-    """
+    """Calls `_put_params` between blocks, in a separate span."""
     if version == self._version:
       return True
     with self._spans.span("load", version=version.step):
@@ -382,14 +380,14 @@ class Searcher:
           f"{message}: this searcher would sample from another policy than the"
           " trainer's (docs/reference/faults.md)"
       )
-    message += f"; the searcher goes on with version {self._version.step}"
+    message += f"; the searcher continues with version {self._version.step}"
     self._parts.on_event("wrong_params", message)
     return False
 
   def _newer_params(self) -> tuple[int, types.PyTree] | None:
-    """Returns newer params of this epoch, to go on with within a block."""
+    """Returns newer params of this epoch, to continue completions with."""
     newest, version = self._source.latest(), self._version
-    # A group has one epoch: params of a restarted trainer wait for a new block.
+    # A group has one epoch, so a restarted trainer's params wait for the next.
     if (
         newest is None
         or newest[0] <= version
@@ -401,60 +399,60 @@ class Searcher:
     return self._version.step, self._params
 
   def _stream(self, first: ports.Assignment) -> None:
-    """Decodes a block and those that may join it, and hands prompts over.
+    """Decodes a block and blocks that join it; passes prompts to the judge.
 
     Ends once newer params are due, unless they may be swapped in flight.
     """
     blocks = [first]
     is_exact = self._is_exact(first)
     # By position.
-    unfinished: dict[int, _Unfinished] = {}
+    unfinished: dict[int, _UnfinishedBlock] = {}
 
     def more() -> Sequence[collect.Prompt] | None:
-      block = blocks.pop() if blocks else self._block_meanwhile(is_exact)
+      block = blocks.pop() if blocks else self._joining_block(is_exact)
       if block is None:
         return None
-      # What is granted again is on its way.
+      # Skips prompts that are granted again but still being sampled.
       prompts = [p for p in block.prompts if p[0] not in unfinished]
       positions = [position for position, *_ in prompts]
       self._sink.begun_s.update(dict.fromkeys(positions, time.monotonic()))
-      pending = _Unfinished(len(positions))
+      pending = _UnfinishedBlock(len(positions))
       unfinished.update(dict.fromkeys(positions, pending))
       self._most_prompts = max(self._most_prompts, len(positions))
       return prompts or None
 
     swaps = self._parts.swaps_in_flight and not is_exact
-    over = self._collector.stream(
+    finished = self._collector.stream(
         more,
         self._params,
         self._version.step,
         self._newer_params if swaps else None,
     )
-    with contextlib.closing(over):
+    with contextlib.closing(finished):
       while True:
         with self._spans.span("decode", version=self._version.step):
-          sampled = next(over, None)
+          sampled = next(finished, None)
         if sampled is None:
           return
         self._note_mixed(sampled)
-        blocks_over = [
+        finished_blocks = [
             unfinished.pop(one.prompt[0]).add(one) for one in sampled
         ]
         if not self._collector.has_reference:
           self._hand_over(sampled)
           continue
-        # Reference log-probs are of whole blocks, so that their bits do not
-        # depend on which prompts are over at the same time.
-        for block in filter(None, blocks_over):
+        # Reference passes take whole blocks, so that their bits do not depend
+        # on which prompts finish at the same time.
+        for block in filter(None, finished_blocks):
           self._hand_over(block)
 
-  def _block_meanwhile(self, is_exact: bool) -> ports.Assignment | None:
-    """Returns a granted block that may join the stream, if any.
+  def _joining_block(self, is_exact: bool) -> ports.Assignment | None:
+    """Returns a granted block that may join the stream, or None.
 
-    None does while the judge's thread is a block behind.
+    No block joins while the judge's thread is a block behind.
     """
     now_s = time.monotonic()
-    if self._kept is not None or now_s < self._asked_s + ASK_EVERY_S:
+    if self._deferred is not None or now_s < self._asked_s + ASK_EVERY_S:
       return None
     newest = self._source.latest()
     is_newer = newest is not None and newest[0] > self._version
@@ -463,8 +461,8 @@ class Searcher:
       if not (self._parts.swaps_in_flight and comes_in_flight):
         return None
     if self._sink.epoch > self._version.epoch:
-      return None  # A new trainer grants again what is not delivered yet.
-    if self._stop() or self._num_over() >= self._most_prompts:
+      return None  # A new trainer grants undelivered prompts again.
+    if self._stop() or self._num_finished() >= self._most_prompts:
       return None
     block = self._sink.next_block(0.0)
     if block is None:
@@ -475,8 +473,8 @@ class Searcher:
     if is_exact:
       is_new_enough = self._version == wanted
     if not is_new_enough or self._is_exact(block) != is_exact:
-      # Its params come first.
-      self._kept = block
+      # The block waits for its params.
+      self._deferred = block
       return None
     return block
 
@@ -487,14 +485,14 @@ class Searcher:
       self._mixed_completions += int(is_mixed_S.sum())
 
   def _hand_over(self, sampled: Sequence[collect.Sampled]) -> None:
-    """Passes prompts that are over to the judge's thread."""
+    """Passes finished prompts to the judge's thread."""
     ref_logprobs = None
     if self._parts.reference_first and self._collector.has_reference:
       with self._spans.span("reference"):
         ref_logprobs = self._collector.start_reference(sampled)
     epoch = self._version.epoch  # A stream is sampled within one epoch.
-    with self._over_lock:
-      self._over.append(_Over(sampled, ref_logprobs, epoch))
+    with self._finished_lock:
+      self._finished.append(_FinishedPrompts(sampled, ref_logprobs, epoch))
       self._judged.clear()
     self._tasks.append(self._judging.submit(self._judge_and_submit))
     if self._parts.judge_shares_mesh:
@@ -503,23 +501,24 @@ class Searcher:
     self._check_handed_over()
 
   def _check_handed_over(self) -> None:
-    """Raises the thread's error, if any, without waiting for the thread."""
+    """Raises the judge thread's error, if any; does not wait."""
     while self._tasks and self._tasks[0].done():
       self._tasks.popleft().result()
 
-  def _num_over(self) -> int:
+  def _num_finished(self) -> int:
     """Returns the number of prompts that wait for the judge's thread."""
-    with self._over_lock:
-      return sum(len(one.sampled) for one in self._over)
+    with self._finished_lock:
+      return sum(len(one.sampled) for one in self._finished)
 
   def _wait_for_judge(self, most_prompts: int = 0) -> None:
-    """Waits until fewer prompts wait for the thread; raises its error.
+    """Waits for the judge's thread to catch up; raises its error.
 
     Args:
-      most_prompts: their number; 0 waits until the thread is done with all.
+      most_prompts: number of prompts below which the wait ends; 0 waits until
+        the thread is done.
     """
-    # Waiting for a slow judge counts as work, waiting for credit as idle time.
-    while self._tasks and self._num_over() >= most_prompts:
+    # Waiting for a slow judge is busy time, waiting for credit is idle time.
+    while self._tasks and self._num_finished() >= most_prompts:
       if not self._submits:
         with self._spans.span("reward"):
           self._judged.wait()
@@ -527,9 +526,9 @@ class Searcher:
         self._tasks.popleft().result()
 
   def _judge_and_submit(self) -> None:
-    """Rewards and submits the prompts that are over by now."""
-    with self._over_lock:
-      over, self._over = self._over, []
+    """Rewards and submits all finished prompts."""
+    with self._finished_lock:
+      over, self._finished = self._finished, []
     if not over:
       return  # An earlier task took them.
     try:
@@ -552,7 +551,7 @@ class Searcher:
         for o, *values in zip(over, rewards_P, ref_logprobs_P)
         for group in self._collector.groups(o.sampled, *values, o.epoch)
     ]
-    # Their age ends here: time spent waiting for credit does not count.
+    # Their age ends here, before any wait for credit.
     for group in groups:
       self._sink.begun_s.pop(group.position, None)
     with self._spans.span("wait_credit", lane=JUDGE_LANE):
@@ -561,7 +560,7 @@ class Searcher:
     self._report()
 
   def _report(self) -> None:
-    """Reports the rates since the start to the trainer."""
+    """Reports rates since the start to the trainer."""
     busy_s = self._spans.clock.busy_s - self._busy_before_s
     wall_s = max(time.monotonic() - self._started, 1e-9)
     totals = self._sink.totals

@@ -237,7 +237,7 @@ class SearcherTest(parameterized.TestCase):
   def run_it(self, *blocks, should_stop=lambda: False):
     self.blocks = list(blocks)
     self.external_stop = should_stop
-    # A searcher goes on where it was.
+    # A searcher continues where it was.
     self.searcher = self.searcher or self.make()
     return self.searcher.run()
 
@@ -470,7 +470,7 @@ class SearcherTest(parameterized.TestCase):
     self.assertEqual(self.used, [(0, {0})] * 4 + [(6, {6})])
     # Each version is compared once.
     self.assertEqual(self.compared, [0, 4, 5, 6])
-    text = "another policy; the searcher goes on with version 0"
+    text = "another policy; the searcher continues with version 0"
     self.assertEqual(
         self.events, [("wrong_params", f"version {v}: {text}") for v in (4, 5)]
     )

@@ -11,18 +11,19 @@ from tba_jax import schedule as schedule_lib
 from tba_jax.replay import prompt_order
 from tba_jax.transport.groups import inbox as inbox_lib
 
-# Blocks that a searcher may hold and has not begun; with barriers one in all.
+# Most blocks that a searcher holds but has not started; with barriers one in
+# total.
 BLOCKS_AHEAD = 2
 
 
 @dataclasses.dataclass
 class _Granted:
-  """A block that is not all in the journal.
+  """A granted block that is not completely journaled.
 
-  number: counts grants from 1.
+  number: count of grants, from 1.
   version: params to sample with.
-  positions: its prompts.
-  is_begun: whether its searcher is known to sample it.
+  positions: prompts, as positions in the prompt order.
+  is_begun: whether its searcher is known to have started it.
   """
 
   number: int
@@ -42,13 +43,13 @@ class Grants:
       schedule: schedule_lib.Schedule,
       journaled: prompt_order.Positions | None = None,
   ):
-    """Makes a scheduler that has admitted nothing.
+    """Makes a scheduler without admitted positions.
 
     Args:
       order: shared prompt order.
-      prompts_per_round: prompts of a full block.
-      schedule: has the version that samples a position, and its step.
-      journaled: positions that are in the journal; becomes this object's own.
+      prompts_per_round: prompts per full block.
+      schedule: version and step by position.
+      journaled: journaled positions; owned by this object from now on.
     """
     self._order = order
     self._ungranted = prompt_order.Ungranted(
@@ -72,17 +73,17 @@ class Grants:
     return True
 
   def drain(self) -> bool:
-    """Grants no more until `resume`; returns whether no block is out."""
+    """Stops granting until `resume`; returns whether no block is left."""
     self._is_paused = True
     return not any(self._blocks.values())
 
   def resume(self, least_version: int) -> None:
-    """Grants again, to be sampled with this version or a newer one."""
+    """Resumes granting, to be sampled with this version or a newer one."""
     self._is_paused, self._least_version = False, least_version
 
   @property
   def cursor(self) -> int:
-    """The first position that was never granted."""
+    """First position that was never granted."""
     return self._ungranted.cursor
 
   def note(self, record: inbox_lib.Record) -> None:
@@ -91,16 +92,15 @@ class Grants:
     if record.groups:
       self.note_journaled(sid, {g.position for g in record.groups})
     else:
-      # The searcher is gone, or the block's prompts are unknown.
       self.forget(sid)
 
   def note_begun(self, sid: str, number: int) -> None:
-    """Notes that a searcher has begun its blocks up to this number."""
+    """Notes that a searcher has started its blocks up to this number."""
     for block in self._blocks.get(sid, ()):
       block.is_begun |= block.number <= number
 
   def note_journaled(self, sid: str, positions: Collection[int]) -> None:
-    """Notes what a searcher has delivered; blocks end with their last group."""
+    """Removes delivered positions; a block ends with its last group."""
     self._ungranted.note_journaled(positions)
     is_journaled = self._ungranted.is_journaled
     begun = -1
@@ -112,7 +112,7 @@ class Grants:
     self.note_begun(sid, begun)
 
   def forget(self, sid: str) -> None:
-    """Takes back all blocks of a searcher, to be granted again."""
+    """Takes back all blocks of a searcher to grant them again."""
     ungranted = self._ungranted
     for block in self._blocks.pop(sid, ()):
       ungranted.release(
@@ -151,8 +151,8 @@ class Grants:
       sid -> all its blocks, for searchers whose blocks changed, as in the
       message "work".
     """
-    # Searchers by blocks ahead, then held, then by name. The list is not built
-    # when nothing is available: there may be thousands of them.
+    # Searchers by blocks ahead, then held, then by name. Built only if blocks
+    # are available: there may be thousands of searchers.
     held = []
     if not self._is_paused and self._ungranted.available(self._open_limit):
       held = [
@@ -186,11 +186,11 @@ class Grants:
 
   @property
   def _open_limit(self) -> int:
-    """Limit of what may be granted now.
+    """Exclusive upper bound of the positions that may be granted now.
 
-    Where each position belongs to a step, a step's are granted once all of the
-    step before have arrived: the journal has the steps one after the other, and
-    is applied up to the data of a step.
+    If each position belongs to a step, a step's positions are granted once all
+    of the previous step have arrived. So the journal contains one step after
+    another and is applied up to the data of a step.
     """
     schedule = self._schedule
     if not schedule.is_pinned:
@@ -201,7 +201,7 @@ class Grants:
   def _next_block(self) -> _Granted | None:
     limit, size = self._open_limit, self._prompts_per_round
     available = self._ungranted.available(limit)
-    # A partial block is granted only when no other block is still to begin.
+    # A partial block is granted only if no other block waits to start.
     if not available:
       return None
     if available < size and any(map(self._num_ahead, self._blocks)):

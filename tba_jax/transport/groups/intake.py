@@ -40,13 +40,13 @@ class Entry(NamedTuple):
 def missing_record(
     sid: str, sequence: int, totals: Mapping[str, int], cause: str
 ) -> dict[str, Any]:
-  """Returns the journal's record of blocks that never come.
+  """Returns the journal's record of lost blocks.
 
   Args:
     sid: their searcher.
     sequence: number after the last of them.
     totals: searcher's totals after the last of them.
-    cause: "journal" if they were acknowledged, "searcher" if it is gone.
+    cause: "journal" if they were acknowledged, "searcher" if it left with them.
   """
   header = {"kind": "missing", "sid": sid, "next": sequence}
   return header | {"totals": dict(totals), "cause": cause}
@@ -62,7 +62,7 @@ class Intake:
   ack_log: marks of acknowledged blocks.
   watermarks: sid -> number of the next block; those below are journaled.
   written_off: sid -> totals with which a searcher was written off.
-  obstacle: reason why no data is journaled, for messages; None if it is.
+  obstacle: reason why data cannot be journaled, for messages; None without one.
   """
 
   def __init__(
@@ -150,13 +150,13 @@ class Intake:
     self.obstacle = error and f"the journal has no room: {error}"
 
   def replay(self, leases: Mapping[str, Mapping[str, Any]]) -> None:
-    """Delivers what the journal has beyond the checkpoint.
+    """Delivers the journal's records after the checkpoint.
 
     Args:
       leases: content of the lease files, by searcher.
     """
     if self.written_off:
-      # The checkpoint has all that these searchers announced.
+      # The checkpoint includes everything that these searchers announced.
       ended = [
           sid
           for sid, lease in leases.items()
@@ -216,14 +216,14 @@ class Intake:
       searchers: Collection[str],
       leases: Mapping[str, Mapping[str, Any]],
   ) -> str:
-    """Returns why acknowledged blocks may be lost unnoticed, "" if they cannot.
+    """Returns why acknowledged blocks may be lost unnoticed, or "".
 
     Without the acknowledgement log, the leases on disk show what was
-    acknowledged, if all searchers keep theirs here.
+    acknowledged, provided that all searchers keep them on this disk.
 
     Args:
       is_resumed: whether there is a checkpoint.
-      searchers: have sent blocks and are not written off.
+      searchers: ids that have sent blocks and are not written off.
       leases: content of the lease files, by searcher.
     """
     log = self.ack_log

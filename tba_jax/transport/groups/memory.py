@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Channel between the threads of one process: a queue of groups, and params.
 
-Nothing is packed, encoded or written. Only in a run with a directory, a block
-is journaled before `submit` returns, so that a kill loses nothing that was
+Nothing is packed, encoded or written, except that a run with a directory
+journals a block before `submit` returns, so that a kill loses nothing
 acknowledged.
 """
 
@@ -28,9 +28,9 @@ from tba_jax.transport.params import version as version_lib
 
 
 class MemoryChannel(receiver.Receiver):
-  """Where the threads of a run meet, in any order, and its receiver.
+  """Meeting point of a run's threads, in any order, and their receiver.
 
-  There are no leases: a searcher that has closed its end is gone.
+  Without leases, a searcher is gone once it has closed its end.
 
   params: hands over the params.
   credits: `search.credits`, for the status; a searcher delivers one block at a
@@ -59,7 +59,6 @@ class MemoryChannel(receiver.Receiver):
     self.credits = config.search.credits
     self.searchers: dict[str, MemorySink] = {}
     self.leaving: dict[str, tuple[dict[str, int], str]] = {}
-    # The newest is the searchers' own copy of the params.
     keep = 1 + schedule.make_schedule(config).lag_steps
     self.params = MemoryParams(copy, keep=keep)
     self._config = config
@@ -69,7 +68,7 @@ class MemoryChannel(receiver.Receiver):
     self._is_open = self._is_closed = False
 
   def claim(self) -> None:
-    """Does nothing: nobody else has the channel."""
+    """Does nothing: the channel has a single user."""
 
   def make_receiver(
       self,
@@ -79,8 +78,8 @@ class MemoryChannel(receiver.Receiver):
       policy: Any = None,
       **kwargs: Any,
   ) -> "MemoryChannel":
-    """Returns the trainer's end; opens the journal, and replays its tail."""
-    del policy  # All threads have one config.
+    """Returns the trainer's end; opens the journal and replays its tail."""
+    del policy  # All threads share a config.
     with self._writing_off:
       self._on_event = on_event
       self._begin(self._config, saved=saved or {}, **kwargs)
@@ -103,7 +102,7 @@ class MemoryChannel(receiver.Receiver):
     return self.params
 
   def wait_for_trainer(self, *unused: Any) -> None:
-    """Does nothing: all threads have one config."""
+    """Does nothing: all threads share a config."""
 
   def make_params_source(self, **unused: Any) -> "MemoryParams":
     return self.params
@@ -148,7 +147,7 @@ class MemoryChannel(receiver.Receiver):
       return {sid: s.heard() for sid, s in sorted(self.searchers.items())}
 
   def assign(self) -> None:
-    """Grants what is admitted. Under the lock."""
+    """Grants admitted positions. Under the lock."""
     if self._is_open:
       alive = [sid for sid, s in self.searchers.items() if not s.has_left]
       for sid, blocks in self.grants.assign(alive).items():
@@ -160,7 +159,7 @@ class MemoryChannel(receiver.Receiver):
       groups: list[types.Group] | None,
       should_stop: Callable[[], bool],
   ) -> bool:
-    """Delivers a block, or the end of a searcher; False if it is given up.
+    """Delivers a block or a searcher's end; returns False if stopped.
 
     Args:
       header: metadata of the record, see `inbox.Record`.
@@ -174,10 +173,10 @@ class MemoryChannel(receiver.Receiver):
     return not self._is_closed
 
   def write_off(self) -> None:
-    """Records which searchers are gone, as far as the journal has room."""
+    """Writes off departed searchers while the journal has room."""
     with self._writing_off:
       if self.grants is None:
-        return  # The trainer is not there yet.
+        return  # The trainer has not started.
       for sid, (totals, cause) in list(self.leaving.items()):
         header = {"kind": "gone", "sid": sid, "cause": cause, "totals": totals}
         if not self.record(header, None, lambda: True):
@@ -195,9 +194,9 @@ class MemoryChannel(receiver.Receiver):
 
 
 class MemorySink:
-  """A searcher thread's `ports.GroupSink`, and what the trainer knows of it.
+  """A searcher thread's `ports.GroupSink`, and its state for the trainer.
 
-  totals: prompts, completions and tokens that were delivered.
+  totals: delivered prompts, completions and tokens.
   has_left: whether the searcher has closed its end.
   """
 
@@ -218,7 +217,7 @@ class MemorySink:
     self._stats: dict[str, Any] = {}
     self._sequence = self._unacked = 0
     self._heard_at = time.monotonic()
-    # Assignments not begun, and the number of the newest.
+    # Assignments that have not started, and the number of the newest.
     self._granted: collections.deque[ports.Assignment] = collections.deque()
     self._last_block = -1
     with channel.changed:
@@ -284,7 +283,7 @@ class MemorySink:
     self._stats = dict(stats)
 
   def close(self, flush_s: float) -> bool:
-    """Leaves: what was granted goes to others."""
+    """Leaves the run; granted prompts go to other searchers."""
     del flush_s  # A submitted block is acknowledged.
     if not self.has_left:
       self._channel.leaving[self._sid] = self.totals, "finished"
@@ -293,7 +292,7 @@ class MemorySink:
     return True
 
   def grant(self, blocks: Sequence[Mapping[str, Any]]) -> None:
-    """Takes what is new of `Grants.assign`, which lists all blocks."""
+    """Adds the new blocks from the full list of `Grants.assign`."""
     for block in blocks:
       number = block["number"]
       if number > self._last_block:
@@ -303,7 +302,7 @@ class MemorySink:
         )
 
   def heard(self) -> dict[str, Any]:
-    """Returns what a store would have of this searcher."""
+    """Returns the lease that a store would hold for this searcher."""
     now = time.monotonic()
     ages = [now - begun_s for begun_s in list(self.begun_s.values())[:1]]
     return {
@@ -320,7 +319,7 @@ class MemorySink:
 class MemoryParams:
   """Copies of the params on the devices: `ports.ParamsSink` and `ParamsSource`.
 
-  A version is there once its step is known to be finite.
+  A version is available once its step is known to be finite.
   """
 
   def __init__(
@@ -376,7 +375,7 @@ class MemoryParams:
   def _wait(
       self, ready: Callable[[], bool], timeout_s: float, version: int = -1
   ) -> tuple[version_lib.Version, dict[str, Any]] | None:
-    """Waits, also for the devices; returns a version, None after a timeout."""
+    """Waits for a version and the devices; returns None after a timeout."""
     deadline = time.monotonic() + timeout_s
     while True:
       with self._changed:
@@ -395,7 +394,7 @@ class MemoryParams:
       _is_finite(nonfinite)  # Without the lock: a device may be at work.
 
   def _settle(self) -> None:
-    """Keeps the versions whose steps are known to be finite. Under the lock."""
+    """Keeps versions whose steps turned out finite. Under the lock."""
     while self._pending:
       version, copy, nonfinite = self._pending[0]
       if not getattr(nonfinite, "is_ready", lambda: True)():
@@ -413,6 +412,6 @@ def _is_finite(nonfinite: Any) -> bool:
   """Waits for the device; raises TransportError if it has failed."""
   try:
     return not float(np.asarray(nonfinite))
-  except Exception as error:  # Whatever it is, both roles raise it.
+  except Exception as error:  # Both roles raise it, whatever its type.
     message = f"publishing has ended: {error}"
     raise byte_store.TransportError(message) from error

@@ -12,11 +12,10 @@
     meta/trainer     trainer    lock: the directory whose trainer uses the store
 
 Every message contains its run and key, so that a copy under another key is
-refused; a delivery has none, and is followed by its block. What a later message
-replaces, or an older one must not undo, has a count of its own (`lease.beat`,
-`work.epoch` and `work.count`), or the generation of the store it was written
-to, so that an old one that someone writes again is refused as well. Arrays of a
-block are stacked over its groups.
+refused; a delivery is empty and refers to its block. Messages that are replaced
+also have a counter (`lease.beat`, `work.epoch` and `work.count`) or the
+generation of the store, so that old copies are refused. Arrays of a block are
+stacked over its groups.
 
 A process outside the run may overwrite or delete any key. The owner then writes
 its message again: a searcher if its block is not delivered or the trainer asks
@@ -40,7 +39,7 @@ STATUS_KEY = "status/run"
 LOCK_KEY = "meta/trainer"
 UNITS = ("prompts", "completions", "tokens")
 
-# Reasons why groups with numbers that are not finite are rejected, by the unit.
+# Column unit -> reason for rejecting a group with non-finite values.
 _NONFINITE = {"nats": "logprob", "reward": "reward"}
 
 _TOTALS = {unit: int for unit in UNITS}
@@ -66,7 +65,7 @@ _SCHEMAS: Mapping[str, Mapping[str, Any]] = {
         "acked": _TOTALS,
         # (epoch, count) of its newest message of kind "work".
         "seen": [int],
-        # (epoch, number) of the last grant that it has begun.
+        # (epoch, number) of the last grant that it started.
         "begun": [int],
         "credits": int,
         "final": bool,
@@ -77,7 +76,7 @@ _SCHEMAS: Mapping[str, Mapping[str, Any]] = {
         "epoch": int,
         "count": int,
         "acked": int,
-        # A block to send again, -1 for none.
+        # Block to resend, -1 for none.
         "again": int,
         "blocks": [{"number": int, "version": int, "prompts": [[int]]}],
     },
@@ -131,7 +130,7 @@ def decode(
     generation: expected store generation, for the last three.
 
   Raises:
-    WireError: the message is of another run, key, kind or generation.
+    WireError: run, key, kind or generation differ.
   """
   header, arrays = wire.decode(data, run.secret)
   for name, wanted in (("run", run.run_id), ("key", key)):
@@ -149,10 +148,9 @@ def pack_groups(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
   """Returns the header fields and arrays of a block; all groups share S and T.
 
-  Prompts are concatenated. A group without a prompt may lack columns that the
-  others have: they are 0.
+  Prompts are concatenated. Columns that a group without a prompt lacks are 0.
 
-  Raises ValueError for no group, or groups of unequal columns or shapes.
+  Raises ValueError without groups, or if columns or shapes differ.
   """
   if not groups:
     raise ValueError("no group")
@@ -196,7 +194,7 @@ def unpack_groups(
   """Returns the groups of a block made by `pack_groups`.
 
   Raises:
-    ValueError: a column is missing, unknown or of another type, or shapes
+    ValueError: a column is missing, unknown or has a wrong type, or shapes
       disagree.
   """
   columns = types.COLUMNS
@@ -214,7 +212,7 @@ def unpack_groups(
   for name in arrays:
     if name not in columns or name in numbers:
       raise ValueError(f"unknown column {name!r}")
-  # Columns of one condition come together.
+  # Columns with the same condition come together.
   met = {columns[name].when for name in arrays} | {""}
   tokens = np.shape(arrays.get("completion_tokens", ()))
   sizes = dict(zip("GST", tokens)) | {"G": num_groups, "P": sum(lengths)}
@@ -252,7 +250,7 @@ def reject_reason(
     columns: Mapping[str, tuple[int, ...]],
     num_experts: int = 0,
 ) -> str | None:
-  """Returns why a group is rejected, a reason of the ledger, or None.
+  """Returns the ledger's reason for rejecting a group, or None.
 
   Args:
     group: result of `unpack_groups`.
@@ -262,7 +260,7 @@ def reject_reason(
     num_experts: upper bound of the numbers of experts.
   """
   if not group.sampled_mask.any():
-    return "environment"  # It gave no prompt.
+    return "environment"  # The environment gave no prompt.
   for name, column in types.COLUMNS.items():
     values = getattr(group, name)
     if column.when:

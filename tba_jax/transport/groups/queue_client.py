@@ -2,13 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Searcher's end of the queue: receives grants, delivers blocks, renews leases.
 
-A thread does all of the searcher's communication but pulling params. Blocks are
-kept until the trainer acknowledges them. They are sent again after the store
-was lost, when the key that delivers them is gone, or when the trainer asks.
-Back-pressure is by credits, the number of unacknowledged blocks: `submit` waits
-when none is left.
+A thread handles all of the searcher's communication except pulling params. It
+keeps blocks until the trainer acknowledges them, and resends them if the store
+was lost, their delivery key is gone, or the trainer asks. Credits limit the
+number of unacknowledged blocks: `submit` waits when none is left.
 
-Acknowledgements and grants are one message, polled at an adaptive interval.
+Acknowledgements and grants share a message, polled at an adaptive interval.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,11 +29,11 @@ from tba_jax.transport import wire
 from tba_jax.transport.groups import leases as leases_lib
 from tba_jax.transport.groups import messages
 
-# Time after which a searcher looks whether an unacknowledged block is still
-# delivered; it doubles with each time.
+# Time after which a searcher checks that an unacknowledged block is still in
+# the store; doubles with each check.
 RESEND_S = 2.0
 _LONGEST_RESEND_S = 8.0
-# Least time between two leases because the trainer's message was lost.
+# Least time between two leases that report a lost message of the trainer.
 ASK_EVERY_S = 0.5
 # Processes of a slot whose leases are kept on disk, and whose numbers in the
 # store.
@@ -59,9 +58,9 @@ class _OutgoingBlock:
   sequence: number of the block.
   data: the wire message.
   totals: the searcher's totals after this block.
-  sent_at: time at which it was last written to the current store, or seen in
-    it; None if it is to be sent.
-  times_seen: number of times that it was there since then.
+  sent_at: time at which it was last written to the current store or seen in it;
+    None if it has to be sent.
+  times_seen: number of times it was seen since it was sent.
   """
 
   sequence: int
@@ -143,9 +142,9 @@ class UnackedBlocks:
 
 
 class GrantedBlocks:
-  """Granted blocks not yet begun, in order. Not thread-safe.
+  """Granted blocks that have not started, in order. Not thread-safe.
 
-  begun: epoch and number of the last one begun.
+  begun: epoch and number of the last started block.
   """
 
   def __init__(self):
@@ -174,8 +173,8 @@ class GrantedBlocks:
   def update(self, message: Mapping[str, Any]) -> bool:
     """Updates from the trainer's list of this searcher's blocks.
 
-    Returns False if the message is not newer than the last one, or of an older
-    epoch.
+    Returns False for a message that is not newer than the last one, or from an
+    older epoch.
     """
     epoch, tag = message["epoch"], (message["epoch"], message["count"])
     if tag <= self._tag:
@@ -183,7 +182,7 @@ class GrantedBlocks:
     if epoch > self.epoch:
       self._last_block = -1
     self._tag = tag
-    # A block that is not listed was taken back, or its trainer was replaced.
+    # An unlisted block was taken back, or its trainer was replaced.
     listed = {(epoch, grant["number"]) for grant in message["blocks"]}
     self.blocks = [b for b in self.blocks if (b.epoch, b.number) in listed]
     for grant in message["blocks"]:
@@ -306,7 +305,7 @@ class QueueClient:
     """
     deadline = time.monotonic() + timeout_s
     with self._lock:
-      # Who does not wait has other work, which polls would slow down.
+      # A caller that does not wait has other work, which polls would slow down.
       if timeout_s > 0 and not self._granted.blocks:
         self._poll_now()
       while not self._granted.blocks:
@@ -328,8 +327,8 @@ class QueueClient:
   ) -> bool:
     """Sends groups; waits while no credit is left.
 
-    Returns False if `should_stop` ended the wait: the block is not counted as
-    generated, and its prompts will be granted again.
+    Returns False if `should_stop` ended the wait. The block then does not count
+    as generated, and its prompts will be granted again.
     """
     with self._lock:
       while len(self.unacked_blocks) >= self._credits:
@@ -381,7 +380,7 @@ class QueueClient:
       flushed = not self.unacked_blocks
       self._final = True
       self._lock.notify_all()
-    # After an error the trainer accounts for the blocks.
+    # After an error the trainer accounts for unacknowledged blocks.
     byte_store.close_thread(self.worker, "queue client")
     return flushed
 
@@ -432,7 +431,7 @@ class QueueClient:
     transport = self._make_transport()
     known_generation, closing = 0, False
     while not closing:
-      closing = self._final  # Read first: one last exchange follows.
+      closing = self._final  # Read first, so that a last exchange follows.
       try:
         if known_generation != transport.generation:
           for key, data in self._earlier.items():
@@ -465,7 +464,7 @@ class QueueClient:
     )
 
   def exchange(self, transport: byte_store.Transport, closing: bool) -> None:
-    """Sends, polls and renews what is due."""
+    """Sends blocks, polls messages and renews the lease, as due."""
     if "joined" not in self.lease:
       self.lease["joined"] = self._join(transport)
     with self._lock:
@@ -492,7 +491,7 @@ class QueueClient:
   def _send_missing(
       self, transport: byte_store.Transport, blocks: Sequence[_OutgoingBlock]
   ) -> None:
-    """Polls, and sends the blocks that are neither delivered nor acknowledged.
+    """Polls and sends the blocks that are neither delivered nor acknowledged.
 
     The trainer acknowledges a block before it deletes the key of its delivery.
     """
@@ -513,7 +512,7 @@ class QueueClient:
   ) -> None:
     for block in blocks:
       key = messages.block_key(self._sid, block.sequence)
-      # Whatever is there is not this block.
+      # The key holds something else than this block.
       transport.put(key, block.data)
       # Last: the trainer downloads what is delivered.
       key = messages.delivery_key(self._sid, block.sequence)
@@ -541,7 +540,7 @@ class QueueClient:
   def _ask_if_lost(self, work: dict[str, Any] | None) -> None:
     """Renews the lease soon if the newest message is gone. Under the lock.
 
-    The lease shows the trainer that this searcher has not seen it.
+    The lease shows the trainer that this searcher missed the message.
     """
     tag, now = self._granted.tag, time.monotonic()
     is_there = work is not None and (work["epoch"], work["count"]) >= tag
@@ -552,7 +551,7 @@ class QueueClient:
   def _poll_stop(self, transport: byte_store.Transport) -> None:
     """Reads the stop message.
 
-    One of an older epoch is ignored. A searcher without a trainer yet leaves
+    Ignores messages from an older epoch. A searcher without a trainer leaves
     only if the run is done: it may have been started for the next trainer.
     """
     stop = self._get(transport, messages.STOP_KEY, "stop", transport.generation)
@@ -569,7 +568,7 @@ class QueueClient:
       kind: str,
       generation: int | None = None,
   ) -> dict[str, Any] | None:
-    """Returns the trainer's message under a key, None without a valid one."""
+    """Returns the trainer's valid message under a key, or None."""
     data = transport.get(key)
     if data is None:
       return None
@@ -582,7 +581,7 @@ class QueueClient:
   def _join(self, transport: byte_store.Transport) -> list[int]:
     """Returns [store generation, number], larger for a newer process of a slot.
 
-    The number is from the store, since a host's clock may be set back.
+    The store assigns the number, because a host's clock may be set back.
     """
     fields = {"generation": transport.generation}
     number = self._newest_joined(transport) + 1
@@ -599,14 +598,14 @@ class QueueClient:
     if newest > self.lease["joined"] and newest[1] >= 0:
       raise ReplacedError(
           "a newer searcher has taken the place of this one,"
-          f" {self.lease['slot']}: give each searcher of hosts of the same"
-          " name a number of its own"
+          f" {self.lease['slot']}: hosts with the same name must start"
+          " searchers with different numbers"
       )
 
   def _newest_joined(self, transport: byte_store.Transport) -> int:
     """Returns the number of the newest process of this slot, -1 without one.
 
-    Deletes what no process of the run has written there, and old numbers.
+    Deletes old numbers and keys that no process of the run has written.
     """
     newest, useless = -1, []
     keys = sorted(transport.list(self._join_directory).items(), reverse=True)

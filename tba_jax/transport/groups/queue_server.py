@@ -3,12 +3,11 @@
 """Trainer's end of the queue: a thread between the store and the journal.
 
 A block is checked, journaled, put into the inbox, acknowledged and deleted from
-the store, in this order, so that a crash at any point loses
-nothing and counts nothing twice: the journal is replayed, and blocks below a
-searcher's watermark are duplicates. While the journal is full, blocks stay in
-the store unacknowledged, and searchers run out of credits and wait. A block
-that is missing from the store is asked for again; it is lost only if its
-searcher is gone.
+the store, in this order. So a crash at any point loses nothing and counts
+nothing twice: the journal is replayed, and blocks below a searcher's watermark
+are duplicates. While the journal is full, blocks stay unacknowledged in the
+store until searchers run out of credits and wait. A block missing from the
+store is requested again; it is lost only if its searcher is gone.
 
 The same thread grants prompts, reads leases and writes the run's status.
 """
@@ -35,8 +34,7 @@ from tba_jax.transport.groups import leases as leases_lib
 from tba_jax.transport.groups import messages
 from tba_jax.transport.groups import receiver
 
-# Keys of an unknown searcher are deleted after this time: they are no block
-# that it could send.
+# Seconds after which keys of an unknown searcher are deleted.
 STRANGER_S = 6.0
 # A poll stops downloading blocks at this size.
 MAX_POLL_BYTES = 32 << 20
@@ -110,8 +108,8 @@ class _IncomingBlock:
   """A downloaded block.
 
   sid, sequence: searcher, and number of the block.
-  expected: number after the block before; less than `sequence` if the blocks
-    between were lost with their searcher.
+  expected: number after the previous block; less than `sequence` if the blocks
+    in between were lost with their searcher.
   data: the wire message, for the journal.
   header: message header with checked fields.
   arrays: unchecked arrays of the message.
@@ -144,11 +142,11 @@ class Ingest:
   expected number: a block below it is a duplicate, one above it waits for the
   missing ones, for as long as its searcher lives.
 
-  watermarks: number of each searcher's next block, which the intake raises.
+  watermarks: number of each searcher's next block; the intake raises it.
   num_duplicates: duplicates seen.
   unanswered: searchers that wait for an acknowledgement.
-  missing: expected block of each searcher that has delivered it or a later one,
-    but it cannot be read.
+  missing: searcher -> its expected block, if it was delivered, or a later one,
+    but cannot be read.
   more: whether the last download stopped at its limit.
   """
 
@@ -422,7 +420,7 @@ class QueueServer(receiver.Receiver):
     for path in damaged:
       self._on_event("damaged", f"{path}: no valid lease")
     leases = {sid: lease for sid, (lease, _) in newest.items()}
-    # Searchers that were written off and forgotten stay forgotten.
+    # Searchers that were written off stay forgotten.
     news = {
         sid: lease
         for sid, lease in leases.items()
@@ -461,7 +459,7 @@ class QueueServer(receiver.Receiver):
         self._woken.wait(self.interval.due_in_s())
       self._woken.clear()
     try:
-      # A searcher whose lease has run out may still be there, and would wait.
+      # A searcher with an expired lease may still run, and would wait.
       self._write_status(transport)
     except byte_store.TransportError as error:
       logging.warning("queue server: no goodbye: %s", error)
@@ -573,7 +571,7 @@ class QueueServer(receiver.Receiver):
       self._write_off(transport, sid, cause)
 
   def _skip_dropped(self) -> None:
-    """Counts blocks as lost that were acknowledged but are not in the journal.
+    """Counts acknowledged blocks that the journal lacks as lost.
 
     Their searchers no longer keep them.
     """
