@@ -3,8 +3,8 @@
 """Checks that the hosts of a run have the same config, model and data.
 
 The trainer writes its settings, and digests of model, data and tokenizer, to
-the store under `meta/settings`. A searcher compares its own before it samples,
-and again after a restart of the trainer; it ends with a line for each
+the store under `meta/settings`. A searcher compares them with its own before it
+samples and after each restart of the trainer. It ends with a line for each
 difference that `settings.hosts` does not allow.
 """
 
@@ -40,12 +40,12 @@ _SCHEMA = {
 _PAUSE_S = 0.1
 # Settings that name a file whose content is compared.
 _FILES = ("offline.path", "loss.baseline_file")
-# Fields of a model that depend on the host's device.
+# Model fields that depend on the host's device.
 _DTYPES = ("param_dtype", "compute_dtype")
 
 
 class DiffersError(ValueError):
-  """This process has another config, model or data than the trainer."""
+  """Config, model or data of this process differ from the trainer's."""
 
 
 def describe(
@@ -112,7 +112,7 @@ def put(
     mine: the trainer's `describe`.
     epoch: the trainer's start count.
   """
-  # An older message, of other settings perhaps, is not of this trainer.
+  # An older message, perhaps with other settings, is not this trainer's.
   about = {"generation": transport.generation, "epoch": epoch}
   message = wire.encode_message(
       {"run": run.run_id, "key": KEY, **about, **mine}, run.secret
@@ -142,7 +142,7 @@ class Agreement:
   def holds(
       self, transport: byte_store.Transport, epoch: int | None = None
   ) -> bool:
-    """Returns whether the trainer has written its settings, and they agree.
+    """Returns whether the trainer has written its settings and they agree.
 
     Args:
       transport: transport client of the calling thread.
@@ -165,7 +165,7 @@ class Agreement:
         if theirs[name] != wanted:
           raise wire.WireError("header", f"{name} is {theirs[name]}")
     except wire.WireError as error:
-      # The trainer writes its message again within seconds.
+      # The trainer rewrites its message within seconds.
       if str(error) != self._refusal:
         self._refusal = str(error)
         self._events.write("refused_message", f"{KEY}: {error}")
@@ -198,12 +198,12 @@ class Agreement:
   ) -> None:
     """Waits until `holds` is true, or until a stop.
 
-    Settings that differ are deleted and read again: they may be an old message,
-    and a trainer that lives writes its own within seconds.
+    Differing settings are deleted and read again: they may be an old message,
+    and a running trainer rewrites its own within seconds.
 
     Raises:
       DiffersError: `holds` raised it twice.
-      TransportError: a lost store did not come back in time.
+      TransportError: a lost store did not return in time.
     """
     transport = connect()
     differed = False
@@ -230,7 +230,7 @@ def check_processes(
     config: ml_collections.ConfigDict,
     run: run_directory.RunInfo,
 ) -> None:
-  """Checks in process 0 that all of the trainer's processes have its settings.
+  """Checks in process 0 that all trainer processes have the same settings.
 
   Every process of the trainer must call it.
 

@@ -73,17 +73,17 @@ def pad_sequences(
     max_prompt_tokens: int,
     max_completion_tokens: int,
 ) -> types.Batch:
-  """Returns a NumPy batch of given texts, with left-padded prompts.
+  """Returns a NumPy batch of encoded texts, with left-padded prompts.
 
   Args:
-    rows: texts, at most prod(shape); missing ones are all padding.
+    rows: encoded texts, at most prod(shape); missing ones become padding.
     shape: leading axes of the leaves, [*shape, …], filled in order.
     num_completions: K.
     max_prompt_tokens: P.
     max_completion_tokens: T.
 
   Returns:
-    The batch; columns that a supervised loss does not read are 0.
+    The batch; columns that supervised losses ignore are 0.
   """
   sizes = {
       "B": math.prod(shape),

@@ -48,13 +48,12 @@ class Checkpointer:
     directory: local or `gs://` path, created if missing. Partial saves are
       removed.
     keep: number of newest checkpoints to keep, at least 1.
-    keep_every_steps: multiples of it are kept permanently; 0 for none.
-    keep_every_s: period of which a checkpoint each is kept permanently; 0 for
-      none.
+    keep_every_steps: period in steps of permanent checkpoints; 0 for none.
+    keep_every_s: period in seconds of permanent checkpoints; 0 for none.
     barrier: synchronization point of the mesh's processes; None for a single
       process.
     on_event: function called with ("checkpoint_damaged", message) when a
-      damaged checkpoint is skipped; by default that is logged.
+      damaged checkpoint is skipped; logs it by default.
 
   Raises:
     OSError: the directory cannot be created or written.
@@ -94,8 +93,8 @@ class Checkpointer:
   ) -> None:
     """Copies `state` to host memory and writes both in the background.
 
-    Waits for the previous save first. The caller may donate `state` afterwards,
-    and leaves the arrays of `host_state`, which may be large, as they are.
+    Waits for the previous save first. Afterwards the caller may donate `state`,
+    but must not modify the arrays of `host_state`, which are not copied.
 
     Args:
       step: number of completed steps, above `latest_step()`.
@@ -106,7 +105,7 @@ class Checkpointer:
 
     Raises:
       OSError: the checkpoint, or the previous one, could not be written.
-      TypeError: `host_state` has a type that is not allowed.
+      TypeError: `host_state` has an unsupported type.
       ValueError: `step` is not above the latest one.
     """
     self.wait()
@@ -152,10 +151,10 @@ class Checkpointer:
   def restore(
       self, example_state: types.PyTree, step: int | None = None
   ) -> tuple[types.PyTree, dict[str, Any]]:
-    """Returns (state, host_state) of the newest checkpoint that is undamaged.
+    """Returns (state, host_state) of the newest undamaged checkpoint.
 
-    Of several processes those after process 0 get an empty host state. Once an
-    older one could be read, damaged ones are reported and renamed to
+    Only process 0 gets a host state; the others get an empty one. After an
+    older checkpoint was read, damaged ones are reported and renamed to
     `damaged-<step>`.
 
     Args:
@@ -165,10 +164,10 @@ class Checkpointer:
 
     Raises:
       FileNotFoundError: there is no checkpoint, or not that step.
-      FormatError: the newest one has another format.
+      FormatError: the newest checkpoint has another format.
       SaveError: a process was late.
-      ValueError: no checkpoint can be read with this structure; has the
-        reasons.
+      ValueError: no checkpoint can be read with this structure; the message has
+        the reasons.
     """
     self.wait()
     steps = sorted(self._manager.all_steps(), reverse=True)
@@ -189,7 +188,7 @@ class Checkpointer:
         raise
       # Orbax and TensorStore raise many types of errors for a damaged file.
       except Exception as error:
-        # Free the damaged state, which its frames refer to.
+        # Frees the damaged state, which the error's frames refer to.
         failures[candidate] = error.with_traceback(None)
         continue
       self._set_aside(failures, candidate)
@@ -247,8 +246,8 @@ class Checkpointer:
   def _check_room(self) -> None:
     """Makes the directory; raises OSError in all processes if that fails.
 
-    In a save, process 0 alone creates folders while the others wait in a
-    collective, so it is tried before, where an error can reach them.
+    During a save only process 0 creates folders while the others wait in a
+    collective. Here an error can still reach them.
     """
     if self._barrier is None:
       self._directory.mkdir(parents=True, exist_ok=True)
@@ -290,7 +289,7 @@ class Checkpointer:
     return state, host.get("host_state", {})
 
   def _read_host(self, folder: epath.Path) -> dict[str, Any]:
-    """Returns what the host file has; {} except in process 0."""
+    """Returns the content of the host file; {} except in process 0."""
     if self._barrier is not None and jax.process_index() != 0:
       return {}
     host = HostStateHandler().restore(folder / _HOST)
@@ -338,7 +337,7 @@ class Checkpointer:
       )
     if failures:
       if self._barrier is not None:
-        # The others list the folder once it is changed.
+        # The others list the folder after this change.
         timeout_ms = int(self._barrier.deadline_s * 1000)
         self._barrier(key="setting checkpoints aside", timeout_ms=timeout_ms)
       self._manager.reload()
@@ -359,14 +358,14 @@ def leaf_checksums(tree: types.PyTree) -> dict[str, int]:
 
       checksum = Σᵢ mix(bitsᵢ, i) mod 2³²,  i the index in row-major order
 
-  `mix` is a bijection of the bits, so that a single changed element is always
-  found; the sum does not depend on the sharding, so no leaf is gathered. All
+  `mix` is a bijection of the bits, so a single changed element is always
+  detected. The sum does not depend on the sharding, so no leaf is gathered. All
   processes of a mesh must call it together.
   """
   sums = {}
   for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
     if leaf.is_fully_replicated and leaf.size < HOST_SUM_SIZE:
-      # Copied, as the leaf may be donated next.
+      # A copy, because the leaf may be donated next.
       checksum = _checksum(np.array(leaf.addressable_data(0)), np)
     else:
       # Awaited before the next: all-reduces of several programs in flight at

@@ -19,7 +19,7 @@ from tba_jax.system import auditing
 from tba_jax.system import bucket
 
 _COMMIT = "commit_success.txt"
-# Elements of an array that are read at a time.
+# Elements of an array to read at a time.
 _CHUNK = 1 << 24
 
 
@@ -177,7 +177,7 @@ def _keys_of(text: str) -> tuple[str, ...]:
 
 
 def _checksum(array: ts.TensorStore) -> int:
-  """Returns the checksum of an array, read in parts along its first axis.
+  """Returns the checksum of an array, read in slices along its first axis.
 
   Σᵢ mix(bitsᵢ, i) mod 2³²,  i the index in row-major order
   """

@@ -36,7 +36,7 @@ def _schedules(c: rules.Values) -> rules.Problems:
 
 
 def _trainer_mesh(c: rules.Values) -> rules.Problems:
-  """The mesh has the devices of all processes of the trainer."""
+  """Checks that the mesh uses all devices of all trainer processes."""
   size = math.prod(c[f"mesh.{axis}"] for axis in policy.MESH_AXES)
   num, cpu_devices = c["trainer.num_processes"], c["trainer.cpu_devices"]
   if size % num:
@@ -45,13 +45,13 @@ def _trainer_mesh(c: rules.Values) -> rules.Problems:
     )
   elif cpu_devices and cpu_devices * num != size:
     yield "trainer.cpu_devices", (
-        f"must be 0 or {size // num}: the devices of all processes are the"
-        f" {size} of config.mesh"
+        f"must be 0 or {size // num}, because all processes together have the"
+        f" {size} devices of config.mesh"
     )
 
 
 def _router_replay(c: rules.Values) -> rules.Problems:
-  """Routes are numbers of experts in a byte each."""
+  """Checks that a byte can store an expert, and routes are unambiguous."""
   if not c["train.router_replay"]:
     return
   num = models.num_experts(c)
@@ -63,20 +63,21 @@ def _router_replay(c: rules.Values) -> rules.Problems:
   in_flight = c["sampling.in_flight"]
   if in_flight != "off":
     yield "train.router_replay", (
-        f"must be False with config.sampling.in_flight = {in_flight!r}: the"
-        " completions of a group read their prompt with params of several"
-        " versions, which choose other experts, and the record has one choice"
+        f"must be False with config.sampling.in_flight = {in_flight!r}, because"
+        " a group's completions may read their prompt with several versions of"
+        " the params, which choose different experts, but only one choice is"
+        " recorded"
     )
 
 
 def _starts_with_sft(c: rules.Values) -> rules.Problems:
-  """`sft` fine-tunes the model that `init` names, if it is a model."""
+  """Checks that `sft` does not ignore a model named by `init`."""
   start = c["init"]
   if c.program != "sft" or start in ("scratch", "sft"):
     return
   if c["sft.init"] == "scratch":
     yield "sft.init", (
-        "needs a config.init without a model; to fine-tune that one:"
+        "needs a config.init without a model; to fine-tune this model, use"
         f" --config.init=sft --config.sft.init={start}"
     )
 

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles for all sizes of a batch while the first data is sampled.
 
-The rows of a batch have few sizes (`packing.Packing.sizes`). A jitted function
-compiles when it first meets one, minutes on a slice, and no device works
-meanwhile.
+The rows of a batch have few sizes (`packing.Packing.sizes`). Without the
+thread, the first batch of each size would compile for minutes on a slice while
+all devices idle.
 
-The thread only fills the cache of jit: the same program runs, in every process,
-whether or not the thread was in time.
+The thread only fills jit's cache: every process runs the same program, whether
+or not the thread was in time.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ class CompileAhead:
   def wait(self, size: packing.Size) -> None:
     """Waits until the thread has compiled for `size`.
 
-    After a failure the step tries, and shows its error.
+    After a failure, the step compiles itself and raises its error.
     """
     if size in self.jobs:
       futures.wait([self.jobs[size]])

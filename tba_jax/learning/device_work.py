@@ -103,19 +103,19 @@ class DeviceWork:
 
   @property
   def base_params(self) -> types.PyTree:
-    """Params that adapters adapt, None without adapters."""
+    """Frozen params below the adapters, None without adapters."""
     return self._train_step.base
 
   @property
   def teacher_params(self) -> types.PyTree:
-    """Params that the loss compares distributions with, or None."""
+    """Reference params if the loss compares distributions, or None."""
     return self._train_step.teacher_params
 
   @property
   def may_leave_out(self) -> bool:
     """Whether training may continue after a checkpoint failed.
 
-    Not with several processes: the others wait for this one's part.
+    Not with several processes: the others would wait for this one's shards.
     """
     return self._cluster.num_processes == 1
 
@@ -132,11 +132,10 @@ class DeviceWork:
     Args:
       batch: [B, ...] on the host; in processes other than 0, of
         `jax.ShapeDtypeStruct`.
-      missing: packed rows of the groups without reference log-probs; None if
-        there is none.
+      missing: packed rows of the groups without reference log-probs, or None.
 
     Returns:
-      The batch, and its [B, K, T] log-probs on this process if some were
+      The batch, and its [B, K, T] log-probs on this process if any were
       computed.
     """
     shapes_of = lambda tree: {
@@ -202,8 +201,8 @@ class DeviceWork:
   def gather_model(self) -> types.PyTree:
     """Returns the model's params with merged adapters, on this process.
 
-    With one process they may be the state's own, which the next step donates;
-    of several, matrices are in the dtype that is computed in.
+    With one process they may be the state's params, which the next step
+    donates; with several, matrices have the compute dtype.
     """
     self._cluster.broadcast("gather_model")
     return self._gather(self._narrow(self.merger.params(self._state.params)))
@@ -226,7 +225,7 @@ class DeviceWork:
     self._checkpointer.save(step, self._state, host_state, wait=wait)
 
   def wait_compiled(self) -> None:
-    """Waits for what compiles ahead, if anything does."""
+    """Waits for the thread that compiles ahead, if any."""
     if self._ahead is not None:
       self._ahead.wait_all()
 
@@ -240,9 +239,9 @@ class DeviceWork:
 def follow(
     work: DeviceWork, command: cluster_lib.Command, batch: types.Batch | None
 ) -> types.Batch | None:
-  """Repeats a call of process 0, other than `train`, in another process.
+  """Repeats a call of process 0, except `train`, in another process.
 
-  Returns the batch of the next step: a placed one, or the one given.
+  Returns the batch of the next step: a newly placed one, or the given one.
   """
   fields = command.fields
   if command.name == "place":
@@ -286,18 +285,18 @@ def _fill(
     place_indices_BxKxT: jax.Array,
     num_places: int,
 ) -> jax.Array:
-  """Returns what rows computed, and of tokens that they lack what was known."""
+  """Returns computed values, and known values where no place computed any."""
   return jnp.where(
       place_indices_BxKxT < num_places, computed_BxKxT, known_BxKxT
   )
 
 
 def machine() -> dict[str, Any]:
-  """Returns facts of this process on which the bits of a step depend."""
+  """Returns properties of this machine that affect the bits of a step."""
   devices = jax.devices()
   return {
       "host": socket.gethostname(),
-      # The CPU's threads split sums.
+      # The number of CPU threads affects summation.
       "cores": len(processes.available_cores()),
       "devices": f"{len(devices)} {devices[0].device_kind}",
       "jax": jax.__version__,

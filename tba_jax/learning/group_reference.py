@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A searcher's reference policy.
 
-The trainer then has neither its params nor its forward pass, and each searcher
-has both: reference log-probs are computed where there may be many devices.
+Each searcher then holds the reference's params and runs its forward pass, and
+the trainer does neither. So reference log-probs scale with the searchers.
 
 Source: TBA's searchers, Bartoldson et al. 2025 (arXiv:2503.18929).
 """
@@ -28,7 +28,7 @@ from tba_jax.policy import frozen_models
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import reference_policy
 
-# Passes for one where groups are left out.
+# Factor on the number of passes if groups may be skipped.
 _SHORT_PASSES = 4
 
 
@@ -79,7 +79,7 @@ class GroupReference:
     )
 
   def warm_up(self) -> None:
-    """Compiles, for each size that a pass may have."""
+    """Compiles for each size of a pass."""
     B, (S, P, T) = self._num_prompts, self._shape
     tokens = lambda *shape: np.zeros(shape, np.int32)
     masks = lambda *shape: np.zeros(shape, np.float32)
@@ -99,38 +99,39 @@ class GroupReference:
     """Dispatches the pass over some groups; does not wait for the devices.
 
     Args:
-      prompts: [P] int32 of each group, without padding.
-      tokens: [S, T] int32, right-padded.
-      lengths: [S] int32, stop token included.
-      sampled_masks: [S, T] bool, True on the tokens that the policy sampled.
+      prompts: [P] int32 for each group, without padding.
+      tokens: [S, T] int32 for each group, right-padded.
+      lengths: [S] int32 for each group, stop token included.
+      sampled_masks: [S, T] bool for each group, True on policy tokens.
 
     Returns:
-      A function that waits, and returns [S, T] float32 of each group: nats, 0
+      A function that waits and returns [S, T] float32 for each group: nats, 0
       on tokens that the loss does not count.
     """
-    parts = []
+    passes = []
     for start in range(0, len(prompts), self._num_prompts):
-      part = slice(start, start + self._num_prompts)
-      parts.append(
-          self._of_part(
-              prompts[part], tokens[part], lengths[part], sampled_masks[part]
+      chosen = slice(start, start + self._num_prompts)
+      passes.append(
+          self._of_batch(
+              *(prompts[chosen], tokens[chosen]),
+              *(lengths[chosen], sampled_masks[chosen]),
           )
       )
 
     def wait() -> list[np.ndarray]:
-      groups = [group for part in parts for group in np.asarray(part)]
+      groups = [group for out in passes for group in np.asarray(out)]
       return groups[: len(prompts)]
 
     return wait
 
-  def _of_part(
+  def _of_batch(
       self,
       prompts: Sequence[np.ndarray],
       tokens: Sequence[np.ndarray],
       lengths: Sequence[np.ndarray],
       sampled_masks: Sequence[np.ndarray],
   ) -> jax.Array:
-    """Returns [B, S, T] of a full part; missing groups are padding."""
+    """Returns [B, S, T] of a full batch; missing groups are padding."""
     B, (S, P, T) = self._num_prompts, self._shape
     rows = [
         (prompt, [row[:n] for row, n in zip(rows_SxT, lengths_S)])
@@ -163,11 +164,11 @@ class GroupReference:
 
 
 def prompts_at_a_time(config: ml_collections.ConfigDict) -> int:
-  """Returns the prompts of a pass.
+  """Returns the number of prompts per pass.
 
-  Their completions are no more than are decoded at a time, and the passes over
-  a round have about as many each. Where groups are left out passes are short,
-  so that there are fewer of them.
+  A pass has at most as many completions as are decoded at a time, and all
+  passes of a round have similar sizes. If groups may be skipped, passes are
+  short, so that skipped groups save whole passes.
   """
   search = config.search
   most = max(1, config.sampling.num_slots // search.samples_per_prompt)

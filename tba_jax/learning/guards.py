@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Guards: limits on entropy, KL, accuracy, the log-prob gap, and failures.
 
-The loss falls while a policy collapses, so it is no guard. The gap between the
-trainer's and the sampler's log-probs on data of staleness 0 is the first sign
-of a wrong model, mask or temperature. A rising share of completions that could
-not be judged stops a run whatever the action is: neither a warning nor a lower
-rate mends a policy that learns to break its judge.
+The loss is no guard, because it falls while a policy collapses. The gap between
+the trainer's and the sampler's log-probs at staleness 0 is the first sign of a
+wrong model, mask or temperature. A rising share of unjudged completions stops a
+run regardless of the action: neither a warning nor a lower rate fixes a policy
+that learns to break its judge.
 """
 
 from collections.abc import Mapping, Sequence
@@ -64,8 +64,8 @@ class Alarm:
   """A guard that fired.
 
   name: guard that raised it.
-  message: sentence that gives the numbers.
-  action: value of `config.guards.action` that holds for it.
+  message: sentence with the numbers.
+  action: value of `config.guards.action` that applies.
   """
 
   name: str
@@ -77,9 +77,9 @@ class Guards:
   """Compares metrics with the limits of `config.guards`.
 
   A guard fires when its limit is crossed, and again only after the value has
-  been back within the limit.
+  returned within the limit.
 
-  failures: share of training completions that could not be judged.
+  failures: share of unjudged training completions.
   """
 
   def __init__(
@@ -97,11 +97,11 @@ class Guards:
       config: reads `guards` and what `max_logprob_gap` reads.
       state: result of `get_state`, to continue from.
       backend: JAX backend of the trainer.
-      num_sampled_by_chance: position in the prompt order from which on prompts
-        are chosen by how they were answered.
+      num_sampled_by_chance: position in the prompt order from which prompts are
+        selected by earlier answers.
       unchecked_step: step without a check of the log-prob gap: the first one
         with changed settings, whose freshest completions may have been sampled
-        with the old ones.
+        with the old settings.
     """
     self._unchecked_step = unchecked_step
     self._config = config.guards
@@ -109,8 +109,8 @@ class Guards:
     self.failures = failures_lib.FailureShare()
     self._max_logprob_gap = max_logprob_gap(config, backend)
     self._firing: set[str] = set()
-    # First accuracy by split, since one may be harder than another, and the
-    # step of the newest.
+    # First accuracy by split, since splits differ in difficulty, and the step
+    # of the newest one.
     self._first_accuracy: dict[str, float] = {}
     self._evaluated: dict[str, int] = {}
     if state is not None:
@@ -145,12 +145,12 @@ class Guards:
   def check_failures(
       self, step: int, shares: Sequence[tuple[int, float]]
   ) -> list[Alarm]:
-    """Returns the guard of failures if the share of a step's groups is rising.
+    """Returns the failure guard if the share of failures is rising.
 
     Args:
       step: last completed step.
-      shares: (position, share of its completions that could not be judged) of
-        the groups that came since the last call.
+      shares: (position, share of unjudged completions) of the groups that
+        arrived since the last call.
     """
     failures, limit = self.failures, self._config.max_failure_rise
     for position, share in shares:
@@ -171,10 +171,9 @@ class Guards:
   def check_accuracy(
       self, step: int, accuracy: float | None, split: str
   ) -> list[Alarm]:
-    """Returns the accuracy guard if pass@1 of a split makes it fire, or [].
+    """Returns the accuracy guard if pass@1 of a split fires it, or [].
 
-    An evaluation that was checked before, or in which no completion could be
-    judged, changes nothing.
+    Ignores evaluations that were checked before or have no judged completion.
     """
     if accuracy is None or step <= self._evaluated.get(split, -1):
       return []

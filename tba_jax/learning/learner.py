@@ -23,7 +23,7 @@ from tba_jax.tasks import offline_completions
 
 
 class Learner:
-  """Makes the batch of a draw, and takes a step on it.
+  """Turns a draw into a batch and takes a step on it.
 
   Reference log-probs stay on the devices until `finish`, which caches them in
   the buffer: starting a step never waits for a device.
@@ -48,8 +48,8 @@ class Learner:
       buffer: source of the draws; caches the reference log-probs.
       work: owner of train state and reference.
       baselines: [prompts] float32, value of each training prompt; None if the
-        loss reads none.
-      span: context of host work of a kind and a step, for the recorder.
+        loss has no baseline file.
+      span: (kind, step) -> context of host work, for the recorder.
     """
     self._config = config
     self._span = span
@@ -79,7 +79,7 @@ class Learner:
   def make(self, draw: types.Draw) -> types.Batch:
     """Returns the batch of a draw, with all reference log-probs.
 
-    Call it between the step before the draw's and the draw's own.
+    Call it after the step before the draw's step, and before that step.
     """
     version = self.work.reference.version(draw.step)
     missing_B = (draw.ref_versions != version).any(axis=1)
@@ -115,7 +115,7 @@ class Learner:
     Blocks until the devices have computed them.
     """
     unsaved, self._unsaved = self._unsaved, []
-    # The reference may have moved since, so each keeps its own version.
+    # The reference may have moved since, so each entry keeps its version.
     for ids_BxK, missing_B, values_BxKxT, version in unsaved:
       self._buffer.set_ref_logprobs(
           ids_BxK[missing_B], np.asarray(values_BxKxT)[missing_B], version

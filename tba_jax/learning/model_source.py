@@ -44,8 +44,8 @@ _CHECKPOINTS = "checkpoints"
 class ModelSource:
   """A model with its params and its tokenizer.
 
-  name: path that it was read from, a checkpoint's step included.
-  identity: run's id of a checkpoint, `lora.base_name` of a folder.
+  name: path of the source, including a checkpoint's step.
+  identity: a checkpoint's run id, or `lora.base_name` of a folder.
   model: pure functions.
   params: model params on the requested mesh.
   """
@@ -67,7 +67,7 @@ def restore(
 ) -> tuple[policy_lib.Policy, types.PyTree, int]:
   """Returns the policy, params and step of a run's checkpoint.
 
-  Adapters are merged into their base, which must be what it was.
+  Adapters are merged into their base, which must be unchanged.
 
   Args:
     workdir: directory of the run.
@@ -164,8 +164,8 @@ def of_checkpoint(
 ) -> ModelSource:
   """Returns the model of a run's checkpoint.
 
-  Takes the workdir's lock while it reads: opening the checkpoints removes what
-  a run that trains there is writing.
+  Holds the workdir's lock while reading, because opening the checkpoints
+  removes unfinished saves of a run in progress.
 
   Args and raises: see `restore`; ValueError also where a process runs there.
   """
@@ -194,12 +194,12 @@ def _checkpoints(workdir: str | os.PathLike[str]) -> epath.Path:
 
 
 def one_device() -> jax.sharding.Mesh:
-  """Returns the mesh of the default device alone."""
+  """Returns a mesh with only the default device."""
   return sharding.make_mesh(dict.fromkeys(sharding.MESH_AXES, 1))
 
 
 def mesh_here(sizes: Mapping[str, int]) -> jax.sharding.Mesh:
-  """Returns a run's mesh, or all devices where it has more than are here.
+  """Returns a run's mesh, or one of all local devices if it needs more.
 
   Args:
     sizes: `config.mesh`.
@@ -240,9 +240,9 @@ def load(
   Args:
     key: the setting that holds `path`, for messages.
     path: see the module.
-    bos: `config.tokenizer.bos` of a folder; a run has its own.
+    bos: `config.tokenizer.bos` for a folder; a run's config has its own.
     dtype: type of params and activations; None keeps the folder's.
-    chat: `config.tokenizer.chat` of a folder; a run has its own.
+    chat: `config.tokenizer.chat` for a folder; a run's config has its own.
     mesh: placement of the params; None is the default device.
 
   Raises:
@@ -313,6 +313,6 @@ def settings(
       "model": source.name,
       IDENTITY: source.identity,
       "config.generate.dtype": config.generate.dtype,
-      # A mesh changes the order of sums.
+      # The mesh affects the order of summation.
       **({"config.mesh": mesh} if set(mesh.values()) != {1} else {}),
   }

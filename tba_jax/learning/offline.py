@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training on fixed data, for `sft` and `reward_model`.
 
-A batch is a pure function of seed and step: an interrupted run ends with the
+A batch is a pure function of seed and step, so an interrupted run ends with the
 same bits as an uninterrupted one.
 """
 
@@ -328,7 +328,7 @@ def train(
 
 
 class _Chunk(NamedTuple):
-  """Examples of steps that are dispatched at once, and the step they end at."""
+  """Examples of steps dispatched together, and the step after the last."""
 
   first: int
   end: int
@@ -338,7 +338,7 @@ class _Chunk(NamedTuple):
 class _Chunks:
   """Chunks of steps, up to the last one or until `stop` is set.
 
-  started: time at which the newest was begun.
+  started: start time of the newest chunk.
   """
 
   def __init__(
@@ -349,7 +349,7 @@ class _Chunks:
       stop: threading.Event,
       activity: heartbeat.Activity,
   ):
-    """Takes the parts; `first` is the first step."""
+    """Initializes the iterator at step `first`."""
     self._job = job
     self._settings = settings
     self._stop = stop
@@ -375,7 +375,7 @@ class _Chunks:
 
 
 class _Learner:
-  """Trains on chunks; `state` is that after the steps dispatched."""
+  """Trains on chunks; `state` follows all dispatched steps."""
 
   def __init__(
       self, run_chunk: Callable[..., Any], state: train_step.TrainState
@@ -395,8 +395,8 @@ def micro_batch_size(
 ) -> int:
   """Returns the examples of one forward-backward.
 
-  They are at least as many as the settings ask for, divide the batch, and are
-  split evenly; `num_shards` divides the batch.
+  The smallest number that is at least the setting, divides the batch, and is a
+  multiple of `num_shards`, which divides the batch.
   """
   size = settings.micro_batch_size or settings.batch_size
   while size % num_shards or settings.batch_size % size:
@@ -409,7 +409,7 @@ def make_step_config(
     settings: ml_collections.ConfigDict,
     micro: int,
 ) -> ml_collections.ConfigDict:
-  """Returns the train step's config: the job's optimizer, nothing of RL."""
+  """Returns the train step's config: the job's optimizer and no RL."""
   out = config.copy_and_resolve_references()
   with out.unlocked():
     given = {k: v for k, v in settings.items() if k in out.optimizer}
@@ -451,7 +451,7 @@ def _make_run_chunk(
       state, new = step_fn(state, batch(i))
       return state, {k: m.at[i].set(new[k]) for k, m in metrics.items()}
 
-    # Chunks of any length share a program: the bits of a step do not depend on
+    # Chunks of any length share a program, so a step's bits do not depend on
     # its chunk.
     return jax.lax.fori_loop(0, num_active, body, (state, metrics))
 
@@ -490,7 +490,7 @@ def _host_means(
     first: int,
     last: int,
 ) -> tuple[dict[str, float], int]:
-  """Waits for a chunk; returns means over its finite steps, and their number.
+  """Waits for a chunk; returns means over its finite steps and their count.
 
   Raises:
     FloatingPointError: a loss or gradient is not finite, see `train`.
@@ -500,8 +500,8 @@ def _host_means(
   if not finite.all():
     message = (
         f"{job.name}: loss or gradient of steps"
-        f" {(first + np.flatnonzero(~finite)).tolist()} is not finite; a lower"
-        f" config.{job.name}.learning_rate may help"
+        f" {(first + np.flatnonzero(~finite)).tolist()} is not finite; try a"
+        f" lower config.{job.name}.learning_rate"
     )
     if config.train.nonfinite == "stop":
       raise FloatingPointError(message)

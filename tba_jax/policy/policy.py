@@ -26,7 +26,7 @@ from tba_jax.tasks import task_table as tasks_build
 class Policy:
   """The policy of a config, without its params.
 
-  task: prompts and reward; None where it was not needed.
+  task: prompts and reward; None if not needed.
   model: pure functions `init` and `apply`.
   folder: Hugging Face folder of the initial params, or ORG/NAME of the hub;
     None = random.
@@ -155,7 +155,7 @@ def shape_of_folder(
 ) -> config_lib.ModelConfig:
   """Returns a folder's shape with `config.model`'s compute dtype and kernel.
 
-  `dtype` is of the params.
+  `dtype` is the dtype of the params.
   """
   return hf_config.read(
       folder,

@@ -56,7 +56,7 @@ def searcher_settings(
 def make_sampler(
     config: ml_collections.ConfigDict, policy: policy_lib.Policy
 ) -> requests.Sampler:
-  """Returns a sampler as searchers have it, for any number of completions."""
+  """Returns a searcher's sampler for any number of completions per prompt."""
   settings = searcher_settings(config, policy)
   settings = dataclasses.replace(settings, most_rows_per_prompt=1)
   return samplers.make_here(policy.model, settings)
@@ -65,7 +65,7 @@ def make_sampler(
 def make_evaluation_sampler(
     config: ml_collections.ConfigDict, policy: policy_lib.Policy
 ) -> requests.Sampler:
-  """Returns the evaluator's sampler, whose random numbers are its own."""
+  """Returns the evaluator's sampler, with separate random numbers."""
   return build_sampler(
       config,
       policy.model,
@@ -100,7 +100,7 @@ def build_sampler(
 ) -> requests.Sampler:
   """Returns a sampler of a model with the settings of `config.sampling`.
 
-  Without `explore`, completions keep the lengths of `config.explore`.
+  Without `explore`, only the length limits of `config.explore` apply.
   """
   settings = _sampler_settings(config, tokenizer, **kwargs)
   return samplers.make_here(model, settings)

@@ -19,7 +19,7 @@ from tba_jax.tasks import task_table
 
 
 class _Words:
-  """Tokenizer of a task's own words for lengths of texts: all ids are 0."""
+  """Tokenizer of a task's vocabulary, for lengths only: all ids are 0."""
 
   def __init__(self, task: base.PromptSet):
     self._words = re.compile(task.tokenizer_pattern, re.S)
@@ -92,7 +92,7 @@ def prompt_tokenizer(
 ) -> Any:
   """Returns a tokenizer that encodes prompts as the policy's does.
 
-  Of a task's own words it is a light one, which knows lengths alone.
+  For a task's vocabulary it is lightweight and only counts tokens.
 
   Raises:
     ValueError: the tokenizer cannot be read.
@@ -126,11 +126,11 @@ def prompt_lines(
     prompt: a text or messages.
     split: task split of the prompt.
     tokenizer: the policy's.
-    tools: JSON schemas of tools, which the chat template is to write.
+    tools: JSON schemas of tools for the chat template.
 
   Raises:
-    ValueError: the tokenizer cannot write it, or the name of a tool is not in
-      it, so that the model would not know of the tool.
+    ValueError: the tokenizer cannot encode the prompt, or the prompt does not
+      name a tool, which the model then would not know.
   """
   ids = tokenizer.encode_prompt(prompt, tools)
   _check_tools(tokenizer.decode(ids), tools)
@@ -138,7 +138,7 @@ def prompt_lines(
   if tokenizer.prompt_text(prompt) != prompt:
     how = "in the chat template"
   elif tokenizer.chat_template:
-    how += ": the tokenizer has a chat template, for prompts of messages"
+    how += ": the tokenizer has a chat template, for chat prompts"
   yield f"prompt: the first of {split}, {how}, {len(ids)} tokens:"
   yield tokenizer.decode(ids)
   yield f"prompt: its ids: {' '.join(map(str, ids))}"

