@@ -230,7 +230,7 @@ def calibrate(
         serve_s=1 / full["groups_per_s"],
         groups_per_step=_GROUPS_PER_STEP,
         credits=num_credits,
-        granted_rounds=grants_lib.BLOCKS_AHEAD,
+        granted_rounds=grants_lib.GRANTS_AHEAD,
         hand_over_s=single["hand_over_ms"] / 1e3,
         idle_s=single["idle_ms"] / 1e3,
         look_s=single["look_ms"] / 1e3,

@@ -103,7 +103,7 @@ class _Searchers:
     # The searcher acts as if it had begun some time ago.
     shortest, longest = 0.0, 1.0
     while not self._stop.is_set():
-      block = client.next_block(0.1)
+      block = client.next_assignment(0.1)
       if block is None:
         continue
       start = time.monotonic()

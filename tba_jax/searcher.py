@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Searcher: samples what it is granted with the newest params, and delivers.
 
-The devices decode a stream of prompts. Granted blocks join it while slots are
+The devices decode a stream of prompts. Assignments join it while slots are
 free, and prompts leave it in any order, once their completions are finished. A
-thread rewards and submits them meanwhile. A stream ends when the next block
-needs other params. `programs/roles.py` makes the components.
+thread rewards and submits them meanwhile. A stream ends when the next
+assignment needs other params. `programs/roles.py` makes the components.
 """
 
 import collections
@@ -91,8 +91,8 @@ class _FinishedPrompts:
   epoch: int
 
 
-class _UnfinishedBlock:
-  """A block of which some prompts are still being sampled."""
+class _UnfinishedAssignment:
+  """An assignment of which some prompts are still being sampled."""
 
   def __init__(self, num_prompts: int):
     self._num_prompts = num_prompts
@@ -170,7 +170,7 @@ class Stage:
 STAGE_EVERY_S = 0.05
 # Consecutive refused versions after which a searcher gives up.
 _MOST_REFUSED = 3
-# Seconds between polls for another block during decoding.
+# Seconds between polls for another assignment during decoding.
 ASK_EVERY_S = 0.1
 # Seconds between log lines.
 _LOG_EVERY_S = 10.0
@@ -205,9 +205,9 @@ class Searcher:
     self._judged.set()
     # Whether the judge's thread is submitting, and so may wait for credit.
     self._submits = False
-    # A block that needs other params than the current stream.
+    # An assignment that needs other params than the current stream.
     self._deferred: ports.Assignment | None = None
-    # Prompts of the largest block so far.
+    # Prompts of the largest assignment so far.
     self._most_prompts = 1
     self._asked_s = -math.inf
 
@@ -240,9 +240,9 @@ class Searcher:
     self._started = time.monotonic()
     self._busy_before_s = self._spans.clock.busy_s
     while not self._stop():
-      block = self._wait_for_block()
-      if block is not None and self._use_version(block):
-        self._stream(block)
+      assignment = self._wait_for_assignment()
+      if assignment is not None and self._use_version(assignment):
+        self._stream(assignment)
         self._wait_for_judge(self._most_prompts)
     self._wait_for_judge()
     return self._sink.run_done
@@ -250,31 +250,34 @@ class Searcher:
   def _stop(self) -> bool:
     return self._should_stop() or self._sink.stop_requested
 
-  def _wait_for_block(self) -> ports.Assignment | None:
-    """Returns the next granted block; None if the searcher should stop."""
-    block, self._deferred = self._deferred, None
-    if block is not None and block.epoch >= self._sink.epoch:
-      return block
+  def _wait_for_assignment(self) -> ports.Assignment | None:
+    """Returns the next granted assignment; None if the searcher should stop."""
+    assignment, self._deferred = self._deferred, None
+    if assignment is not None and assignment.epoch >= self._sink.epoch:
+      return assignment
     with self._spans.span("wait_work"):
       while not self._stop():
         self._check_handed_over()
-        block = self._sink.next_block(0.1)
-        if block is not None:
-          return block
+        assignment = self._sink.next_assignment(0.1)
+        if assignment is not None:
+          return assignment
     return None
 
-  def _use_version(self, block: ports.Assignment) -> bool:
-    """Switches to the block's params; returns False for an obsolete block."""
-    wanted = block.require_version
-    if not self._is_exact(block):
-      return self._use_newest(block)
+  def _use_version(self, assignment: ports.Assignment) -> bool:
+    """Switches to an assignment's params; returns False if it is obsolete."""
+    wanted = assignment.require_version
+    if not self._is_exact(assignment):
+      return self._use_newest(assignment)
     with self._spans.span("wait_version"):
       while (taken := self._wait_for(wanted)) is None:
         self._check_handed_over()
-        if self._stop() or self._sink.epoch > block.epoch:
+        if self._stop() or self._sink.epoch > assignment.epoch:
           return False
         newest = self._source.latest()
-        if newest and newest[0] > (block.epoch, wanted + self._parts.lag_steps):
+        if newest and newest[0] > (
+            assignment.epoch,
+            wanted + self._parts.lag_steps,
+        ):
           # Others delivered its prompts while the store was unreachable.
           return False
     return self._load(*taken, is_needed=True)
@@ -296,26 +299,26 @@ class Searcher:
     self._stats = stats
     self._sink.set_stats(stats)
 
-  def _is_exact(self, block: ports.Assignment) -> bool:
-    """Returns whether a block must be sampled by a single version."""
-    return block.require_version >= 0 and not self._parts.takes_newer
+  def _is_exact(self, assignment: ports.Assignment) -> bool:
+    """Returns whether an assignment must be sampled by a single version."""
+    return assignment.require_version >= 0 and not self._parts.takes_newer
 
-  def _use_newest(self, block: ports.Assignment) -> bool:
-    """Waits for params new enough for the block and switches to the newest.
+  def _use_newest(self, assignment: ports.Assignment) -> bool:
+    """Waits for new enough params and switches to the newest ones.
 
-    Returns False if the block is obsolete.
+    Returns False if the assignment is obsolete.
     """
-    oldest = block.epoch, block.require_version
-    has_oldest = block.require_version >= 0
+    oldest = assignment.epoch, assignment.require_version
+    has_oldest = assignment.require_version >= 0
     taken = self._source.wait_for(-1, 0.0)
     if has_oldest and (taken is None or taken[0] < oldest):
       with self._spans.span("wait_version"):
         while taken is None or taken[0] < oldest:
           self._check_handed_over()
-          if self._stop() or self._sink.epoch > block.epoch:
+          if self._stop() or self._sink.epoch > assignment.epoch:
             return False
           # A version that was already dropped does not end the wait.
-          self._wait_for(block.require_version)
+          self._wait_for(assignment.require_version)
           taken = self._source.wait_for(-1, 0.0)
     if taken is not None:
       # The params in use may be too old to continue with.
@@ -332,7 +335,7 @@ class Searcher:
       *,
       is_needed: bool = False,
   ) -> bool:
-    """Calls `_put_params` between blocks, in a separate span."""
+    """Calls `_put_params` between assignments, in a separate span."""
     if version == self._version:
       return True
     with self._spans.span("load", version=version.step):
@@ -399,24 +402,28 @@ class Searcher:
     return self._version.step, self._params
 
   def _stream(self, first: ports.Assignment) -> None:
-    """Decodes a block and blocks that join it; passes prompts to the judge.
+    """Decodes an assignment and those that join it; passes prompts on.
 
     Ends once newer params are due, unless they may be swapped in flight.
     """
-    blocks = [first]
+    assignments = [first]
     is_exact = self._is_exact(first)
     # By position.
-    unfinished: dict[int, _UnfinishedBlock] = {}
+    unfinished: dict[int, _UnfinishedAssignment] = {}
 
     def more() -> Sequence[collect.Prompt] | None:
-      block = blocks.pop() if blocks else self._joining_block(is_exact)
-      if block is None:
+      assignment = (
+          assignments.pop()
+          if assignments
+          else self._joining_assignment(is_exact)
+      )
+      if assignment is None:
         return None
       # Skips prompts that are granted again but still being sampled.
-      prompts = [p for p in block.prompts if p[0] not in unfinished]
+      prompts = [p for p in assignment.prompts if p[0] not in unfinished]
       positions = [position for position, *_ in prompts]
       self._sink.begun_s.update(dict.fromkeys(positions, time.monotonic()))
-      pending = _UnfinishedBlock(len(positions))
+      pending = _UnfinishedAssignment(len(positions))
       unfinished.update(dict.fromkeys(positions, pending))
       self._most_prompts = max(self._most_prompts, len(positions))
       return prompts or None
@@ -435,21 +442,21 @@ class Searcher:
         if sampled is None:
           return
         self._note_mixed(sampled)
-        finished_blocks = [
+        finished_assignments = [
             unfinished.pop(one.prompt[0]).add(one) for one in sampled
         ]
         if not self._collector.has_reference:
           self._hand_over(sampled)
           continue
-        # Reference passes take whole blocks, so that their bits do not depend
-        # on which prompts finish at the same time.
-        for block in filter(None, finished_blocks):
-          self._hand_over(block)
+        # Reference passes take whole assignments, so that their bits do not
+        # depend on which prompts finish at the same time.
+        for assignment in filter(None, finished_assignments):
+          self._hand_over(assignment)
 
-  def _joining_block(self, is_exact: bool) -> ports.Assignment | None:
-    """Returns a granted block that may join the stream, or None.
+  def _joining_assignment(self, is_exact: bool) -> ports.Assignment | None:
+    """Returns a granted assignment that may join the stream, or None.
 
-    No block joins while the judge's thread is a block behind.
+    No assignment joins while the judge's thread is an assignment behind.
     """
     now_s = time.monotonic()
     if self._deferred is not None or now_s < self._asked_s + ASK_EVERY_S:
@@ -464,19 +471,19 @@ class Searcher:
       return None  # A new trainer grants undelivered prompts again.
     if self._stop() or self._num_finished() >= self._most_prompts:
       return None
-    block = self._sink.next_block(0.0)
-    if block is None:
+    assignment = self._sink.next_assignment(0.0)
+    if assignment is None:
       self._asked_s = now_s
       return None
-    wanted = block.epoch, block.require_version
+    wanted = assignment.epoch, assignment.require_version
     is_new_enough = self._version >= wanted
     if is_exact:
       is_new_enough = self._version == wanted
-    if not is_new_enough or self._is_exact(block) != is_exact:
-      # The block waits for its params.
-      self._deferred = block
+    if not is_new_enough or self._is_exact(assignment) != is_exact:
+      # The assignment waits for its params.
+      self._deferred = assignment
       return None
-    return block
+    return assignment
 
   def _note_mixed(self, sampled: Sequence[collect.Sampled]) -> None:
     for one in sampled:

@@ -69,7 +69,7 @@ class SearcherTest(parameterized.TestCase):
     self.queue = autospec(queue_client.QueueClient)
     self.queue.stop_requested = self.queue.run_done = False
     self.queue.begun_s = {}
-    self.queue.next_block.side_effect = self.next_block
+    self.queue.next_assignment.side_effect = self.next_assignment
     self.queue.totals = {"prompts": 2, "completions": 4, "tokens": 12}
     type(self.queue).epoch = property(lambda _: self.epoch)
     self.queue.submit.side_effect = self.submit
@@ -179,7 +179,7 @@ class SearcherTest(parameterized.TestCase):
     version = version_lib.Version(*self.published[-1])
     return version, self.leaves(version.step)
 
-  def next_block(self, timeout_s):
+  def next_assignment(self, timeout_s):
     if not self.blocks:
       self.queue.stop_requested = True
       return None

@@ -67,7 +67,7 @@ class GroupSink(Protocol):
   totals: Mapping[str, int]
   begun_s: dict[int, float]
 
-  def next_block(self, timeout_s: float) -> Assignment | None:
+  def next_assignment(self, timeout_s: float) -> Assignment | None:
     """Returns the next assignment, which the searcher begins at once.
 
     None after a timeout.
@@ -83,8 +83,9 @@ class GroupSink(Protocol):
   ) -> bool:
     """Delivers groups; waits while no credit is left.
 
-    Returns False if `should_stop` ended the wait: the block is not counted as
-    generated, and its prompts will be granted again. Raises as `next_block`.
+    Returns False if `should_stop` ended the wait. The block then does not count
+    as generated, and its prompts will be granted again. For errors, see
+    `next_assignment`.
     """
 
   def set_stats(self, stats: dict[str, Any]) -> None:

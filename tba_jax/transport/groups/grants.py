@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Grants of blocks of the prompt order to searchers."""
+"""Grants of prompt-order positions to searchers."""
 
 from collections.abc import Collection
 import dataclasses
@@ -11,14 +11,14 @@ from tba_jax import schedule as schedule_lib
 from tba_jax.replay import prompt_order
 from tba_jax.transport.groups import inbox as inbox_lib
 
-# Most blocks that a searcher holds but has not started; with barriers one in
+# Most grants that a searcher holds but has not started; with barriers one in
 # total.
-BLOCKS_AHEAD = 2
+GRANTS_AHEAD = 2
 
 
 @dataclasses.dataclass
-class _Granted:
-  """A granted block that is not completely journaled.
+class _Grant:
+  """A grant that is not completely journaled.
 
   number: count of grants, from 1.
   version: params to sample with.
@@ -33,7 +33,7 @@ class _Granted:
 
 
 class Grants:
-  """Grants blocks of the prompt order to searchers. Not thread-safe."""
+  """Grants positions of the prompt order to searchers. Not thread-safe."""
 
   def __init__(
       self,
@@ -47,7 +47,7 @@ class Grants:
 
     Args:
       order: shared prompt order.
-      prompts_per_round: prompts per full block.
+      prompts_per_round: prompts per full grant.
       schedule: version and step by position.
       journaled: journaled positions; owned by this object from now on.
     """
@@ -58,11 +58,11 @@ class Grants:
     self._prompts_per_round = prompts_per_round
     self._schedule = schedule
     self._limit = 0
-    self._blocks_ahead = 1 if schedule.takes_newer else BLOCKS_AHEAD
+    self._grants_ahead = 1 if schedule.takes_newer else GRANTS_AHEAD
     self._is_paused = False
     self._least_version = -1
-    self._blocks: dict[str, list[_Granted]] = {}
-    self._num_blocks = 0
+    self._grants: dict[str, list[_Grant]] = {}
+    self._num_grants = 0
     self._changed: set[str] = set()
 
   def admit(self, limit: int) -> bool:
@@ -73,9 +73,9 @@ class Grants:
     return True
 
   def drain(self) -> bool:
-    """Stops granting until `resume`; returns whether no block is left."""
+    """Stops granting until `resume`; returns whether no grant is left."""
     self._is_paused = True
-    return not any(self._blocks.values())
+    return not any(self._grants.values())
 
   def resume(self, least_version: int) -> None:
     """Resumes granting, to be sampled with this version or a newer one."""
@@ -95,48 +95,48 @@ class Grants:
       self.forget(sid)
 
   def note_begun(self, sid: str, number: int) -> None:
-    """Notes that a searcher has started its blocks up to this number."""
-    for block in self._blocks.get(sid, ()):
-      block.is_begun |= block.number <= number
+    """Notes that a searcher has started its grants up to this number."""
+    for grant in self._grants.get(sid, ()):
+      grant.is_begun |= grant.number <= number
 
   def note_journaled(self, sid: str, positions: Collection[int]) -> None:
-    """Removes delivered positions; a block ends with its last group."""
+    """Removes delivered positions; a grant ends with its last group."""
     self._ungranted.note_journaled(positions)
     is_journaled = self._ungranted.is_journaled
     begun = -1
-    for block in list(self._blocks.get(sid, ())):
-      if not set(block.positions).isdisjoint(positions):
-        begun = block.number
-      if all(map(is_journaled, block.positions)):
-        self._blocks[sid].remove(block)
+    for grant in list(self._grants.get(sid, ())):
+      if not set(grant.positions).isdisjoint(positions):
+        begun = grant.number
+      if all(map(is_journaled, grant.positions)):
+        self._grants[sid].remove(grant)
     self.note_begun(sid, begun)
 
   def forget(self, sid: str) -> None:
-    """Takes back all blocks of a searcher to grant them again."""
+    """Takes back all grants of a searcher to grant them again."""
     ungranted = self._ungranted
-    for block in self._blocks.pop(sid, ()):
+    for grant in self._grants.pop(sid, ()):
       ungranted.release(
-          p for p in block.positions if not ungranted.is_journaled(p)
+          p for p in grant.positions if not ungranted.is_journaled(p)
       )
     self._changed.discard(sid)
 
   def holds(self, sid: str) -> bool:
-    """Returns whether a searcher has blocks that are not in the journal."""
-    return bool(self._blocks.get(sid))
+    """Returns whether a searcher has grants that are not in the journal."""
+    return bool(self._grants.get(sid))
 
   def _num_ahead(self, sid: str) -> int:
-    """Returns the number of a searcher's blocks that have not started.
+    """Returns the number of a searcher's grants that have not started.
 
-    Barriers wait for all blocks, so with them started ones also count.
+    Barriers wait for all grants, so with them started ones also count.
     """
-    blocks = self._blocks.get(sid, ())
+    grants = self._grants.get(sid, ())
     if self._schedule.takes_newer:
-      return len(blocks)
-    return sum(not block.is_begun for block in blocks)
+      return len(grants)
+    return sum(not grant.is_begun for grant in grants)
 
   def assign_again(self) -> None:
-    """Makes the next `assign` return the blocks of every searcher."""
-    self._changed.update(self._blocks)
+    """Makes the next `assign` return the grants of every searcher."""
+    self._changed.update(self._grants)
 
   def assign(
       self, alive: Collection[str], asked: Collection[str] = ()
@@ -144,28 +144,28 @@ class Grants:
     """Grants admitted positions, each to the searcher with the fewest ahead.
 
     Args:
-      alive: searchers that may be granted blocks.
-      asked: searchers whose blocks are returned even if unchanged.
+      alive: searchers that may receive grants.
+      asked: searchers whose grants are returned even if unchanged.
 
     Returns:
-      sid -> all its blocks, for searchers whose blocks changed, as in the
+      sid -> all its grants, for searchers whose grants changed, as in the
       message "work".
     """
-    # Searchers by blocks ahead, then held, then by name. Built only if blocks
+    # Searchers by grants ahead, then held, then by name. Built only if grants
     # are available: there may be thousands of searchers.
     held = []
     if not self._is_paused and self._ungranted.available(self._open_limit):
       held = [
-          (self._num_ahead(sid), len(self._blocks.get(sid, ())), sid)
+          (self._num_ahead(sid), len(self._grants.get(sid, ())), sid)
           for sid in alive
       ]
       heapq.heapify(held)
-    while held and held[0][0] < self._blocks_ahead:
+    while held and held[0][0] < self._grants_ahead:
       ahead, count, sid = held[0]
-      block = self._next_block()
-      if block is None:
+      grant = self._next_grant()
+      if grant is None:
         break
-      self._blocks.setdefault(sid, []).append(block)
+      self._grants.setdefault(sid, []).append(grant)
       self._changed.add(sid)
       heapq.heapreplace(held, (ahead + 1, count + 1, sid))
     changed = {sid for sid in self._changed if sid in alive} | set(asked)
@@ -173,13 +173,13 @@ class Grants:
     return {
         sid: [
             {
-                "number": block.number,
-                "version": block.version,
+                "number": grant.number,
+                "version": grant.version,
                 "prompts": [
-                    (p, *self._order.prompt(p)) for p in block.positions
+                    (p, *self._order.prompt(p)) for p in grant.positions
                 ],
             }
-            for block in self._blocks.get(sid, ())
+            for grant in self._grants.get(sid, ())
         ]
         for sid in changed
     }
@@ -198,16 +198,16 @@ class Grants:
     step = schedule.step_of(self._ungranted.first_missing)
     return min(self._limit, schedule.needed(step))
 
-  def _next_block(self) -> _Granted | None:
+  def _next_grant(self) -> _Grant | None:
     limit, size = self._open_limit, self._prompts_per_round
     available = self._ungranted.available(limit)
-    # A partial block is granted only if no other block waits to start.
+    # Makes a partial grant only if no other grant waits to start.
     if not available:
       return None
-    if available < size and any(map(self._num_ahead, self._blocks)):
+    if available < size and any(map(self._num_ahead, self._grants)):
       return None
     positions = self._ungranted.grant(size, limit)
-    self._num_blocks += 1
+    self._num_grants += 1
     version = self._schedule.version_of(positions[0])
     version = max(version, self._least_version)
-    return _Granted(self._num_blocks, version, positions)
+    return _Grant(self._num_grants, version, positions)

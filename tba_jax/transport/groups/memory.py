@@ -235,7 +235,7 @@ class MemorySink:
   def run_done(self) -> bool:
     return self._channel.run_done
 
-  def next_block(self, timeout_s: float) -> ports.Assignment | None:
+  def next_assignment(self, timeout_s: float) -> ports.Assignment | None:
     deadline, channel = time.monotonic() + timeout_s, self._channel
     with channel.changed:
       while not channel.stop_requested:

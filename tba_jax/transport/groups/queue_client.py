@@ -141,18 +141,19 @@ class UnackedBlocks:
     return max(0.0, due - self._clock())
 
 
-class GrantedBlocks:
-  """Granted blocks that have not started, in order. Not thread-safe.
+class GrantedAssignments:
+  """Assignments that have not started, in order. Not thread-safe.
 
-  begun: epoch and number of the last started block.
+  pending: these assignments.
+  begun: epoch and number of the last started assignment.
   """
 
   def __init__(self):
-    self.blocks: list[ports.Assignment] = []
+    self.pending: list[ports.Assignment] = []
     self.begun = (-1, -1)
     self._tag = (-1, -1)
-    # The last block granted by the current trainer.
-    self._last_block = -1
+    # Number of the current trainer's last assignment.
+    self._last_number = -1
 
   @property
   def epoch(self) -> int:
@@ -165,13 +166,13 @@ class GrantedBlocks:
     return self._tag
 
   def begin(self) -> ports.Assignment:
-    """Removes and returns the next block."""
-    block = self.blocks.pop(0)
-    self.begun = block.epoch, block.number
-    return block
+    """Removes and returns the next assignment."""
+    assignment = self.pending.pop(0)
+    self.begun = assignment.epoch, assignment.number
+    return assignment
 
   def update(self, message: Mapping[str, Any]) -> bool:
-    """Updates from the trainer's list of this searcher's blocks.
+    """Updates from the trainer's list of this searcher's assignments.
 
     Returns False for a message that is not newer than the last one, or from an
     older epoch.
@@ -180,19 +181,18 @@ class GrantedBlocks:
     if tag <= self._tag:
       return False
     if epoch > self.epoch:
-      self._last_block = -1
+      self._last_number = -1
     self._tag = tag
-    # An unlisted block was taken back, or its trainer was replaced.
+    # An unlisted one was taken back, or its trainer was replaced.
     listed = {(epoch, grant["number"]) for grant in message["blocks"]}
-    self.blocks = [b for b in self.blocks if (b.epoch, b.number) in listed]
+    self.pending = [a for a in self.pending if (a.epoch, a.number) in listed]
     for grant in message["blocks"]:
-      if grant["number"] > self._last_block:
-        self._last_block = grant["number"]
+      if grant["number"] > self._last_number:
+        self._last_number = grant["number"]
         prompts = tuple(map(tuple, grant["prompts"]))
-        block = ports.Assignment(
-            epoch, grant["number"], grant["version"], prompts
+        self.pending.append(
+            ports.Assignment(epoch, grant["number"], grant["version"], prompts)
         )
-        self.blocks.append(block)
     return True
 
 
@@ -250,7 +250,7 @@ class QueueClient:
     self.refusals = wire.Refusals(on_event)
     self._lock = threading.Condition()
     self.unacked_blocks = UnackedBlocks(RESEND_S)
-    self._granted = GrantedBlocks()
+    self._granted = GrantedAssignments()
     self._totals = dict.fromkeys(messages.UNITS, 0)
     self._stats: dict[str, Any] = {}
     self.begun_s: dict[int, float] = {}
@@ -296,8 +296,8 @@ class QueueClient:
   def unacked(self) -> int:
     return len(self.unacked_blocks)
 
-  def next_block(self, timeout_s: float) -> ports.Assignment | None:
-    """Returns the next granted block, None after a timeout.
+  def next_assignment(self, timeout_s: float) -> ports.Assignment | None:
+    """Returns the next assignment, None after a timeout.
 
     Raises:
       ReplacedError: a newer process has taken the slot.
@@ -306,19 +306,19 @@ class QueueClient:
     deadline = time.monotonic() + timeout_s
     with self._lock:
       # A caller that does not wait has other work, which polls would slow down.
-      if timeout_s > 0 and not self._granted.blocks:
+      if timeout_s > 0 and not self._granted.pending:
         self._poll_now()
-      while not self._granted.blocks:
+      while not self._granted.pending:
         self._check()
         if (left_s := deadline - time.monotonic()) <= 0:
           return None
         self._lock.wait(min(left_s, 0.1))
       self.interval.stop_waiting()
-      block = self._granted.begin()
-      # The lease reports the start, and the trainer grants another block.
-      self.lease_interval.changed(at_once=not self._granted.blocks)
+      assignment = self._granted.begin()
+      # The lease reports the start, and the trainer grants another one.
+      self.lease_interval.changed(at_once=not self._granted.pending)
       self._lock.notify_all()
-      return block
+      return assignment
 
   def submit(
       self,

@@ -129,7 +129,7 @@ class JoinTest(queue_case.QueueTestCase):
     with self.assertRaises(queue_client.ReplacedError):
       deadline = time.monotonic() + 20.0
       while time.monotonic() < deadline:
-        old.next_block(0.1)
+        old.next_assignment(0.1)
 
 
 class StopTest(queue_case.QueueTestCase):

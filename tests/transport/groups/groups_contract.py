@@ -95,30 +95,30 @@ class GroupsContract:
     is_ready = trainer.service.is_ready
     slow = self.searcher("slow", works=False)
     trainer.service.open(0)
-    block = slow.client.next_block(20.0)
+    block = slow.client.next_assignment(20.0)
     other = self.searcher("other", 1, works=False)
-    first = other.client.next_block(20.0)
+    first = other.client.next_assignment(20.0)
     other.submit(*(p for p, _, _ in first.prompts))
     wait_until(lambda: trainer.num_journaled == 2, "one block")
     for step in range(2):
       trainer.step(step)
     self.assertFalse(is_ready(2))
-    if held := other.client.next_block(0.2):  # Granted before.
+    if held := other.client.next_assignment(0.2):  # Granted before.
       other.submit(*(p for p, _, _ in held.prompts))
-    self.assertIsNone(other.client.next_block(0.2))
+    self.assertIsNone(other.client.next_assignment(0.2))
     self.assertFalse(is_ready(2))
     slow.submit(*(p for p, _, _ in block.prompts))
     wait_until(lambda: is_ready(2), "the last block")
-    self.assertIsNone(slow.client.next_block(0.2))
+    self.assertIsNone(slow.client.next_assignment(0.2))
     trainer.step(2)
     self.assertLen(trainer.inserted, 6 if held else 4)
-    self.assertEqual(slow.client.next_block(20.0).require_version, 2)
+    self.assertEqual(slow.client.next_assignment(20.0).require_version, 2)
 
   def test_barrier_ignores_lost_searcher(self):
     trainer = self.trainer(prompts_per_step=0, every_steps=1)
     idle = self.searcher("idle", works=False)
     trainer.service.open(0)
-    self.assertIsNotNone(idle.client.next_block(20.0))
+    self.assertIsNotNone(idle.client.next_assignment(20.0))
     self.searcher("b", 1)
     trainer.step(0)
     self.assertFalse(trainer.service.is_ready(1))
@@ -129,7 +129,7 @@ class GroupsContract:
     trainer = self.trainer(prompts_per_step=0, starvation_s=0.5)
     mute = self.searcher("mute", works=False)
     trainer.service.open(0)
-    self.assertIsNotNone(mute.client.next_block(20.0))
+    self.assertIsNotNone(mute.client.next_assignment(20.0))
     self.searcher("b", 1)
     trainer.step(0)
     with self.assertRaisesRegex(
@@ -198,7 +198,7 @@ class GroupsContract:
     trainer = self.trainer(num_steps=3)
     trainer.service.open(0)
     idle = self.searcher("idle", works=False)
-    self.assertIsNotNone(idle.client.next_block(20.0))
+    self.assertIsNotNone(idle.client.next_assignment(20.0))
     idle.client.close(0.0)
     wait_until(lambda: trainer.events.of("searcher_gone"), "its end")
     self.searcher("b", 1)
@@ -226,7 +226,7 @@ class GroupsContract:
   def test_starvation_names_searchers(self):
     trainer = self.trainer(starvation_s=0.5)
     mute = self.searcher("mute", works=False)
-    mute.client.next_block(0.1)
+    mute.client.next_assignment(0.1)
     wait_until(trainer.living, "the searcher")
     with self.assertRaisesRegex(
         byte_store.DeadlineExceededError, "step 0 has 0 of 4 .*mute .silent for"
@@ -304,7 +304,7 @@ class GroupsContract:
 
     def wait():
       while not client.stop_requested:
-        got.append(client.next_block(0.2))
+        got.append(client.next_assignment(0.2))
 
     thread = threading.Thread(target=wait)
     thread.start()

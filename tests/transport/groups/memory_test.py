@@ -60,7 +60,7 @@ class MemoryGroupsTest(groups_contract.GroupsContract, MemoryCase):
   def test_a_searcher_may_come_before_the_trainer(self):
     channel = make_channel(queue_case.make_config(), None)
     sink = memory.MemorySink(channel, "a", 0)
-    self.assertIsNone(sink.next_block(0.01))
+    self.assertIsNone(sink.next_assignment(0.01))
     self.assertEqual((sink.epoch, sink.stop_requested), (-1, False))
     self.assertEqual(sink.totals, dict.fromkeys(messages.UNITS, 0))
     gone = memory.MemorySink(channel, "gone", 1)
@@ -68,9 +68,9 @@ class MemoryGroupsTest(groups_contract.GroupsContract, MemoryCase):
     with mock.patch.object(memory.MemoryChannel, "start"):
       side = MemoryTrainerSide({"channel": channel}, None, epoch=3)
     side.service.open(0)
-    self.assertIsNone(sink.next_block(0.01))
+    self.assertIsNone(sink.next_assignment(0.01))
     channel.start()
-    self.assertEqual(sink.next_block(20.0).epoch, 3)
+    self.assertEqual(sink.next_assignment(20.0).epoch, 3)
     self.assertEqual(sink.epoch, 3)
     self.assertEqual(side.events.of("searcher_gone"), ["gone (finished)"])
 
@@ -206,7 +206,7 @@ class MemoryGroupsTest(groups_contract.GroupsContract, MemoryCase):
     trainer.close()
     self.assertTrue(searcher.client.stop_requested)
     self.assertFalse(searcher.submit(0))
-    self.assertIsNone(searcher.client.next_block(0.0))
+    self.assertIsNone(searcher.client.next_assignment(0.0))
     self.assertEmpty(list(self.directory.glob("*.journal")))
 
 

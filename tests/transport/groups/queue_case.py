@@ -224,7 +224,7 @@ class SearcherSide:
   def _work(self) -> None:
     try:
       while not self._stop.is_set() and not self.client.stop_requested:
-        block = self.client.next_block(0.02)
+        block = self.client.next_assignment(0.02)
         if block is not None:
           self.blocks.append(block)
           time.sleep(self._delay_s)

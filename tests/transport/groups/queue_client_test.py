@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of granted blocks and of unacknowledged blocks."""
+"""Assignments, and unacknowledged blocks."""
 
 import math
 
@@ -18,39 +18,39 @@ def _message(epoch, count, *blocks):
   return {"epoch": epoch, "count": count, "blocks": blocks}
 
 
-class GrantedBlocksTest(absltest.TestCase):
+class GrantedAssignmentsTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.work = queue_client.GrantedBlocks()
+    self.work = queue_client.GrantedAssignments()
 
-  def blocks(self):
-    return [(b.epoch, b.number) for b in self.work.blocks]
+  def pending(self):
+    return [(a.epoch, a.number) for a in self.work.pending]
 
-  def test_a_block_is_added_once(self):
+  def test_assignment_is_added_once(self):
     self.assertEqual(self.work.epoch, -1)
     self.assertTrue(self.work.update(_message(1, 1, 4, 5)))
-    block = self.work.blocks.pop(0)
-    self.assertEqual(block, ports.Assignment(1, 4, -1, ((4, 7, 0),)))
-    # A block in work is listed until it is delivered.
+    assignment = self.work.pending.pop(0)
+    self.assertEqual(assignment, ports.Assignment(1, 4, -1, ((4, 7, 0),)))
+    # An assignment in work is listed until it is delivered.
     self.assertTrue(self.work.update(_message(1, 2, 4, 5, 6)))
-    self.assertEqual(self.blocks(), [(1, 5), (1, 6)])
+    self.assertEqual(self.pending(), [(1, 5), (1, 6)])
 
   def test_old_messages_are_ignored(self):
     self.work.update(_message(2, 3, 4))
     for message in (_message(2, 3, 9), _message(2, 2, 9), _message(1, 8, 9)):
       self.assertFalse(self.work.update(message))
-    self.assertEqual(self.blocks(), [(2, 4)])
+    self.assertEqual(self.pending(), [(2, 4)])
 
-  def test_blocks_no_longer_listed_are_dropped(self):
+  def test_unlisted_assignments_are_dropped(self):
     self.work.update(_message(1, 1, 4, 5))
     self.work.update(_message(1, 2, 5))
-    self.assertEqual(self.blocks(), [(1, 5)])
+    self.assertEqual(self.pending(), [(1, 5)])
 
   def test_a_new_trainer_counts_anew(self):
     self.work.update(_message(1, 50, 40, 41))
     self.work.update(_message(2, 1, 0))
-    self.assertEqual(self.blocks(), [(2, 0)])
+    self.assertEqual(self.pending(), [(2, 0)])
     self.assertEqual(self.work.epoch, 2)
 
 

@@ -91,7 +91,7 @@ class SearcherDeathTest(queue_case.QueueTestCase):
     trainer = self.trainer(lease_s=600.0)
     trainer.service.open(0)
     old = self.searcher("s000-2", works=False)
-    self.assertIsNotNone(old.client.next_block(20.0))
+    self.assertIsNotNone(old.client.next_assignment(20.0))
     old.kill()
     # Times, and the ids that start with one, are before those of the old one.
     with mock.patch.object(time, "time", lambda: 1.0):
@@ -104,12 +104,12 @@ class SearcherDeathTest(queue_case.QueueTestCase):
     trainer = self.trainer(lease_s=1.0)
     trainer.service.open(0)
     old = self.searcher("old", works=False, lease_s=1.0).client
-    self.assertIsNotNone(old.next_block(20.0))
+    self.assertIsNotNone(old.next_assignment(20.0))
     self.searcher("new")
     with self.assertRaisesRegex(
-        queue_client.ReplacedError, "newer searcher.*/0: give each"
+        queue_client.ReplacedError, "newer searcher.*/0: hosts with"
     ):
-      wait_until(lambda: old.next_block(0.1) and False, "its end")
+      wait_until(lambda: old.next_assignment(0.1) and False, "its end")
 
   def test_slot_keeps_newest_numbers_in_store(self):
     slot = f"{socket.gethostname()}/0"
@@ -447,14 +447,14 @@ class OtherSettingsTest(queue_case.QueueTestCase):
     for epoch in (1, 2):
       for block in (1, 2):
         grant(epoch, block)
-        self.assertEqual(client.next_block(20.0).epoch, epoch)
+        self.assertEqual(client.next_assignment(20.0).epoch, epoch)
     epochs = [call.args[1] for call in agree.call_args_list]
     self.assertEqual(epochs, [1, 2, 2, 2])
     grant(3, 1)
     with self.assertRaisesRegex(
         byte_store.TransportError, "ended: they differ"
     ):
-      client.next_block(20.0)
+      client.next_assignment(20.0)
 
 
 class FullDiskTest(queue_case.QueueTestCase):

@@ -148,7 +148,7 @@ class StoreLossTest(queue_case.QueueTestCase):
       with self.assertRaisesRegex(
           byte_store.TransportError, "queue client has ended"
       ):
-        searcher.client.next_block(20.0)
+        searcher.client.next_assignment(20.0)
 
 
 class TrainerMessagesTest(queue_case.QueueTestCase):
@@ -203,7 +203,7 @@ class TrainerMessagesTest(queue_case.QueueTestCase):
     self.assertEqual(searcher.client.unacked, 1)
     self.assertFalse(searcher.client.stop_requested)
     self._work(1, 1, 7)
-    self.assertEqual(searcher.client.next_block(20.0).number, 7)
+    self.assertEqual(searcher.client.next_assignment(20.0).number, 7)
 
   def test_stop_message_of_older_epoch_is_ignored(self):
     client = self.searcher("a", works=False).client
@@ -331,7 +331,7 @@ class ForgeryTest(queue_case.QueueTestCase):
     trainer = self.trainer()
     client = self.searcher("a", works=False, lease_s=600.0).client
     trainer.service.open(0)
-    self.assertIsNotNone(client.next_block(20.0))
+    self.assertIsNotNone(client.next_assignment(20.0))
     beat = lambda: trainer.living()["a"]["beat"]
     client.lease_interval.changed_at -= 1e6
     before = beat()
@@ -344,10 +344,10 @@ class PollTest(queue_case.QueueTestCase):
 
   def test_searcher_without_work(self):
     client = self.searcher("a", works=False).client
-    self.assertIsNone(client.next_block(0.0))  # It has other work.
+    self.assertIsNone(client.next_assignment(0.0))  # It has other work.
     self.assertFalse(client.interval.waiting)
     with self.reads("work/a", 8):
-      self.assertIsNone(client.next_block(0.01))
+      self.assertIsNone(client.next_assignment(0.01))
       self.assertTrue(client.interval.waiting)
 
   def test_searcher_without_credits(self):
