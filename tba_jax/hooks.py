@@ -6,9 +6,9 @@ Each hook is called with a step, its batch and its metrics. `Publish` never
 waits for a device. The others need the metrics, and `Behind` calls them with
 the metrics of the previous step while the devices compute the newest.
 
-`TrainerRun` has the beginning and the end: what a start publishes and
-evaluates, and how a run is interrupted, resumed and completed.
-`programs/roles.py` makes the parts.
+`TrainerRun` handles start and end: what is published and evaluated first, and
+how a run is interrupted, resumed and completed. `programs/roles.py` makes the
+components.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ from tba_jax.transport.groups import service as service_lib
 # Seconds that searchers get to deliver finished groups at the end of a run.
 _FINISH_S = 15.0
 _INTERRUPT_S = 5.0
-# Seconds between two looks for data while the devices compute.
+# Seconds between polls for data while the devices compute.
 _LOOK_S = 0.005
 # Factor of guards.action='lower_learning_rate'.
 _LOWER_BY = 0.5
@@ -45,9 +45,10 @@ _LOWER_BY = 0.5
 
 @dataclasses.dataclass
 class Stop:
-  """Whether training is to end before its last step.
+  """Whether training should end before its last step.
 
-  asked: whether the process was asked to end, as by a signal; the run resumes.
+  asked: whether the process was asked to end, as by a signal; the run can be
+    resumed.
   reason: guard or limit that ended training; "" for none.
   """
 
@@ -62,7 +63,7 @@ class Draws:
   """Batches of searchers' groups, in the order of steps.
 
   Ends after the last step, or before a step once `stop` is true. A step whose
-  groups have arrived is trained on even if a stop was asked for meanwhile.
+  groups have arrived is still trained on after a stop request.
   """
 
   def __init__(
@@ -75,12 +76,12 @@ class Draws:
       first: int,
       while_waiting: Callable[[], contextlib.AbstractContextManager[None]],
   ):
-    """Takes the parts; the first step is `first`.
+    """Initializes the iterator at step `first`.
 
     Args:
-      publish: publishes params before a step, if the schedule is late.
+      publish: hook that publishes params before a step if the schedule is late.
       stop: whether to end.
-      while_waiting: makes the context in which a step's data is awaited.
+      while_waiting: () -> context in which a step's data is awaited.
     """
     self._train = config.train
     self._source = source
@@ -113,7 +114,7 @@ class Draws:
 class Publish:
   """Publishes the params after a step, every `publish.every_steps`.
 
-  If the schedule is late, once the next step has begun.
+  If the schedule is late, it waits until the next step has begun.
   """
 
   def __init__(
@@ -128,7 +129,7 @@ class Publish:
     self._sink = sink
 
   def first(self, step: int, should_stop: Callable[[], bool]) -> None:
-    """Publishes the params that searchers are to begin with, and waits."""
+    """Publishes the searchers' initial params and waits."""
     version, field = step, "params"
     if self._is_late:
       every = self._config.publish.every_steps
@@ -151,9 +152,9 @@ class Publish:
     every, last = self._config.publish.every_steps, self._config.train.num_steps
     if self._is_late or (done % every and done != last):
       return
-    # The publisher's thread reads `nonfinite`: the loop does not wait for the
-    # devices. A skipped step leaves the params unchanged and is published all
-    # the same, since searchers may be waiting for its version.
+    # The publisher's thread reads `nonfinite`, so the loop does not wait for
+    # the devices. A skipped step leaves the params unchanged but is published,
+    # because searchers may wait for its version.
     skips = self._config.train.nonfinite == "skip"
     nonfinite = 0 if skips else metrics["nonfinite"]
     self._work.publish(
@@ -162,7 +163,7 @@ class Publish:
 
 
 class _Running(NamedTuple):
-  """A step that the devices work on, and the decisions of asynchrony."""
+  """A step in progress on the devices, and the decisions of asynchrony."""
 
   step: int
   draw: types.Draw
@@ -173,10 +174,10 @@ class _Running(NamedTuple):
 class Behind:
   """Calls hooks with the metrics of a step once the next is dispatched.
 
-  The devices need not wait for the host, and searchers are granted the prompts
-  of the next step as soon as its data has arrived. A step is read once it is
-  computed, if no data has come by then or the next step may not begin before
-  its hooks have run.
+  So the devices do not wait for the host, and searchers are granted the prompts
+  of the next step as soon as its data has arrived. A finished step is read
+  earlier if no data has arrived by then, or if its hooks must run before the
+  next step.
 
   done: steps whose hooks have run, by all processes of the run.
   """
@@ -192,16 +193,16 @@ class Behind:
       *,
       skips_nonfinite: bool,
   ):
-    """Takes the parts.
+    """Initializes the hooks' caller.
 
     Args:
-      learner: reads the metrics.
+      learner: reader of the metrics.
       source: replay service that drew the batches.
       recorder: receives spans and events.
       decisions: log of the decisions of asynchrony; None for none.
-      hooks: called with metrics on the host, in this order.
+      hooks: functions called with metrics on the host, in this order.
       may_run_ahead: whether a step whose data has arrived may begin before the
-        one before it is read.
+        previous one is read.
       skips_nonfinite: whether a non-finite step is an event, not an error.
     """
     self.done = int(learner.work.state.step)
@@ -232,7 +233,7 @@ class Behind:
   def _waits_for_next(
       self, step: int, metrics: Mapping[str, jax.Array]
   ) -> bool:
-    """Returns whether `step` may begin before the one before it is read.
+    """Returns whether `step` may begin before the previous one is read.
 
     Waits for its data while the devices compute `metrics`.
     """
@@ -259,7 +260,7 @@ class Behind:
     """Reads and checks a step, and calls its hooks.
 
     Raises:
-      FloatingPointError: the step is not finite, and is not to be skipped.
+      FloatingPointError: the step is not finite and must not be skipped.
     """
     step, draw = running.step, running.draw
     with self._recorder.span("step", step=step):
@@ -289,7 +290,7 @@ def _is_computed(value: Any) -> bool:
 
 
 class Guard:
-  """Acts on what `guards` finds in metrics, data and evaluations."""
+  """Acts on alarms from metrics, data and evaluations."""
 
   def __init__(
       self, config: ml_collections.ConfigDict, parts: "TrainerParts", stop: Stop
@@ -313,7 +314,7 @@ class Guard:
       self._act(alarm, step + 1)
 
   def evaluated(self, done: int, result: tuple[int, Any] | None) -> None:
-    """Takes the (step, result) of an evaluation, if any, after `done` steps."""
+    """Checks the (step, result) of an evaluation, if any, after `done` steps."""
     if result is not None:
       step, values = result
       for alarm in self._guards.check_accuracy(
@@ -326,7 +327,7 @@ class Guard:
     if alarm.action == "stop":
       if done < self._num_steps:
         self._stop.reason = self._stop.reason or f"guard {alarm.name}"
-    # A gap between trainer and sampler is a bug: no learning rate fixes it.
+    # A gap between trainer and sampler is a bug that no learning rate fixes.
     elif alarm.action == "lower_learning_rate" and alarm.name != "logprob_gap":
       self._work.scale_learning_rate(_LOWER_BY)
 
@@ -418,7 +419,7 @@ class Evaluate:
     self._stop = stop
 
   def is_due(self, done: int) -> bool:
-    """Returns whether the params after `done` steps are to be evaluated."""
+    """Returns whether to evaluate the params after `done` steps."""
     return self._evaluations.is_due(done)
 
   def has_prompts(self, name: str) -> bool:
@@ -433,7 +434,7 @@ class Evaluate:
       self.run("", done)
 
   def run(self, name: str, step: int) -> bool:
-    """Evaluates, or starts to in a thread; returns False if interrupted."""
+    """Evaluates, or starts a thread that does; returns False if interrupted."""
     if not self.has_prompts(name):
       return True
     if self._evaluations.runs_before:
@@ -461,8 +462,8 @@ class Evaluate:
     if not self._evaluations.in_background:
       return False
     params = initial_params() if step else self._work.gather_model()
-    # Compiling the step comes first, on devices that are the host's cores;
-    # what the evaluation shares with searchers is in the cache by then.
+    # On devices that are the host's cores, the step compiles first. By then the
+    # programs shared with searchers are in the cache.
     compiled = self._work.wait_compiled
     self._evaluations.start("before", 0, params, compiled)
     return True
@@ -473,13 +474,13 @@ class Evaluate:
 
 
 class Save:
-  """Saves checkpoints, and drops journal segments that none needs any more.
+  """Saves checkpoints and drops journal segments that none of them needs.
 
   Does nothing without a checkpointer.
 
-  One process skips a periodic save that fails (a full disk) with an event: the
-  journal still covers it. Several processes end, and restart from the previous
-  checkpoint.
+  If a periodic save fails (a full disk), a single process skips it with an
+  event, because the journal still covers it. Several processes end and restart
+  from the previous checkpoint.
   """
 
   def __init__(
@@ -489,14 +490,14 @@ class Save:
       stop: Stop,
       saved: Mapping[str, Any],
   ):
-    """Takes the parts, and `saved`, the checkpoint's host state or {}."""
+    """Initializes the hook; `saved` is a checkpoint's host state or {}."""
     self._config = config
     self._parts = parts
     self._work = parts.learner.work
     self._stop = stop
     self._checkpointer = parts.checkpointer
     self._saved_step = self._checkpointer and self._checkpointer.latest_step()
-    # (step, journal position) of the checkpoints on disk.
+    # (step, journal offset) of the checkpoints on disk.
     self._applied_history = [tuple(p) for p in saved.get("applied_history", ())]
     self._saved_at = time.monotonic()
     self._due = False
@@ -551,10 +552,10 @@ class Save:
     self._saved_step = step
     # Keep the journal from the oldest restorable checkpoint on.
     complete = set(self._checkpointer.newest_steps())
-    covered = [position for at, position in history if at in complete]
+    covered = [offset for at, offset in history if at in complete]
     self._applied_history = [
-        (at, position)
-        for at, position in history
+        (at, offset)
+        for at, offset in history
         if at in complete or at == self._saved_step
     ]
     if covered and not self._config.checkpoint.keep_journal:
@@ -563,7 +564,7 @@ class Save:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainerParts:
-  """The parts of a trainer.
+  """Components of a trainer.
 
   learner: holds the newest checkpoint's state, or the state of step 0.
   source: replay service that provides the data.

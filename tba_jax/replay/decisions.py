@@ -53,7 +53,7 @@ class Start:
 
   epoch: start count of the trainer.
   step: first step.
-  applied: position in the journal to which the data had been applied.
+  applied: journal offset up to which the data had been applied.
   config: settings of that time, as plain values.
   machine: facts of the process on which bits depend, by name.
   """
@@ -69,7 +69,7 @@ class Start:
 class Decision:
   """Decisions of asynchrony about one step.
 
-  applied: position in the journal to which data was applied for it.
+  applied: journal offset up to which data was applied for it.
   ahead: whether it was dispatched before the previous step had ended.
   scale: factor on the learning rate.
   """

@@ -209,7 +209,7 @@ def _range(
 
 
 def _starts(folder: pathlib.Path) -> dict[int, int]:
-  """Returns the steps to begin with, and the journal's position at each."""
+  """Returns the steps to begin with, and the journal's offset at each."""
   segments = journal.find_segments(folder / "replay")
   begin = min(segments, default=0)
   applied = {0: 0}
@@ -267,7 +267,7 @@ def _check_settings(
 
 
 class _Receiver:
-  """Gives the service the journal's records, up to a recorded position."""
+  """Gives the service the journal's records, up to a recorded offset."""
 
   generation = 0
 

@@ -124,7 +124,7 @@ class PartsTest(absltest.TestCase):
     self.assertEqual(made[1].deadline_s, 77.0)
     self.assertFalse(left.exists())
     config.search.vllm_folder = "gs://bucket/folder"
-    with self.assertRaisesRegex(ValueError, "must be a folder of this machine"):
+    with self.assertRaisesRegex(ValueError, "must be a local folder"):
       policy_samplers.make_searcher_sampler(config, policy, homes[0])
 
 

@@ -214,7 +214,7 @@ class VllmTest(absltest.TestCase):
     with self.assertRaisesRegex(
         vllm.UnreachableError,
         rf"no vLLM server answers at {self.server.url} .* for 1 s"
-        r" \(config.search.starvation_s\); start it with VLLM_SERVER_DEV_MODE=1",
+        r" \(config.search.starvation_s\); start it with VLLM_SERVER_DEV",
     ):
       sampler.sample(params, [_request(5, 3, 4)], version=2)
 

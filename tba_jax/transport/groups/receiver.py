@@ -86,7 +86,7 @@ class Receiver(abc.ABC):
 
   @property
   def journal_start(self) -> int:
-    """Position of the journal's oldest record, 0 without a journal."""
+    """Offset of the journal's oldest record, 0 without a journal."""
     return self.intake.journal.start if self.intake else 0
 
   @property
