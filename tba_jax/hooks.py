@@ -314,7 +314,7 @@ class Guard:
       self._act(alarm, step + 1)
 
   def evaluated(self, done: int, result: tuple[int, Any] | None) -> None:
-    """Checks the (step, result) of an evaluation, if any, after `done` steps."""
+    """Checks the (step, result) of an evaluation after `done` steps, if any."""
     if result is not None:
       step, values = result
       for alarm in self._guards.check_accuracy(
