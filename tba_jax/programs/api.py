@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs from Python: `tba_jax.train(…)`, and what it returns.
 
-Arguments become the config that a file would have (`config/arguments.py`), so
-that a run is the same whichever way it began. What a file cannot hold is lent
-to the run's processes: functions (`system/callables.py`), and rows
+Arguments become the same config as from a file (`config/arguments.py`), so a
+run does not depend on how it was started. Objects that a file cannot hold are
+lent to the run's processes: functions (`system/callables.py`) and rows
 (`tasks/python_rows.py`).
 """
 
@@ -41,7 +41,7 @@ from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.tasks import python_rows
 
-# Signals end a run with 128 and their number.
+# A signal ends a run with status 128 plus its number.
 _SIGNALS = 128
 
 
@@ -55,7 +55,7 @@ def begin(
     reward: Any = None,
     environment: Any = None,
 ) -> "TrainingRun":
-  """Returns a run that has not begun; arguments and errors of `train`."""
+  """Returns a run before its start; for arguments and errors see `train`."""
   if workdir is not None and not os.fspath(workdir):
     raise ValueError("workdir: must be a path; it is empty")
   if not (config is None or isinstance(config, ml_collections.ConfigDict)):
@@ -65,8 +65,8 @@ def begin(
     )
   if not (model is None or isinstance(model, (str, os.PathLike))):
     raise ValueError(
-        f"model={model!r:.60}: must be a name or a folder, since this package"
-        " has models of its own; model.save_pretrained(FOLDER) writes one"
+        f"model={model!r:.60}: must be a name or a folder, because this package"
+        " implements models itself; model.save_pretrained(FOLDER) writes one"
     )
   with contextlib.ExitStack() as made:
     given = _Given(reward, environment, workdir, made)
@@ -81,9 +81,9 @@ def begin(
 
 
 class _Given:
-  """What the caller gave that a config names by files.
+  """The caller's Python objects that the config refers to.
 
-  folder: local folder of the run; "" of a run without files.
+  folder: local folder of the run; "" for a run without files.
   """
 
   def __init__(
@@ -99,7 +99,7 @@ class _Given:
     if not (environment is None or isinstance(environment, str)):
       _check_callable("environment", environment)
     self.folder = ""
-    # Setting's value that names a callable -> the caller's name of it.
+    # Setting's value for a callable -> the caller's name.
     self._names: dict[str, str] = {}
     if workdir is not None:
       self.folder = bucket.stage(os.fspath(workdir), "train")
@@ -109,7 +109,7 @@ class _Given:
     self._lent: pathlib.Path | None = None
 
   def _temporary(self) -> pathlib.Path:
-    # It lives as long as the run, which may be evaluated after its end.
+    # Lives as long as the run object, which may be evaluated after its end.
     folder = tempfile.mkdtemp(prefix="tba_jax_")
     weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
     return pathlib.Path(folder)
@@ -157,7 +157,7 @@ class _Given:
       data: Any,
       settings: Mapping[str, Any],
   ) -> ml_collections.ConfigDict:
-    """Returns the config of the run; lends the callables until `made` ends."""
+    """Returns the run's config; lends the callables until `made` ends."""
     sources, settings = None, dict(settings)
     if data is not None:
       is_path = isinstance(data, (str, os.PathLike))
@@ -225,7 +225,7 @@ def _listed_rewards(reward: Any) -> list[tuple[Any, float]]:
     if names.count(name) > 1:
       raise ValueError(
           f"reward: has several functions named {name!r}; must have different"
-          " names, which their metrics have too"
+          " names, because they also name the metrics"
       )
   return out
 
@@ -240,11 +240,11 @@ def _check_callable(argument: str, value: Any) -> None:
 
 
 class TrainingRun:
-  """A run of `tba_jax.train`; a notebook shows its report.
+  """A run of `tba_jax.train`; notebooks show its report.
 
-  workdir: local folder of the run; None of a run without files.
-  status: exit status, None while the run is live: 0, or 128 and the number of
-    the signal that ended it, saved; also of `stop`.
+  workdir: local folder of the run; None for a run without files.
+  status: None while the run is live, then 0, or 128 plus the number of the
+    signal that ended it after a save; `stop` counts as SIGINT.
   """
 
   def __init__(
@@ -253,7 +253,7 @@ class TrainingRun:
       given: _Given,
       made: contextlib.ExitStack,
   ):
-    """Makes a run that has not begun; `made` is closed when it has ended."""
+    """Makes a run before its start; `made` is closed after its end."""
     self.config = config
     self.workdir = pathlib.Path(given.folder) if given.folder else None
     self.status: int | None = None
@@ -262,13 +262,13 @@ class TrainingRun:
     self._stop = threading.Event()
     self._thread: threading.Thread | None = None
     self._error: BaseException | None = None
-    self._page = ""  # The report of a run without files that has ended.
+    self._page = ""  # Final report of a run without files.
     self._files: files.Directory | files.Memory = files.Memory()
     if self.workdir is not None:
       self._files = files.Directory(self.workdir)
 
   def start(self) -> None:
-    """Begins the run in a thread, which ends with the main thread."""
+    """Starts the run in a thread, which ends with the main thread."""
 
     def work() -> None:
       try:
@@ -276,15 +276,15 @@ class TrainingRun:
       except BaseException as error:  # Raised by `wait`.
         self._error = error
 
-    # Not a daemon: the interpreter waits until it has saved.
+    # Not a daemon, so that the interpreter waits until it has saved.
     self._thread = threading.Thread(target=work, name="run")
     self._thread.start()
 
     def end_with_main() -> None:
       threading.main_thread().join()
       if self.workdir is None:
-        # Nothing is to be saved, and executors of an interpreter that ends
-        # refuse work, of which threads complain.
+        # Nothing needs saving, and threads would complain because executors
+        # refuse work while the interpreter exits.
         logging.disable()
       self._stop.set()
 
@@ -336,18 +336,18 @@ class TrainingRun:
     return self
 
   def stop(self) -> "TrainingRun":
-    """Ends the run, saved, and waits for that; as SIGINT does."""
+    """Ends the run after a save and waits for its end, as SIGINT does."""
     self._stop.set()
     return self.wait()
 
   @property
   def metrics(self) -> Any:
-    """Metrics of each step, a DataFrame; as far as the run has come."""
+    """Metrics of each step so far, as a DataFrame."""
     return _frame(self.steps)
 
   @property
   def samples(self) -> Any:
-    """Completions of training, a DataFrame; `log.samples_every_steps`."""
+    """Logged training completions (`log.samples_every_steps`), a DataFrame."""
     return _frame(self._files.records("samples.jsonl"))
 
   @property
@@ -367,7 +367,7 @@ class TrainingRun:
 
   @property
   def report(self) -> str:
-    """Page of the run, HTML that needs no other file; as far as it has come."""
+    """Self-contained HTML report of the run so far."""
     if self._page:
       return self._page
     if self.workdir is not None:
@@ -382,7 +382,8 @@ class TrainingRun:
     """Returns held-out metrics of a checkpoint, as `tba_jax evaluate` does.
 
     Args:
-      data: held-out rows, of any kind of `train`'s; None takes the run's.
+      data: held-out rows in any form that `train` accepts; None takes the
+        run's.
       step: the checkpoint; None is the newest.
       **settings: settings of `train`, such as
         evaluate={"final_prompts": 100}.
@@ -449,12 +450,13 @@ class TrainingRun:
     """Raises ValueError for a live run, and a step of one without files."""
     if self.is_live:
       raise ValueError(
-          f"{method}(): must come after the run has ended; wait() or stop() it"
+          f"{method}(): must be called after the run has ended; call wait() or"
+          " stop() first"
       )
     if self.workdir is None and step is not None:
       raise ValueError(
-          f"step = {step}: must be None for a run without workdir, which keeps"
-          " the newest params alone"
+          f"step = {step}: must be None for a run without workdir, because it"
+          " only keeps the newest params"
       )
 
   @contextlib.contextmanager
@@ -475,7 +477,7 @@ class TrainingRun:
       operands: Sequence[str],
       values: Mapping[str, Any],
   ) -> None:
-    """Runs a program on a run directory, and prints its output."""
+    """Runs a program on a run directory and prints its output."""
     done = subprocess.run(
         [
             *(sys.executable, "-m", "tba_jax.main", f"--program={name}"),

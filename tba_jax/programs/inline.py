@@ -34,10 +34,10 @@ from tba_jax.sampling import offline_sampler
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-  """The parts of `loop.run` with a source in its own thread.
+  """Components of `loop.run` with a source in a separate thread.
 
-  learner: state before step 0.
-  collector: samples the training prompts.
+  learner: learner before step 0.
+  collector: collector of training prompts.
   """
 
   config: ml_collections.ConfigDict
@@ -92,26 +92,26 @@ class Loop:
 
 
 class LoopMaker:
-  """Makes loops of one process, one after the other; compiles nothing twice.
+  """Makes single-process loops, one after another; compiles nothing twice.
 
-  All loops share policy, sampler and judge; loops of one name share the train
-  step, unless it holds a proximal policy or values for another number of steps,
-  and those whose micro-batches have as many prompts share the reference, which
-  holds params of its own.
+  All loops share policy, sampler and judge. Loops with the same name share the
+  train step, unless it holds a proximal policy or values for another number of
+  steps. Loops with the same number of prompts per micro-batch share the
+  reference, which has separate params.
 
-  policy: initial params of every loop.
-  sampler: decodes the training prompts.
-  judge: rewards the training completions.
-  evaluator: evaluates `Loop.learner.params`, with the KL if the run has a
+  policy: initial policy of every loop.
+  sampler: sampler of training completions.
+  judge: judge of training completions.
+  evaluator: evaluator of `Loop.learner.params`, with the KL if the run has a
     reference.
   """
 
   def __init__(self, config: ml_collections.ConfigDict, workdir: str = ""):
-    """Loads the policy that all loops start from.
+    """Loads the initial policy of all loops.
 
     Args:
       config: settings common to the loops.
-      workdir: run directory, if the policy is in one.
+      workdir: run directory that contains the policy, if any.
 
     Raises:
       ValueError: the policy is missing or disagrees with the config.
@@ -141,12 +141,12 @@ class LoopMaker:
     ] = {}
 
   def make(self, config: ml_collections.ConfigDict, name: str = "") -> Loop:
-    """Returns a loop that has not begun.
+    """Returns a loop before its start.
 
     Args:
-      config: must have the other loops' policy.
-      name: key of the train step: loops of one name differ in seed, lag and
-        replay alone.
+      config: run config with the other loops' policy.
+      name: key of the train step: loops with the same name differ only in seed,
+        lag and replay.
     """
     policy, reference = self.policy, self._reference
     sampler = self.sampler
