@@ -28,7 +28,7 @@ _MODELS = {
     "loss.value_init": (("policy", "reward_model"), folders.SCORER),
     "reference.init": (("",), folders.POLICY),
 }
-# Those that read prompts and completions of the policy, beside the reference.
+# Models other than the reference that read the policy's tokens.
 _SCORERS = (
     "evaluate.judge", "reward_model.relabel", "reward.model", "loss.value_init"
 )  # fmt: skip
@@ -153,7 +153,7 @@ def _shape(c: rules.Values) -> rules.Problems:
 
 
 def named(c: rules.Values) -> rules.Problems:
-  """Checks the models that a program reads; downloads those of the hub."""
+  """Checks the models that a program reads; downloads them from the hub."""
   unread = _unread_models(c)
   for key, (names, labels) in _MODELS.items():
     is_read = rules.section(key) in c.sections and key not in unread

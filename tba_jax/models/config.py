@@ -42,15 +42,15 @@ class ModelConfig:
   num_heads: query heads, H; a multiple of num_kv_heads.
   num_kv_heads: key-value heads, G.
   head_dim: Dh, even.
-  mlp_width: F, of each expert where there are several.
+  mlp_width: F, per expert if the model has experts.
   rope_theta: base of the rotary frequencies; GPT-2 has none.
   norm_epsilon: term added to the mean square in a norm.
   tie_embeddings: whether the head is the embedding's transpose.
   max_positions: longest sequence, prompt and completion together.
   param_dtype: dtype name of stored parameters.
   compute_dtype: dtype name of activations; logits and norms are float32.
-  attention_bias: biases of query, key, value and output; Qwen2 always has
-    those of query, key and value, GPT-2 all.
+  attention_bias: biases of query, key, value and output; Qwen2 always has the
+    first three, GPT-2 all.
   mlp_bias: biases of the MLP; GPT-2 and GPT-NeoX always have them.
   num_experts: MLPs of a layer, E; 0 is one without a router.
   experts_per_token: experts that a token uses, A.
@@ -224,7 +224,7 @@ class ModelConfig:
 
   @property
   def idle_params(self) -> int:
-    """Number of params that a token does not use: those of other experts."""
+    """Number of params of experts that a token does not use."""
     idle = self.num_experts - self.experts_per_token
     return 3 * self.num_layers * idle * self.mlp_width * self.width
 

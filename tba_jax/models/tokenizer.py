@@ -3,8 +3,8 @@
 """Tokenizers, based on Hugging Face's fast tokenizers.
 
 `load` reads a folder of tokenizer files; `word_level` makes the small
-tokenizers of the built-in tasks. Neither imports torch if there is a
-tokenizer.json. Of words, only chats and saving import transformers.
+tokenizers of the built-in tasks. With a tokenizer.json, neither imports torch.
+For word-level tokenizers, only chats and saving import transformers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,8 +32,8 @@ UNK_TOKEN = "<unk>"
 FILES = hf_files.TOKENIZER_FILES
 # Characters of a library's error that a message keeps.
 _MAX_ERROR = 300
-# Day that chat templates take for today, so that a run's prompts are the same
-# on all days: that of Llama 3's templates where no clock is.
+# Current day for chat templates, fixed so that a run's prompts do not change.
+# Llama 3's templates have the same default.
 _TODAY = datetime.date(2024, 7, 26)
 # tokenizer_config.json of a tokenizer of a task's own words.
 _OF_WORDS = {
@@ -62,10 +62,10 @@ class Answered:
 
   prompt: ids before the first that is trained.
   completion: the ids after them, to the last that is trained.
-  trained: whether each id of the completion is trained: those that the
-    assistant says, with what ends its turns.
-  num_untrained: turns of the assistant that are not trained, since the chat
-    template writes them otherwise once more turns follow.
+  trained: whether each id of the completion is trained: ids of the assistant's
+    turns, with the tokens that end them.
+  num_untrained: assistant turns that are not trained, because the chat template
+    writes them differently once more turns follow.
   """
 
   prompt: list[int]
@@ -79,8 +79,8 @@ class Tokenizer:
 
   vocab_size: ids run from 0 to vocab_size - 1, special tokens included.
   longest_token: characters of the longest token.
-  pad_id: id that fills arrays; the stop token's if there is no pad token.
-    Lengths and masks tell what is padding, never this id.
+  pad_id: id that fills arrays; the stop token's without a pad token. Lengths
+    and masks define padding, never this id.
   eos_id: id of the stop token.
   bos_id: id of the BOS token, or None.
   turn_ends: the stop token, the one that ends a turn in the chat template, and
@@ -104,7 +104,7 @@ class Tokenizer:
       bos: whether prompts start with the BOS token: "auto" (if `fast` itself
         adds it), "always" (if it has one) or "never".
       chat: whether a prompt given as a text is a user's message.
-      folder: folder of the tokenizer's files, which `save` copies.
+      folder: directory of the tokenizer's files, which `save` copies.
 
     Raises:
       ValueError: `fast` has no eos_token, or `chat` no chat template.
@@ -145,7 +145,6 @@ class Tokenizer:
     """Returns the ids of `text` without any special token added.
 
     Args:
-      text: the text.
       after: ids that the text follows; () for a text of its own. SentencePiece
         puts a blank before a text, and behind a special token, but not within.
     """
@@ -223,9 +222,9 @@ class Tokenizer:
   ) -> Answered | None:
     """Returns the ids of a prompt and its answer, with what ends the answer.
 
-    A prompt of messages may have turns of the assistant too. Those are trained
-    that it would have said: the chat's ids begin with the ids of the turn's
-    prompt, and go on with those of the turn where it is the last.
+    A chat prompt may also have assistant turns. A turn is trained if the chat's
+    ids begin with the ids of the turn's prompt, followed by the turn's ids as
+    if it were the last one.
 
     Returns:
       The ids; None if the answer itself is no such turn.
@@ -354,9 +353,9 @@ class Tokenizer:
 
   def _no_template(self) -> str:
     return (
-        f"{self._file()}: has no chat_template, which prompts of messages need;"
-        " must be a tokenizer with one, there or in chat_template.jinja beside"
-        " it, or prompts as text"
+        f"{self._file()}: must have a chat_template, there or in a"
+        " chat_template.jinja in the same folder, because chat prompts need"
+        " one; otherwise give prompts as text"
     )
 
   def _find_turn_ends(self) -> tuple[int, frozenset[int], str]:
@@ -437,7 +436,7 @@ class Tokenizer:
 
   def encode_answer(
       self,
-      said: str | Messages,
+      answer: str | Messages,
       turn: Sequence[int] | None = None,
       chat: Messages = (),
       tools: Sequence[Mapping[str, Any]] = (),
@@ -449,18 +448,18 @@ class Tokenizer:
     after a stop token without it, unless the template has no such token.
 
     Args:
-      said: answer to the turn.
-      turn: ids of the turn, with what ended it; None for one that ends as the
-        template's do.
-      chat: messages before the turn; none for those of any chat.
+      answer: text or messages that follow the turn.
+      turn: ids of the turn, including the token that ended it; None for a turn
+        that ends as in the template.
+      chat: messages before the turn; () stands for any chat.
       tools: JSON schemas of the tools that the assistant may call.
 
     Raises:
       ValueError: there is no template for messages, or it refuses them.
     """
-    messages = self.messages(said)
+    messages = self.messages(answer)
     if messages is None:
-      return self.encode(said, () if turn is None else turn)
+      return self.encode(answer, () if turn is None else turn)
     chat = [
         *(chat or [{"role": "user", "content": "question"}]),
         {"role": "assistant", "content": _MARK},
@@ -490,7 +489,7 @@ class Tokenizer:
     return ids[place + 1 :] if is_closed else ids
 
   def _is_written(self, stop: int, tools: Sequence[Mapping[str, Any]]) -> bool:
-    """Returns whether the chat template ends turns with a token, too."""
+    """Returns whether the chat template also ends turns with a token."""
     template = self._fast.get_chat_template(tools=list(tools) or None)
     return stop in self.turn_ends and (
         (stop == self.eos_id and "eos_token" in template)
@@ -504,7 +503,6 @@ class Tokenizer:
     compare ids or `tokens` where that matters.
 
     Args:
-      ids: the ids.
       within: whether text stands before them: SentencePiece drops a blank at
         the beginning of a text.
     """
@@ -604,8 +602,8 @@ class Tokenizer:
 class _Words:
   """A fast tokenizer of a task's own words, as `Tokenizer` uses it.
 
-  Ids and texts are those of transformers' tokenizer of the words, which is made
-  only for what is not here: chats and files.
+  Ids and texts equal those from transformers' tokenizer of the words, which is
+  only made for chats and files.
   """
 
   eos_token_id, bos_token_id, pad_token_id = 1, None, 0
@@ -644,9 +642,9 @@ class _Words:
       file = hf_files.read_json(here[0])
       words = [*file["model"]["vocab"]][3:]
       made = cls(words, file["pre_tokenizer"]["pattern"]["Regex"])
-    except Exception:  # transformers says what is wrong.
+    except Exception:  # transformers reports the reason.
       return None
-    # Post-processors write special tokens, which there are none to write.
+    # Post-processors only write special tokens, which these texts lack.
     file["post_processor"] = None
     return made if json.loads(made._inner.to_str()) == file else None
 
@@ -782,7 +780,7 @@ def _load_fast(folder: str | os.PathLike[str]) -> Any:
 
 
 def _follow_config(fast: Any, path: pathlib.Path) -> None:
-  """Makes a tokenizer add BOS and EOS as tokenizer_config.json says.
+  """Makes a tokenizer add BOS and EOS as in tokenizer_config.json.
 
   transformers 5 reads tokenizer.json alone, which lacks the rule where Llama's
   tokenizer class used to add it, as in DeepSeek's folders.

@@ -70,7 +70,7 @@ class GgufTest(parameterized.TestCase):
             mlp[ours][layer], theirs[f"blk.{layer}.ffn_{name}.weight"]
         )
 
-  def test_experts_that_are_weighed_otherwise_are_refused(self):
+  def test_other_expert_weightings_are_refused(self):
     for key, value in (("norm", False), ("scale", 2.5)):
       name = f"qwen3moe.expert_weights_{key}"
       gguf_case.write(self.path, "qwen3moe", keys={name: value})
@@ -171,7 +171,7 @@ class GgufTest(parameterized.TestCase):
       ({"split.count": 2}, "llama-gguf-split"),
       ({"tokenizer.ggml.model": "rwkv"}, "ggml.model='rwkv' is not supported"),
   )
-  def test_keys_that_change_what_is_computed_are_refused(self, keys, message):
+  def test_keys_with_effect_on_logits_are_refused(self, keys, message):
     gguf_case.write(self.path, keys=keys)
     with self.assertRaisesRegex(ValueError, f"tiny.gguf: .*{message}"):
       hf_hub.find(self.path)
@@ -198,7 +198,7 @@ class GgufTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "missing tensor model"):
       hf.load(self.path)
 
-  def test_files_that_cannot_be_read(self):
+  def test_unreadable_files_are_refused(self):
     self.path.write_text("no model")
     with self.assertRaisesRegex(ValueError, "tiny.gguf: no GGUF file, damaged"):
       hf_hub.find(self.path)

@@ -167,7 +167,7 @@ class PromptTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "refuses it: no system"):
       tokenizer.encode_chat(chat)
     tokenizer.chat_template = None
-    with self.assertRaisesRegex(ValueError, "no chat_template"):
+    with self.assertRaisesRegex(ValueError, "must have a chat_template"):
       tokenizer.encode_chat(chat)
 
 
@@ -209,7 +209,7 @@ class PartsTest(parameterized.TestCase):
         self.assertEqual(tokenizer.encode(text, [5, 6]), ids)
         self.assertEqual(tokenizer.decode(ids, within=True), text)
 
-  def test_answers_and_observations_have_no_blank_that_nobody_wrote(self):
+  def test_answers_and_observations_have_no_extra_blank(self):
     tokenizer = sentencepiece_case.make()
     for prompt, answer in (("a:", " 42"), ("a:\n", "42"), ("a: ", "hello")):
       found = tokenizer.encode_answered(prompt, answer)
@@ -322,7 +322,7 @@ class ChatTest(parameterized.TestCase):
     self.assertEqual(wraps.encode_prompt("c"), tokenizer.encode_chat(_CHAT[3:]))
     self.assertEqual(wraps.prompt_text("c"), tokenizer.chat_text(_CHAT[3:]))
 
-  def test_tools_have_the_template_that_is_named_for_them(self):
+  def test_tools_use_their_named_template(self):
     tools = [{"type": "function", "function": {"name": "add"}}]
     named = "{% for t in tools %}{{ t.function.name }} {% endfor %}" + _CHATML
     self.write(
@@ -513,7 +513,7 @@ class ChatTest(parameterized.TestCase):
           [*trained, False], [*map(bool, right["assistant_masks"])]
       )
 
-  def test_turns_that_the_template_writes_otherwise_later_are_not_trained(self):
+  def test_turns_rewritten_later_by_template_are_not_trained(self):
     # As Qwen 3's: what was thought is left out of the past.
     self.write(
         _CHATML.replace(
@@ -540,7 +540,7 @@ class ChatTest(parameterized.TestCase):
     self.assertEqual(text, "<bos>26 Jul 2024[user]c<end>[assistant]")
 
   def test_an_error_names_the_file(self):
-    message = "tokenizer_config.json: has no chat_template"
+    message = "tokenizer_config.json: must have a chat_template"
     with self.assertRaisesRegex(ValueError, f"{self.folder}/{message}"):
       self.load().encode_prompt(_CHAT)
     with self.assertRaisesRegex(
@@ -700,12 +700,12 @@ class FolderTest(parameterized.TestCase):
     self.assertLen(ids, len(text.encode()))
     self.assertEqual(tokenizer.decode(ids), text)
 
-  def test_the_stop_token_fills_where_there_is_no_pad_token(self):
+  def test_stop_token_fills_without_pad_token(self):
     _byte_level(eos_token="<eos>").save_pretrained(self.folder)
     tokenizer = tokenizer_lib.load(self.folder)
     self.assertEqual((tokenizer.pad_id, tokenizer.eos_id), (2, 2))
 
-  def test_a_stop_token_that_config_json_alone_names(self):
+  def test_stop_token_named_only_by_config_json(self):
     # GPT-2's folder has a tokenizer_config.json with a single setting.
     _byte_level().save_pretrained(self.folder)
     config = {"model_max_length": 1024}
@@ -747,7 +747,7 @@ class FolderTest(parameterized.TestCase):
     # Only tokenizer.json makes ids.
     self.assertLen(tokenizer.encode("a <eos> b"), 9 - 4)
 
-  def test_saves_the_files_that_it_has_read(self):
+  def test_saves_the_files_it_read(self):
     _byte_level(eos_token="<eos>").save_pretrained(self.folder)
     files = {
         # Name in transformers 4.
@@ -766,13 +766,13 @@ class FolderTest(parameterized.TestCase):
     tokenizer_lib.load(self.folder).save(copy)
     self.assertEqual({p.name: p.read_text() for p in copy.iterdir()}, files)
 
-  def test_a_made_tokenizer_has_a_class_that_transformers_4_knows(self):
+  def test_made_tokenizer_has_class_of_transformers_4(self):
     _word_level().save(self.folder)
     path = self.folder / "tokenizer_config.json"
     settings = json.loads(path.read_text())
     self.assertEqual(settings["tokenizer_class"], "PreTrainedTokenizerFast")
 
-  def test_one_whose_files_are_gone_is_written_as_transformers_4_names_it(self):
+  def test_tokenizer_without_files_is_saved_as_transformers_4_does(self):
     _byte_level(
         eos_token="<eos>", extra_special_tokens=["<bos>"]
     ).save_pretrained(self.folder)
@@ -813,7 +813,7 @@ class FolderTest(parameterized.TestCase):
     self.assertEqual(subprocess.run([sys.executable, "-c", code]).returncode, 0)
 
   @pytest.mark.slow
-  def test_threads_that_import_transformers_at_once_get_the_whole(self):
+  def test_concurrent_imports_of_transformers_are_complete(self):
     # As trainer and searcher of one process do.
     code = (
         "from concurrent import futures\n"

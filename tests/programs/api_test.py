@@ -252,7 +252,9 @@ class RunTest(absltest.TestCase):
       self.assertRegex(repr(run), r"TrainingRun\(.*, live")
       with self.assertRaisesRegex(TimeoutError, "still live after 0.01 s"):
         run.wait(0.01)
-      with self.assertRaisesRegex(ValueError, r"evaluate\(\): must be called after"):
+      with self.assertRaisesRegex(
+          ValueError, r"evaluate.*must be called after"
+      ):
         run.evaluate()
       run.stop()
     self.assertEqual((stopped, run.status), ([True], 130))

@@ -181,7 +181,7 @@ class GenerateTest(ProgramCase):
         (3, "has 7 tokens: must have 1 to config.sampling.max_prompt_tok"),
         (4, "not JSON"),
         (5, "prompt is int: must be a text"),
-        (6, "no chat_template"),
+        (6, "must have a chat_template"),
         (7, "prompt_token_ids: must be a list of whole numbers from 0 to 14"),
         (8, "exactly one of"),
         (9, "not text"),

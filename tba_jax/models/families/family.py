@@ -50,7 +50,7 @@ class Family:
   scalar_class_name: likewise of models with a scalar head, "" for class_name.
   keys: settings of config.json.
   tensors: (config) -> a line for each leaf of params.
-  fields: fields of a shape that its models may set and others may not.
+  fields: names of shape fields that its models may set.
   token_head: end of the class name of a model that predicts tokens.
   prefix: start of the names of all tensors but the head.
   part_of: model_type of models whose language model it is, "" for none.

@@ -15,6 +15,6 @@ FAMILY = family.Family(
     keys={**family.GATED, **family.max_positions(32768)},
     tensors=functools.partial(family.gated, qkv_bias=True),
     qkv_bias=True,
-    # Its layers have no window unless use_sliding_window says so.
+    # Without use_sliding_window its layers have no window.
     only=lambda hf: {"sliding_window": (None, hf.get("sliding_window"))},
 )

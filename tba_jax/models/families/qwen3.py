@@ -21,6 +21,6 @@ FAMILY = family.Family(
     tensors=functools.partial(family.gated, head_norms=True),
     fields=family.ROPE | {"attention_bias"},
     has_head_norms=True,
-    # Its layers have no window unless use_sliding_window says so.
+    # Without use_sliding_window its layers have no window.
     only=lambda hf: {"sliding_window": (None, hf.get("sliding_window"))},
 )

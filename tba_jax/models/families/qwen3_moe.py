@@ -39,7 +39,7 @@ FAMILY = family.Family(
     only=lambda hf: {
         "decoder_sparse_step": (1,),
         "mlp_only_layers": ([], None),
-        # Its layers have no window unless use_sliding_window says so.
+        # Without use_sliding_window its layers have no window.
         "sliding_window": (None, hf.get("sliding_window")),
     },
 )

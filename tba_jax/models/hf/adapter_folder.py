@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Adapter folders of the `peft` package: LoRA factors beside their base.
+"""Adapter folders of the `peft` package: LoRA factors for a base model.
 
     W + s · B A      s = alpha / rank, or alpha / √rank with `use_rslora`
 
@@ -66,8 +66,8 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
 
 
 def is_adapter(folder: pathlib.Path) -> bool:
-  """Tells whether a folder has an adapter and no model of its own."""
-  # Unlike pathlib's, these take a name that is too long for a file.
+  """Returns whether a folder has an adapter but no full model."""
+  # Unlike pathlib's, these accept names that are too long for a file.
   has = lambda name: os.path.isfile(folder / name)
   return has(CONFIG) and not has("config.json")
 
@@ -82,7 +82,7 @@ def find(
   """Returns the folder of the base with the adapter merged in.
 
   Args:
-    folder: folder of the adapter.
+    folder: directory of the adapter.
     find_base: (name) -> local folder of the base.
     cache: folder to make the merged one in.
     weights: False needs the config and the tokenizer only.
@@ -135,11 +135,11 @@ def write(
   """Writes an adapter's config and tensors into a folder that exists.
 
   Args:
-    folder: folder to write into.
+    folder: destination.
     tensors: A, [rank, in], and B, [out, rank], by `tensor_name`.
     base: folder or name of the base; a folder that exists is written as an
       absolute path.
-    rank: rank of all factors.
+    rank: number of columns of all factors.
     alpha: scale of the product, times the rank.
   """
   local = pathlib.Path(base).absolute()
@@ -207,10 +207,10 @@ def _base_name(folder: pathlib.Path, settings: Mapping[str, Any]) -> str:
         f"{CONFIG}: base_model_name_or_path={name!r}: must be the base's"
         " folder or GGUF file, or ORG/NAME of the Hugging Face hub"
     )
-  beside = folder / name
-  is_model = beside.is_file() or (beside / "config.json").is_file()
+  nested = folder / name
+  is_model = nested.is_file() or (nested / "config.json").is_file()
   if is_model:
-    return str(beside)
+    return str(nested)
   revision = settings.get("revision")
   is_local = pathlib.Path(name).expanduser().exists()
   return f"{name}@{revision}" if revision and not is_local else name
@@ -232,7 +232,7 @@ def _digest(folder: pathlib.Path, base: pathlib.Path) -> str:
 
 
 def _make(target: pathlib.Path, fill: Callable[[pathlib.Path], object]) -> None:
-  """Makes a folder in one step: filled beside, and then moved."""
+  """Makes a folder atomically: fills a temporary folder and moves it."""
   with tempfile.TemporaryDirectory(dir=target.parent, prefix=".new-") as new:
     path = pathlib.Path(new) / target.name
     path.mkdir()
@@ -277,7 +277,7 @@ def _names(name: str, family: family_lib.Family | None) -> Iterator[str]:
 def _has_tied_head(
     hf: Mapping[str, Any], family: family_lib.Family | None
 ) -> bool:
-  """Tells whether a model's head is its embedding."""
+  """Returns whether a model's head is tied to its embedding."""
   name, _, default = (family.keys if family else family_lib.SIZES)[
       "tie_embeddings"
   ]
@@ -378,7 +378,7 @@ def _check_shapes(
     shape: tuple[int, ...],
     settings: Mapping[str, Any],
 ) -> None:
-  """Raises ValueError unless factors are those of a base's matrix."""
+  """Raises ValueError unless factors fit a base's matrix."""
   out_in = shape[::-1] if settings.get("fan_in_fan_out") else shape
   shapes = {factor: x.shape for factor, x in pair.items()}
   ranks = {shapes.get("A", (0,))[0], shapes.get("B", (0,))[-1]}
@@ -396,5 +396,5 @@ def _check_shapes(
   if not ranks <= allowed:
     raise ValueError(
         f"{WEIGHTS}: factors of {name} have rank {min(ranks)}: must be one of"
-        f" {sorted(allowed)}, as {CONFIG} says"
+        f" {sorted(allowed)}, as in {CONFIG}"
     )

@@ -73,10 +73,10 @@ def check_vocabulary(shape: config_lib.ModelConfig, num_words: int) -> None:
 
 
 def has_weights(folder: pathlib.Path) -> bool:
-  """Tells whether a folder has any file of tensors, whole or not."""
+  """Returns whether a folder has any tensor file, complete or not."""
   return bool(hf_files.weight_files(folder))
 
 
 def has_tokenizer(folder: pathlib.Path) -> bool:
-  """Tells whether a folder has any file of a tokenizer."""
+  """Returns whether a folder has any tokenizer file."""
   return any((folder / name).exists() for name in hf_files.TOKENIZER_FILES)

@@ -23,7 +23,7 @@ class GgufFiles:
   ggml's name of the quantization, the shape, and the heads whose rows are
   interleaved, 0 for none.
 
-  shapes: shapes by Hugging Face's name.
+  shapes: Hugging Face's tensor name -> dimensions.
   dtypes: "F32" of each.
   """
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tokenizer of a GGUF file, as the model's own tokenizer.json has it.
 
-A GGUF file has tokens, their types and merges or scores, but only a name of the
-rule by which text is cut into words (`tokenizer.ggml.pre`). `RULES` has the
-rules, those of llama.cpp (`src/llama-vocab.cpp`) for models of the supported
-architectures; other names are refused. llama.cpp normalizes no text: where a
-model's own tokenizer does, its rule says so.
+A GGUF file has tokens, their types and merges or scores, but only the name of
+the rule that splits text into words (`tokenizer.ggml.pre`). `RULES` has
+llama.cpp's rules (`src/llama-vocab.cpp`) for the supported architectures; other
+names are refused. llama.cpp does not normalize text; our rules do if the
+model's original tokenizer does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,9 +49,9 @@ class Rule:
   splits: regular expressions; each cuts what the one before has left, into its
     matches and the text between them.
   nfc: whether the text is normalized to NFC first.
-  ignore_merges: whether a word of the vocabulary is one token even where the
-    merges do not lead to it.
-  adds_bos: whether a text starts with BOS where the file does not say.
+  ignore_merges: whether a word of the vocabulary is one token even if no merges
+    lead to it.
+  adds_bos: whether texts start with BOS; the file's setting takes precedence.
   """
 
   splits: tuple[str, ...]
@@ -285,10 +285,10 @@ def _bpe(
 def _from_scores(
     keys: Mapping[str, Any], types: Sequence[int]
 ) -> list[tuple[str, str]]:
-  """Returns the merges that the scores of a SentencePiece vocabulary stand for.
+  """Returns the merges equivalent to a SentencePiece vocabulary's scores.
 
-  All pairs that make a token, in the order of its score; those of one token in
-  the order in which transformers has them, of their ids and then lengths.
+  All pairs that make a token, ordered by the token's score and, for one token,
+  by ids and then lengths, as in transformers.
   """
   scores = keys.get("scores", ())
   ids = {
@@ -299,8 +299,8 @@ def _from_scores(
   long = [token for token in ids if len(token) > 1]
   if len(scores) != len(types) or len({scores[ids[t]] for t in long}) < 2:
     raise ValueError(
-        "tokenizer.ggml.scores: are missing or all the same, so that the order"
-        " of merges is lost; convert the model again beside its tokenizer.model"
+        "tokenizer.ggml.scores: must be present and differ, because they order"
+        " the merges; convert the model again with its tokenizer.model"
     )
   merges = []
   for token in long:

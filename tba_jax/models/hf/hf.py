@@ -62,9 +62,9 @@ def load(
 
   Args:
     folder: a path, or a model of the hub (`hf_hub`).
-    dtype: dtype of parameters; None takes the file's own.
-    compute_dtype: dtype of activations; None takes that of the parameters.
-    shardings: shardings of the params; None is the default device.
+    dtype: type of parameters; None keeps the file's.
+    compute_dtype: dtype of activations; None takes the parameters' dtype.
+    shardings: placement of the params; None is the default device.
 
   Raises:
     ValueError: config.json is not supported, a file cannot be read, an entry is
@@ -131,9 +131,9 @@ def read_params(
     files: tensors of the folder.
     rows: the table.
     num_layers: length of the leaves under "blocks".
-    dtype: dtype of all leaves.
+    dtype: type of all leaves.
     ignored: regular expression of the names that need not be in the table.
-    shardings: shardings of the params; None is the default device.
+    shardings: placement of the params; None is the default device.
 
   Raises:
     ValueError: `hf_tensors.check_tensors` fails, a tensor is damaged, or an
@@ -259,14 +259,14 @@ def save(
 ) -> None:
   """Writes a folder that `transformers` loads.
 
-  The folder is written beside and then moved, so that an old one is replaced in
-  one step. Tensors have the config's param_dtype.
+  A temporary folder is written and then moved, which replaces an old one
+  atomically. Tensors have the config's param_dtype.
 
   Args:
     folder: a local path; parents are created.
     model_config: the shape.
     params: addressable by this process.
-    tokenizer: saved beside the model.
+    tokenizer: tokenizer to save with the model.
     max_file_bytes: most bytes of tensors in one file.
 
   Raises:

@@ -3,9 +3,9 @@
 """Converts between Hugging Face's config.json and `ModelConfig`.
 
 Every setting of the file is used, must have one value, or is known not to
-affect the logits, which one line of the log says; any other is refused by name
-unless it is null. Defaults are those of `transformers` (tested), whose own
-config classes would import torch.
+affect the logits and is logged as ignored. Any other setting is refused by name
+unless it is null. Defaults equal those in `transformers` (tested), whose config
+classes would import torch.
 """
 
 from collections.abc import Iterable, Mapping
@@ -44,8 +44,8 @@ _ONLY = {
     "use_mrope": (False,),
     "use_sliding_window": (False,),
 }
-# Settings that do not affect the logits: transformers' own, which begin with
-# "_"; dropout that we train without; those of other heads and tools.
+# Settings that do not affect the logits: transformers' private ones, which
+# begin with "_"; dropout, which we do not use; other heads and tools.
 _WITHOUT_EFFECT = re.compile(
     r"_.*|(attn|embd|resid)_pdrop|(attention_probs|hidden)_dropout_prob"
     r"|(attn|cache|experts)_implementation|auto_map|classifier_dropout"
@@ -59,7 +59,7 @@ _WITHOUT_EFFECT = re.compile(
     r"|summary_.*|task_specific_params|tf_legacy_loss|tie_last_hidden_states"
     r"|tokenizer_class|torchscript|transformers_version"
     r"|transformers\.js_config|unsloth_.*|use_bfloat16|use_cache"
-    # Sampling, which transformers 4 keeps beside the model's settings.
+    # Sampling, which transformers 4 keeps among the model's settings.
     r"|assistant_(confidence_threshold|lookbehind)|bad_words_ids"
     r"|(begin_)?suppress_tokens|do_sample|early_stopping"
     r"|(epsilon|eta)_cutoff|exponential_decay_length_penalty"
@@ -78,7 +78,7 @@ _READ_APART = (
     "num_labels", "torch_dtype",
 )  # fmt: skip
 
-# Settings of a multimodal model that say nothing of its language model.
+# Settings of a multimodal model that do not concern its language model.
 _MULTIMODAL = (
     "architectures", "boi_token_index", "eoi_token_index", "image_token_index",
     "mm_tokens_per_image", "model_type", "text_config", "vision_config",
@@ -102,7 +102,7 @@ _ROPE_SETTINGS = {
         "original_max_position_embeddings": ("rope_original_positions", int),
     },
 }
-# Ends of the class name in `architectures`, which tell the model's head.
+# Suffixes of the class name in `architectures`, which identify the head.
 _TOKEN_HEADS = ("ForCausalLM", "LMHeadModel")
 SCALAR_HEAD = "ForSequenceClassification"
 
@@ -118,8 +118,8 @@ def read(
 
   Args:
     folder: a path, or a model of the hub (`hf_hub`).
-    dtype: dtype of parameters; None takes the file's own.
-    compute_dtype: dtype of activations; None takes that of the parameters.
+    dtype: type of parameters; None keeps the file's.
+    compute_dtype: dtype of activations; None takes the parameters' dtype.
     attention: `config.model.attention`.
 
   Raises:
@@ -166,16 +166,16 @@ def ignored(names: Iterable[str]) -> list[str]:
 
 @functools.lru_cache
 def log_ignored(path: str, names: frozenset[str]) -> None:
-  """Logs the settings of a config.json that are ignored, once a process."""
-  told = [name for name in ignored(names) if not _EVERYWHERE.fullmatch(name)]
-  if told:
+  """Logs ignored settings of a config.json, once per process."""
+  logged = [name for name in ignored(names) if not _EVERYWHERE.fullmatch(name)]
+  if logged:
     logging.info(
-        "%s: ignored, without effect on the logits: %s", path, ", ".join(told)
+        "%s: ignored, without effect on the logits: %s", path, ", ".join(logged)
     )
 
 
 def is_multimodal(folder: str | os.PathLike[str]) -> bool:
-  """Tells whether a folder's model is the language model of a larger one."""
+  """Returns whether a folder's model is part of a multimodal one."""
   path = hf_hub.find(folder, weights=False) / "config.json"
   hf = hf_files.read_json(path)
   return language_model(hf) is not hf
@@ -184,7 +184,7 @@ def is_multimodal(folder: str | os.PathLike[str]) -> bool:
 def language_model(hf: Any) -> Any:
   """Returns the config.json of a multimodal model's language model.
 
-  That of another model is returned as it is.
+  Returns the config.json of other models unchanged.
 
   Raises:
     ValueError: text_config or architectures is not supported.
@@ -216,7 +216,7 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
 
   Args:
     hf: the parsed file.
-    dtype: dtype of parameters and activations; None takes the file's own.
+    dtype: type of parameters and activations; None keeps the file's.
 
   Raises:
     ValueError: model_type is unknown, or settings are missing, unknown or
@@ -325,7 +325,7 @@ def read_settings(
 
 
 def _is_a(value: Any, kinds: Any) -> bool:
-  """Tells whether a value is of a type; an int is a float, a bool no int."""
+  """Returns whether a value has a type; ints are floats, bools are no ints."""
   allowed = (int, float) if kinds is float else kinds
   is_bool = isinstance(value, bool)
   return isinstance(value, allowed) and is_bool == (kinds is bool)
@@ -336,7 +336,7 @@ def _wrong(hf: Mapping[str, Any], name: str, supported: str) -> str:
 
 
 def _layer_types(hf: Mapping[str, Any]) -> set[str]:
-  """Returns the kinds of layers in a config.json; that of no list is ""."""
+  """Returns the kinds of layers in a config.json; {""} without a list."""
   kinds = hf.get("layer_types")
   return set(map(str, kinds)) if isinstance(kinds, list) else {""}
 
@@ -346,7 +346,7 @@ def _read_layers(
 ) -> tuple[bool, ...]:
   """Returns which layers see all tokens despite a sliding window; () is none.
 
-  Every n-th does if config.json says no more than `sliding_window_pattern` n.
+  Every n-th does if config.json only has `sliding_window_pattern` n.
   """
   num_layers, window = fields["num_layers"], fields["sliding_window"]
   kinds = hf.get("layer_types")
@@ -460,7 +460,7 @@ def _read_rope(
 def read_num_labels(hf: Mapping[str, Any], problems: list[str]) -> int:
   """Returns the outputs of a scalar head, 0 for a head of token logits.
 
-  Only the name of the class that saved the config tells which head it has.
+  Only the class name that the config was saved with identifies the head.
   """
   names = hf.get("architectures")
   name = _TOKEN_HEADS[0]

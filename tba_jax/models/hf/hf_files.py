@@ -66,8 +66,8 @@ class WeightFiles:
   Files are opened for each read only: an open one stays memory-mapped, and what
   was read counts as the process's memory.
 
-  shapes: shapes by tensor name.
-  dtypes: dtypes by tensor name, as safetensors spells them.
+  shapes: tensor name -> dimensions.
+  dtypes: tensor name -> type, as safetensors spells it.
   """
 
   def __init__(self, folder: pathlib.Path):
@@ -122,7 +122,7 @@ class WeightFiles:
   def damaged(self, part: int = 0, num_parts: int = 1) -> list[str]:
     """Returns the tensors that are not as `write_files` wrote them, by name.
 
-    Those of other programs have no digest, and are not looked at.
+    Files from other programs have no digest and are skipped.
 
     Args:
       part: number of the part of the tensors to look at.
@@ -179,8 +179,8 @@ def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
 def _listed(folder: pathlib.Path) -> dict[str, str]:
   """Returns the file of each tensor by the index; {} without an index.
 
-  One whose files are gone, beside a single file of all tensors, counts as none:
-  `save_pretrained` of transformers leaves it there.
+  An index whose files are gone counts as missing if a single file has all
+  tensors: `save_pretrained` of transformers leaves such an index behind.
   """
   if not (folder / INDEX).is_file():
     if not (folder / WEIGHTS).is_file():
@@ -210,8 +210,8 @@ def conversion(folder: pathlib.Path, name: str) -> str:
   """Returns how to convert a model with pytorch_model.bin alone.
 
   Args:
-    folder: folder with the model's config.json.
-    name: name of the model for `transformers`: the folder's, or the hub's.
+    folder: directory with the model's config.json.
+    name: argument for `transformers`: the folder, or the hub's name.
   """
   config = read_json(folder / "config.json")
   kind = (config.get("architectures") or ["AutoModel"])[0]
@@ -236,7 +236,7 @@ def write_files(
   digest of each tensor.
 
   Args:
-    folder: folder to write into.
+    folder: destination.
     sizes: bytes of each tensor, in file order.
     make: (name) -> the tensor, C-contiguous.
     max_file_bytes: most bytes of tensors in a file; a larger tensor has its own
@@ -288,7 +288,7 @@ def write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
 
 
 def save_tokenizer(fast: Any, folder: pathlib.Path) -> None:
-  """Writes a fast tokenizer so that transformers 4 reads it, too."""
+  """Writes a fast tokenizer that transformers 4 also reads."""
   fast.save_pretrained(str(folder))
   path = folder / "tokenizer_config.json"
   settings = json.loads(path.read_text("utf-8"))

@@ -77,7 +77,7 @@ def find(name: str | os.PathLike[str], *, weights: bool = True) -> pathlib.Path:
 
 
 def _merged(path: pathlib.Path, weights: bool) -> pathlib.Path:
-  """Returns a folder; of an adapter, that of the merged model."""
+  """Returns a folder; for an adapter, the folder of the merged model."""
   if not adapter_folder.is_adapter(path):
     return path
   root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -101,9 +101,9 @@ def data_name(name: str) -> tuple[str, str | None, str] | None:
 
 
 def cached_data(repo: str, revision: str | None) -> pathlib.Path | None:
-  """Returns the folder of a data set in the hub's cache, None if there is none.
+  """Returns the folder of a data set in the hub's cache, or None.
 
-  Files without the README.md that names their configurations are none.
+  Files without the README.md that names their configurations do not count.
   """
   # Takes a moment to import.
   import huggingface_hub  # pylint: disable=g-import-not-at-top
@@ -160,7 +160,7 @@ def _snapshot(
   from huggingface_hub import errors  # pylint: disable=g-import-not-at-top
 
   option = f" --revision {revision}" if revision else ""
-  fetch = f"fetch it with  hf download {repo}{option}  where there is a network"
+  fetch = f"fetch it with  hf download {repo}{option}  on a networked machine"
 
   def snapshot(local_files_only: bool) -> pathlib.Path:
     return pathlib.Path(
@@ -206,12 +206,12 @@ def _has_tokenizer(folder: pathlib.Path) -> bool:
 
 
 def _has_model(folder: pathlib.Path, weights: bool) -> bool:
-  """Tells whether a cached snapshot has config.json and all weights."""
+  """Returns whether a cached snapshot has config.json and all weights."""
   has = lambda name: (folder / name).is_file()
   if not weights or not has("config.json"):
     return has("config.json")
   if has("model.safetensors") or list(folder.glob("*.bin")):
-    return True  # `hf_files` says how to convert .bin files.
+    return True  # `hf_files` explains how to convert .bin files.
   try:
     index = json.loads((folder / _INDEX).read_text("utf-8"))
     return all(map(has, index["weight_map"].values()))

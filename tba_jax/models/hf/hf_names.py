@@ -141,8 +141,8 @@ def match_prefix(
 ) -> list[TensorRow]:
   """Returns the rows, with the prefix that a file's names have.
 
-  Files of a model saved without its head, as GPT-2's own, have none; those of a
-  larger model that it is a part of have another.
+  Files of a model saved without its head, such as GPT-2's, have no prefix;
+  files of a larger model that contains it have another.
   """
   family = family_lib.FAMILIES[config.family]
   own = family.prefix

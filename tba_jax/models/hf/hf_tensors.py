@@ -104,7 +104,7 @@ class SliceCut:
   """How to read a slice of a leaf from its tensor.
 
   tensor: slices of the tensor to read.
-  shape: shape to give the read part, with split axes.
+  shape: dimensions of the result after reading, with split axes.
   index: the leaf's entries of the reshaped part; an int drops the axis.
   order: permutation of the remaining axes into the leaf's.
   """

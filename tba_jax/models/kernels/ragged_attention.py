@@ -2,23 +2,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of a decode step over rows of mixed lengths, by kernels.
 
-Where rows take new completions as others end, plain attention (`cache.py`)
-reads the columns of all rows up to those of the longest. A kernel reads of each
-row the pages with columns that the row sees, and none of an idle one:
+When rows take new completions as others end, plain attention (`cache.py`) reads
+as many columns of all rows as the longest row has. A kernel reads only the
+pages that a row sees, and nothing of idle rows:
 
-- on TPU `pages`, a Pallas kernel whose grid is the list of these pages, made
-  anew in each step from the rows' lengths. JAX's `paged_attention` and
-  `ragged_paged_attention` see a row from its first column on, where our prompts
-  are left-padded and a window begins anywhere, and take one block of pages;
+- on TPU `pages`, a Pallas kernel whose grid is the list of these pages, rebuilt
+  in each step from the rows' lengths. JAX's `paged_attention` and
+  `ragged_paged_attention` see a row from its first column on, but our prompts
+  are left-padded and a window begins anywhere; and they take one block of
+  pages;
 - on GPU `splits`, JAX's `decode_attention`: a program for each split of a row's
-  columns, where those that the row does not see end at once.
+  columns, which ends at once for splits that the row does not see.
 
-The cache is that of plain attention: a page is a range of a row's columns. Its
-first block holds each row's own prompt; the columns of decode steps are one
+The cache is shared with plain attention: a page is a range of a row's columns.
+Its first block holds each row's own prompt; the columns of decode steps are one
 block, so that one program serves all lengths.
 
 Axes: R decode rows, G key-value heads, M query heads of one, Dh head width, C
-columns of a block, X and E those of `cache.py`, N = R * X, H query heads of a
+columns of a block, X and E as in `cache.py`, N = R * X, H query heads of a
 part.
 """
 
@@ -41,8 +42,8 @@ from tba_jax.models.net import sequence
 # By which `system/hlo.py` finds both kernels in a compiled program.
 _NAME = "ragged_decode_attention"
 # Bounds of the columns of a page or split, and how many a block has in between.
-# A page is a step of a TPU's grid, which costs something, too. A GPU reads no
-# split to its end, and merges what each gives.
+# A page is a step of a TPU's grid, which has a cost. A GPU reads no split to
+# its end and merges the results of splits.
 _SHORTEST, _LONGEST = 64, 512
 _NUM_PAGES, _NUM_SPLITS = 16, 8
 # Most bytes of a page's keys, of which a TPU's fast memory has eight.
@@ -67,7 +68,7 @@ def choose(
 
   Args:
     config: reads `attention`: only "auto" has these kernels.
-    device: device of the rows.
+    device: one of the rows' devices.
     lengths: columns of each block of the cache.
     num_rows: rows of a device.
     num_parts: X of all devices that split the heads together.

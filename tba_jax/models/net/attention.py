@@ -119,8 +119,8 @@ def _by_blocks(
 ) -> jax.Array:
   """Returns `block` of up to `BLOCK` queries of each device at a time.
 
-  The scores of a block are recomputed in the backward pass, so that those of
-  one block are all that is held.
+  The backward pass recomputes the scores of a block, so that memory holds the
+  scores of one block only.
 
   Args:
     block: (queries, their indices, k, v) -> array as its queries.

@@ -87,8 +87,8 @@ class Block(nnx.Module):
   ) -> tuple[jax.Array, object, jax.Array | None]:
     """Returns the stream [..., D] after the block, and what `attend` keeps.
 
-    The third is the experts of each token, [..., A], or None without experts;
-    those of `routes` if given.
+    The third is the experts of each token, [..., A], as in `routes` if given,
+    or None without experts.
     """
 
     def attend_scaled(q, k, v):

@@ -48,7 +48,7 @@ from tba_jax.models.net import attention
 ModelConfig = config_lib.ModelConfig
 PyTree = types.PyTree
 
-# Name of a layer's leaf -> that of a prompt cache.
+# Name of a layer's leaf -> name of the prompt cache's leaf.
 _SOURCES = {"k": "k", "k_last": "k", "v": "v", "routes": "routes"}
 # Axis of the columns in a row of a leaf.
 _COLUMN_AXES = {"k": 1, "k_last": 2, "v": 1, "routes": 0}
@@ -65,12 +65,11 @@ def empty(
   """Returns blocks of zeros with `lengths` columns each.
 
   Args:
-    config: config of the model.
     num_rows: R.
     lengths: C of each block.
     num_parts: X; None takes the layout of a CPU.
     rows_per_prompt: S, a divisor of R.
-    has_routes: whether blocks hold the experts of each token, too.
+    has_routes: whether blocks also hold the experts of each token.
   """
   X = num_parts or config.num_kv_heads
   E = config.num_kv_heads // X * config.head_dim
@@ -109,7 +108,7 @@ def fill(
     cache: KV cache of R rows.
     prompt_cache: {"layers": N times {"k", "v"} [B, L, G, Dh] and "routes" [B,
       L, A] if the model has experts, and "position" [B, L] if the cache has
-      it}; L columns are those of the first block, or of the first few together.
+      it}; the L columns fill the first block, or the first few together.
     slots: [R] int32, the prompt of each row; below 0 keeps the row. Of the S
       rows of a prompt, one is enough to fill the first block.
   """
@@ -323,7 +322,7 @@ def write_columns(
     layers: Sequence[Sequence[PyTree]],
     updates: Sequence[Sequence[BlockUpdate]],
 ) -> tuple[jax.Array, list[Sequence[PyTree]]]:
-  """Writes the columns that `attend` left beside the blocks, after all layers.
+  """Writes the columns that `attend` returned, after all layers.
 
   If a layer wrote to its blocks before it read them, XLA would move them whole
   to a TPU's fast memory and back.
@@ -331,7 +330,7 @@ def write_columns(
   Args:
     x: result of the last layer, before which nothing is written.
     layers: blocks of each layer, as `attend` returned them.
-    updates: updates of each layer.
+    updates: results of `attend` for each layer.
   """
   columns = [
       layer[len(update) :]
@@ -390,7 +389,7 @@ def attend_many(
   new = {"k": by_part(k), "v": by_part(v)}
   new["k_last"] = jnp.swapaxes(new["k"], 2, 3)
   written = _put(layer, updates, new)
-  # Q queries of M heads are those of one token with Q M heads.
+  # Q queries of M heads equal one query of Q M heads.
   joined = jnp.swapaxes(q, 1, 2).reshape(R, G, Q * M, Dh)
   seen = [
       jnp.tile(jnp.repeat(update.seen, M, axis=1), (1, G // X, 1))

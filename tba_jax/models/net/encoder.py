@@ -106,7 +106,7 @@ def encoder_config_from_hf(hf_json: Mapping[str, Any]) -> EncoderConfig:
       "width": ("hidden_size", int, ...),
       "num_heads": ("num_attention_heads", int, ...),
       "mlp_width": ("intermediate_size", int, ...),
-      # Defaults are those of `transformers`.
+      # Defaults of `transformers`.
       "max_positions": ("max_position_embeddings", int, 512),
       "num_types": ("type_vocab_size", int, 2),
       "norm_epsilon": ("layer_norm_eps", float, 1e-12),

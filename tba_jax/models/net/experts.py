@@ -144,7 +144,7 @@ def route(
 ) -> tuple[jax.Array, jax.Array]:
   """Returns [T, A] float32, weights of tokens' experts, and their numbers.
 
-  The numbers are those of `routes_TxA` if given.
+  The numbers equal `routes_TxA` if given.
   """
   logits_TxE = products.product(x_TxD, router_ExD, jnp.float32)
   probs_TxE = jax.nn.softmax(logits_TxE)
@@ -154,8 +154,8 @@ def route(
     )
   else:
     chosen_TxA = routes_TxA.astype(jnp.int32)
-  # A compare and a sum, whose gradient is elementwise: that of values that
-  # `top_k` returns is a scatter.
+  # A compare and a sum, whose gradient is elementwise; values returned by
+  # `top_k` would have a scatter as gradient.
   is_chosen_TxAxE = _one_hot(chosen_TxA, config.num_experts)
   weights_TxA = jnp.sum(
       jnp.where(is_chosen_TxAxE, probs_TxE[:, None], 0.0), axis=-1
@@ -194,7 +194,7 @@ def _apply(
     gate, up, down: weights of some experts in a row.
     first_expert: number of the first of them.
     config: shape of the model.
-    platform: platform that it will run on.
+    platform: JAX's name of the backend that will run it.
 
   Returns:
     [..., D], and [..., A] of `config.route_dtype`.

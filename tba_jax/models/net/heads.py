@@ -34,14 +34,14 @@ def _at(values_xLxC: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _last(mask: jax.Array) -> jax.Array:
-  """Returns the index of the last real token [...]; 0 if there is none."""
+  """Returns the index of the last real token [...]; 0 without any."""
   columns = jnp.arange(mask.shape[-1], dtype=jnp.int32)
   columns = jnp.expand_dims(columns, tuple(range(mask.ndim - 1)))
   return jnp.max(columns * mask.astype(jnp.int32), axis=-1)
 
 
 class ScalarModel:
-  """A model with a scalar head as pure functions; masks are those of `Model`.
+  """A model with a scalar head as pure functions; for masks, see `Model`.
 
   Values and rewards are the head's first output.
 
@@ -116,7 +116,7 @@ class ScalarModel:
   ) -> jax.Array:
     """Returns rewards [B, K] float32 at each completion's last real token.
 
-    That of an empty completion is at the prompt's last token.
+    For an empty completion, at the prompt's last token.
     """
     # The value after the last token is the one before a next token.
     tokens_BxKxT1 = jnp.pad(completion_tokens, ((0, 0), (0, 0), (0, 1)))

@@ -338,7 +338,7 @@ def rotary_frequencies(
   """Returns [E / 2] float32, the angle per position of each pair.
 
   Frequency i is theta^(-2i / E) (Su et al. 2021, arXiv:2104.09864, eq. 15),
-  scaled according to `config.rope_type`; "llama3" is that of Llama 3.1 (Dubey
+  scaled according to `config.rope_type`; "llama3" scales as in Llama 3.1 (Dubey
   et al. 2024, arXiv:2407.21783), as computed by `transformers`. Local layers
   have `config.local_rope_theta`, not scaled.
   """

@@ -35,7 +35,7 @@ def product(
   Args:
     x: [..., D].
     kernel: [F, D].
-    dtype: dtype of the result and the sums; that of `x` by default.
+    dtype: type of the result and the sums; the dtype of `x` by default.
 
   Returns:
     [..., F].
@@ -121,8 +121,8 @@ def summed(
 ) -> jax.Array:
   """Returns `jnp.einsum(spec, x, y)` with sums in `dtype`.
 
-  On a CPU bfloat16 operands are summed in float32: its other products of
-  bfloat16 are two to six times as slow, and slower than those of float32.
+  On a CPU bfloat16 operands are summed in float32: other bfloat16 products are
+  two to six times as slow there, and slower than float32 products.
   """
   plain = lambda x, y: jnp.einsum(spec, x, y, preferred_element_type=dtype)
   if y.dtype != jnp.bfloat16:
@@ -183,7 +183,7 @@ def quantized_product(
 ) -> jax.Array:
   """Returns x @ kernel.T in `dtype`.
 
-  The scale is that of a result, so the operand is integers, which are exact in
+  The result is scaled, so the operand remains integers, which are exact in
   bfloat16: no kernel of floats is made.
   """
   values = kernel_FxD.values.astype(x.dtype)

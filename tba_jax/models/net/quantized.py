@@ -6,7 +6,7 @@ Each output channel has a scale of its own, so that a product with the rounded
 matrix is one with its integers, times the scale: an accelerator's compiler
 reads the integers and widens them inside the product.
 
-Axes: those of a kernel, [*out_shape, *in_shape].
+Axes: [*out_shape, *in_shape], as in a kernel.
 """
 
 from collections.abc import Sequence

@@ -98,7 +98,7 @@ class DecodeParams:
   every token, which takes longer than the products.
 
   layers: params of each layer, matrices in the compute dtype.
-  others: params beside the blocks, likewise.
+  others: params outside the blocks, likewise.
   tables: attention's tables of positions from 0 on, by the layers' windows.
   """
 
@@ -226,11 +226,10 @@ class _Forward:
   ) -> tuple[jax.Array, PyTree, PyTree]:
     """Returns the stream [..., D] after all blocks, and `attend`'s outputs.
 
-    These are a list of those of each layer, or stacked as `params` is; so are
-    the third, the experts of each token.
+    The outputs, and the third, the experts of each token, are lists over layers
+    or stacked like `params`.
 
     Args:
-      params: params of the model.
       x: [..., D].
       tables: rotary tables by window.
       attend: `layers.AttendFn` with the layer's index as a fourth argument.

@@ -107,7 +107,7 @@ class AdapterTest(parameterized.TestCase):
     path.write_bytes(safetensors.numpy.save(read | tensors))
 
   @parameterized.parameters(np.nan, np.inf)
-  def test_refuses_entries_that_are_not_finite(self, entry):
+  def test_refuses_nonfinite_entries(self, entry):
     self.make()
     name = adapter_folder.tensor_name(
         "model.layers.1.self_attn.q_proj.weight", "B"
@@ -140,7 +140,7 @@ class AdapterTest(parameterized.TestCase):
       ({"lora_alpha": float("nan")}, "lora_alpha=nan: must be a number"),
       ({"use_newlora": True}, "use_newlora=True: must be False"),
   )
-  def test_refuses_settings_that_do_not_fit(self, settings, message):
+  def test_refuses_unsupported_settings(self, settings, message):
     self.make()
     self.change(**settings)
     with self.assertRaisesRegex(ValueError, message):
@@ -152,7 +152,7 @@ class AdapterTest(parameterized.TestCase):
     _, params = hf.load(self.folder / "adapter")
     chex.assert_trees_all_close(params, merged, rtol=1e-6, atol=1e-7)
 
-  def test_a_head_that_is_the_embedding_has_no_adapter_of_its_own(self):
+  def test_tied_head_has_no_separate_adapter(self):
     model, params, _ = self.make(tie_embeddings=True)
     files = {p: safetensors.numpy.load_file(self.folder / p / name)
              for p, name in (("base", hf.WEIGHTS),
@@ -207,7 +207,7 @@ class AdapterTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "adapter: has neither model"):
       hf_hub.find(self.folder / "adapter")
 
-  def test_a_base_of_the_hub_has_the_revision_that_is_named(self):
+  def test_hub_base_has_named_revision(self):
     _, _, merged = self.make()
     cache = hub_cache.make(self)
     hub_cache.add(cache, "org/base", self.folder / "base", revision="1.0")
@@ -250,7 +250,7 @@ class AdapterTest(parameterized.TestCase):
     own = hf_config.read(self.folder / "adapter")
     self.assertEqual(own.param_dtype, "bfloat16")
 
-  def test_takes_the_copy_of_the_head_that_peft_saves(self):
+  def test_accepts_head_copy_saved_by_peft(self):
     self.make()
     base = safetensors.numpy.load_file(self.folder / "base" / hf.WEIGHTS)
     path = self.folder / "adapter" / adapter_folder.WEIGHTS
@@ -305,7 +305,7 @@ class AdapterTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       hf_hub.find(self.folder / "adapter")
 
-  def test_names_targets_that_a_folder_has_no_matrix_of(self):
+  def test_names_targets_without_matrix_in_folder(self):
     for family in ("gpt2", "gpt_neox"):
       with self.assertRaisesRegex(ValueError, f"config.lora.targets.*{family}"):
         self.make(family=family, num_kv_heads=4)

@@ -189,7 +189,7 @@ class FoldersTest(parameterized.TestCase):
     (line,) = self.problems()
     self.assertRegex(line, f"^config.init = '{self.folder}': .*{pattern}")
 
-  def test_a_vocabulary_that_is_too_large(self):
+  def test_too_large_vocabulary_is_refused(self):
     words = [f"w{i}" for i in range(60)]
     tokenizer_lib.word_level(words, ".").save(self.folder)
     (line,) = self.problems()
@@ -207,7 +207,7 @@ class FoldersTest(parameterized.TestCase):
     (line,) = self.problems(tokenizer__source=str(other))
     self.assertRegex(line, "^config.tokenizer.source = .*no tokenizer there")
 
-  def test_the_head_that_a_setting_needs(self):
+  def test_setting_requires_its_head(self):
     (line,) = self.problems(init="scratch", evaluate__judge=str(self.folder))
     self.assertRegex(line, "^config.evaluate.judge = .*gives 0 labels; must be")
     shape = heads.config_of(self.shape)
@@ -221,7 +221,7 @@ class FoldersTest(parameterized.TestCase):
         line, "^config.init = .*gives 1 labels; must be a model th"
     )
 
-  def test_a_plan_needs_no_tensors_but_looks_at_those_that_are_there(self):
+  def test_plan_needs_no_tensors_but_checks_existing_ones(self):
     config = self.folder / "config.json"
     whole = pathlib.Path(self.create_tempdir().full_path, "whole")
     shutil.copytree(self.folder, whole)

@@ -141,7 +141,7 @@ class GgufTokenizerTest(parameterized.TestCase):
         ours.encode("ꙮ").tokens[2:], ["<0xEA>", "<0x99>", "<0xAE>"]
     )
 
-  def test_words_that_merges_do_not_lead_to(self):
+  def test_words_unreachable_by_merges(self):
     theirs = _byte_level(_split(_LLAMA3), _BYTES)
     keys = _convert(theirs, "llama-bpe")
     merges = keys["tokenizer.ggml.merges"]
@@ -202,7 +202,10 @@ class GgufTokenizerTest(parameterized.TestCase):
       ({"eos_token_id": 10**6}, "eos_token_id=1000000: must be below 900"),
       ({"add_bos_token": True, "bos_token_id": None}, "bos_token_id, which is"),
       ({"tokens": ["a", "a"], "token_type": [1, 1]}, "2 tokens, 1 of them"),
-      ({"model": "llama", "merges": None}, "scores: are missing or all the"),
+      (
+          {"model": "llama", "merges": None},
+          "scores: must be present and differ",
+      ),
   )
   def test_refusals(self, changes, message):
     keys = _convert(_byte_level(_split(_QWEN2), _BYTES), "qwen2")

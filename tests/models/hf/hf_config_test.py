@@ -110,7 +110,7 @@ class PublishedTest(parameterized.TestCase):
   @parameterized.named_parameters(
       (name.replace("/", "_"), hf) for name, hf in _PUBLISHED.items()
   )
-  def test_a_copy_that_transformers_has_saved_reads_the_same(self, hf):
+  def test_copy_saved_by_transformers_reads_the_same(self, hf):
     """As fine-tuned models are published, whose own files we do not have."""
     read = hf_config.from_hf
     if hf["model_type"] in encoder.FAMILIES:
@@ -120,7 +120,7 @@ class PublishedTest(parameterized.TestCase):
     self.assertNotEqual(saved, hf)
     self.assertEqual(read(saved), read(hf))
 
-  def test_a_reward_model_of_pythia_that_transformers_4_has_saved(self):
+  def test_pythia_reward_model_saved_by_transformers_4(self):
     config = hf_config.from_hf(_NEOX)
     saved = {
         **_NEOX,
@@ -160,12 +160,12 @@ class PublishedTest(parameterized.TestCase):
       ("unsloth_version", "2025.1"),
       ("use_mrope", False),
   )
-  def test_keys_that_tools_add_are_harmless(self, name, value):
+  def test_keys_added_by_tools_are_harmless(self, name, value):
     self.assertEqual(
         hf_config.from_hf({**_LLAMA, name: value}), hf_config.from_hf(_LLAMA)
     )
 
-  def test_sampling_that_transformers_4_keeps_in_the_file_is_harmless(self):
+  def test_sampling_settings_of_transformers_4_are_harmless(self):
     """All of its defaults, as in a file saved with `use_diff=False`."""
     sampling = dict(
         bad_words_ids=None, begin_suppress_tokens=None, diversity_penalty=0.0,
@@ -275,7 +275,7 @@ class EverySettingTest(parameterized.TestCase):
     (line,) = logs.output
     self.assertEndsWith(line, "on the logits: unk_token_id, use_cache")
 
-  def test_a_run_s_folder_names_the_command_that_exports_it(self):
+  def test_run_folder_error_names_export_command(self):
     run = pathlib.Path(self.create_tempdir().full_path)
     step = run / "checkpoints" / "80"
     step.mkdir(parents=True)
@@ -290,7 +290,7 @@ class EverySettingTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "there is no such file$"):
       hf_config.read(run.parent)
 
-  def test_a_multimodal_config_reads_as_the_copy_that_transformers_saves(self):
+  def test_multimodal_config_reads_as_copy_saved_by_transformers(self):
     hf = {
         "architectures": ["Gemma3ForConditionalGeneration"],
         "boi_token_index": 255999,
@@ -418,7 +418,7 @@ class FromHfTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, named):
       hf_config.from_hf({**hf, name: value})
 
-  def test_fields_that_a_family_lacks_are_refused(self):
+  def test_fields_missing_in_family_are_refused(self):
     rope = {"rope_theta": 1e4, "partial_rotary_factor": 0.5}
     with self.assertRaisesRegex(ValueError, "rotary_fraction=0.5"):
       hf_config.from_hf({**_LLAMA, "rope_parameters": rope})

@@ -55,12 +55,12 @@ class RefusalTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "tensors, of 8[0-9]{19} that"):
       hf.load(self.folder)
 
-  def test_names_a_tensor_that_is_not_finite(self):
+  def test_names_nonfinite_tensor(self):
     self._rewrite(lambda t: t["model.norm.weight"].put(3, np.nan))
     with self.assertRaisesRegex(ValueError, "model.norm.weight has NaN"):
       hf.load(self.folder)
 
-  def test_names_a_tensor_that_changed_after_it_was_written(self):
+  def test_names_tensor_changed_after_writing(self):
     path = self.folder / hf.WEIGHTS
     data = bytearray(path.read_bytes())
     data[-1] ^= 1  # Last tensor of the file.
@@ -87,7 +87,7 @@ class RefusalTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "unused tensor model.layers.1"):
       hf.load(self.folder)
 
-  def test_a_head_that_differs_from_tied_embeddings_is_refused(self):
+  def test_head_different_from_tied_embeddings_is_refused(self):
     # transformers 4 takes the embedding for it, transformers 5 does not.
     tied = _config(tie_embeddings=True)
     hf.save(self.folder, tied, _params(tied))
@@ -114,7 +114,7 @@ class RefusalTest(parameterized.TestCase):
       hf.load(self.folder)
 
   @parameterized.parameters("config.json", hf.WEIGHTS)
-  def test_names_a_file_that_is_not_there(self, name):
+  def test_names_missing_file(self, name):
     (self.folder / name).unlink()
     with self.assertRaisesRegex(ValueError, name):
       hf.load(self.folder)
@@ -128,7 +128,7 @@ class RefusalTest(parameterized.TestCase):
       hf.load(self.folder)
 
   @parameterized.parameters(100, -1)
-  def test_names_a_file_that_was_cut_off(self, size):
+  def test_names_truncated_file(self, size):
     data = (self.folder / hf.WEIGHTS).read_bytes()
     (self.folder / hf.WEIGHTS).write_bytes(data[:size])
     with self.assertRaisesRegex(ValueError, f"{hf.WEIGHTS}.*cut off"):
@@ -147,7 +147,7 @@ class RefusalTest(parameterized.TestCase):
     self.assertRegex(message, f"{third.name}: .*cut off")
     self.assertNotIn(second.name, message)
 
-  def test_an_index_whose_shards_are_gone_is_an_old_one(self):
+  def test_index_without_its_shards_is_stale(self):
     # `save_pretrained` leaves it, and a file that shards have replaced.
     second = _params(self.config, seed=1)
     hf.save(self.folder, self.config, _params(self.config))
@@ -187,13 +187,13 @@ class RefusalTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, f"{hf.INDEX}: not readable"):
       hf.load(self.folder)
 
-  def test_names_a_tensor_that_is_no_float(self):
+  def test_names_tensor_of_other_type_than_float(self):
     name = "model.norm.weight"
     self._rewrite(lambda t: t.update({name: t[name].astype(np.int8)}))
     with self.assertRaisesRegex(ValueError, f"{name} has dtype I8, must be"):
       hf.load(self.folder)
 
-  def test_names_a_tensor_that_is_too_large_for_the_dtype(self):
+  def test_names_tensor_out_of_dtype_range(self):
     self._rewrite(lambda t: t["model.norm.weight"].put(3, 1e6))
     hf.load(self.folder)
     with self.assertRaisesRegex(ValueError, "norm.weight has .* in float16"):
@@ -206,7 +206,7 @@ class RefusalTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "final_norm/scale.*head/kernel"):
       hf.save(self.folder, self.config, params)
 
-  def test_save_refuses_params_that_would_be_dropped(self):
+  def test_save_refuses_extra_params(self):
     tied = dataclasses.replace(self.config, tie_embeddings=True)
     with self.assertRaisesRegex(ValueError, "leaves that the family lacks"):
       hf.save(self.folder, tied, _params(self.config))

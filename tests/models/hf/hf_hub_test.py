@@ -46,7 +46,7 @@ class FindTest(parameterized.TestCase):
       self.assertEqual(hf_hub.find(name), pathlib.Path(name))
     download.assert_not_called()
 
-  def test_a_folder_that_exists_comes_first(self):
+  def test_existing_folder_takes_precedence(self):
     hub_cache.add(self.cache, "org/tiny", self.folder)
     before = os.getcwd()
     self.addCleanup(os.chdir, before)
@@ -89,7 +89,7 @@ class FindTest(parameterized.TestCase):
       ):
         hf_hub.find("org/tiny@v1")
 
-  def test_files_that_a_model_needs_are_downloaded(self):
+  def test_required_model_files_are_downloaded(self):
     names = (
         "config.json", "generation_config.json", "tokenizer.model",
         "merges.txt",

@@ -51,7 +51,7 @@ def _leaf(row):
 class CutTest(parameterized.TestCase):
 
   @parameterized.named_parameters(_ROWS.items())
-  def test_any_slice_is_that_of_the_leaf(self, row):
+  def test_any_slice_equals_leaf_slice(self, row):
     tensor, leaf = _tensor(row), _leaf(row)
     self.assertEqual(leaf.shape, row.shape)
     axes = [

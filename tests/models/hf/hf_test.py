@@ -136,7 +136,7 @@ class RoundTripTest(parameterized.TestCase):
     for leaf in jax.tree.leaves(params):
       self.assertEqual(leaf.dtype, jnp.bfloat16)
 
-  def test_puts_leaves_where_the_shardings_say(self):
+  def test_places_leaves_by_shardings(self):
     config = _config()
     hf.save(self.folder, config, _params(config))
     mesh = sharding.make_mesh(

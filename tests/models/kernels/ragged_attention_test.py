@@ -92,7 +92,7 @@ class RaggedTest(parameterized.TestCase):
       seen = np.broadcast_to(~unseen[1], one.shape)
       np.testing.assert_array_equal(one[seen], other[seen])
 
-  def test_pages_that_are_counted_are_those_that_are_listed(self):
+  def test_counted_pages_equal_listed_pages(self):
     lengths = 512, 2048
     rng = np.random.default_rng(0)
     spans = [

@@ -231,11 +231,11 @@ class ChooseTest(parameterized.TestCase):
       ("splash", "cpu", "'splash' needs a mesh of tpu, this one is of cpu"),
       ("cudnn", "tpu", "'cudnn' needs a mesh of gpu, this one is of tpu"),
   )
-  def test_a_kernel_that_the_mesh_lacks_is_refused(self, name, platform, words):
+  def test_kernel_unsupported_by_mesh_is_refused(self, name, platform, words):
     with self.assertRaisesRegex(ValueError, words):
       self._choose(name, _one_device(platform))
 
-  def test_heads_that_do_not_divide_are_plain_on_gpus(self):
+  def test_indivisible_heads_use_plain_attention_on_gpus(self):
     mesh = _one_device("gpu", compute_capability="9.0").mesh
     parts = sequence.Split(mesh, (), (), ("sequence",))  # 4 devices.
     model = dict(compute_dtype="bfloat16", head_dim=8)

@@ -107,7 +107,7 @@ class ParityTest(parameterized.TestCase):
     np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
     self.assertGreater(expected.std(), 0.1)
 
-  def test_a_head_that_is_not_used_is_left_out(self):
+  def test_unused_head_is_skipped(self):
     theirs = _model("roberta", "ForMaskedLM")
     theirs.save_pretrained(self.folder)
     ours, params = encoder.load_encoder(self.folder)
@@ -179,7 +179,7 @@ class LoadTest(parameterized.TestCase):
       (dict(num_attention_heads=3), "a multiple of num_attention_heads"),
       (dict(model_type="gpt2"), "model_type='gpt2'.*bert.*roberta"),
   )
-  def test_settings_that_are_refused(self, changes, message):
+  def test_unsupported_settings_are_refused(self, changes, message):
     settings = dict(
         model_type="bert",
         vocab_size=9,
@@ -191,7 +191,7 @@ class LoadTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       encoder.encoder_config_from_hf({**settings, **changes})
 
-  def test_tensors_that_are_refused(self):
+  def test_wrong_tensors_are_refused(self):
     name = "encoder.layer.1.output.dense.bias"
     tensors = _write(self.folder, drop=[name])
     tensors["embeddings.LayerNorm.weight"] = np.ones(5, np.float32)
@@ -206,14 +206,14 @@ class LoadTest(parameterized.TestCase):
     ):
       self.assertIn(part, str(caught.exception))
 
-  def test_entries_that_are_not_finite(self):
+  def test_nonfinite_entries_are_refused(self):
     tensors = _write(self.folder)
     tensors["embeddings.LayerNorm.bias"][2] = np.nan
     safetensors.numpy.save_file(tensors, self.folder / "model.safetensors")
     with self.assertRaisesRegex(ValueError, "LayerNorm.bias has NaN"):
       encoder.load_encoder(self.folder)
 
-  def test_a_text_that_is_too_long(self):
+  def test_too_long_text_is_refused(self):
     shape = encoder.EncoderConfig(
         "roberta", 9, 1, 4, 2, 6, 8, 1, 1e-5, "gelu", 1
     )

@@ -56,7 +56,7 @@ class GroupedTest(parameterized.TestCase):
     self.assertFalse(found[0][1][0].any())  # A run without rows.
 
   @parameterized.parameters(1, 2)
-  def test_tiles_of_a_gpu_that_do_not_divide(self, axis):
+  def test_indivisible_gpu_tiles(self, axis):
     """Runs begin within a tile, and so do columns end."""
     self.enter_context(
         mock.patch.object(grouped_matmul, "GPU_TILE", (16, 16, 32))
@@ -82,7 +82,7 @@ class GroupedTest(parameterized.TestCase):
     )
     np.testing.assert_allclose(sums, expected, atol=1e-4)
 
-  def test_arrays_that_a_gpu_cannot_count_are_refused(self):
+  def test_arrays_too_large_for_gpu_indices_are_refused(self):
     shape = jax.ShapeDtypeStruct
     with self.assertRaisesRegex(ValueError, "lower config.train.micro_batch"):
       jax.eval_shape(
