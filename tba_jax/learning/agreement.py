@@ -108,7 +108,7 @@ def put(
   """Writes the trainer's message, unless the store has it already.
 
   Args:
-    transport: transport client of the calling thread.
+    transport: store client of the calling thread.
     mine: the trainer's `describe`.
     epoch: the trainer's start count.
   """
@@ -145,7 +145,7 @@ class Agreement:
     """Returns whether the trainer has written its settings and they agree.
 
     Args:
-      transport: transport client of the calling thread.
+      transport: store client of the calling thread.
       epoch: the trainer's start count; None for any.
 
     Raises:

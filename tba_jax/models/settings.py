@@ -39,10 +39,9 @@ SETTINGS = {
             "an even number from 2 on", lambda v: v > 1 and v % 2 == 0),
         "width of one head"),
     "model.mlp_width": _s(172, rules.COUNT, "hidden units of a block's MLP"),
-    "model.num_experts": _s(0, rules.FROM_0, "MLPs of a layer in a family that"
-        " has several"),
-    "model.experts_per_token": _s(0, rules.FROM_0, "MLPs that a token uses, if"
-        " there are several"),
+    "model.num_experts": _s(0, rules.FROM_0, "experts per layer, in families"
+        " with experts"),
+    "model.experts_per_token": _s(0, rules.FROM_0, "experts that a token uses"),
     "model.tie_embeddings": _s(False, rules.FLAG, "share the embedding table"
         " with the head"),
     "model.max_positions": _s(128, rules.COUNT, "longest sequence, prompt and"

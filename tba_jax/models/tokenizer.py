@@ -83,8 +83,8 @@ class Tokenizer:
     and masks define padding, never this id.
   eos_id: id of the stop token.
   bos_id: id of the BOS token, or None.
-  turn_ends: the stop token, the one that ends a turn in the chat template, and
-    those of the model.
+  turn_ends: stop tokens of tokenizer and model, and the token that ends a turn
+    in the chat template.
   stop_ids: ids that end a completion: `turn_ends` and those added.
   stop_strings: texts that end a completion; initially none.
   """

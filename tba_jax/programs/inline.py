@@ -36,8 +36,8 @@ from tba_jax.sampling import offline_sampler
 class Loop:
   """Components of `loop.run` with a source in a separate thread.
 
-  learner: learner before step 0.
-  collector: collector of training prompts.
+  learner: owner of the initial train state.
+  collector: source of training groups.
   """
 
   config: ml_collections.ConfigDict
@@ -100,10 +100,10 @@ class LoopMaker:
   reference, which has separate params.
 
   policy: initial policy of every loop.
-  sampler: sampler of training completions.
-  judge: judge of training completions.
-  evaluator: evaluator of `Loop.learner.params`, with the KL if the run has a
-    reference.
+  sampler: policy sampler for training.
+  judge: scorer of training completions.
+  evaluator: held-out evaluator of `Loop.learner.params`, with the KL if the run
+    has a reference.
   """
 
   def __init__(self, config: ml_collections.ConfigDict, workdir: str = ""):

@@ -370,7 +370,7 @@ class LogTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, "offline.path.*'no such prompt'"):
       dry_run.try_log(config)
     config.offline.path = self.write(prompts[1], completion="1 " * 5000)
-    with self.assertRaisesRegex(ValueError, "used: 1 have more than"):
+    with self.assertRaisesRegex(ValueError, "usable: 1 have more than"):
       dry_run.try_log(config)
 
   def test_baselines_are_of_all_prompts(self):

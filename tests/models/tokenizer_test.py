@@ -547,7 +547,7 @@ class ChatTest(parameterized.TestCase):
         ValueError, f"config.tokenizer.chat=.*{message}"
     ):
       self.load(chat=True)
-    with self.assertRaisesRegex(ValueError, "the task's own words: has no"):
+    with self.assertRaisesRegex(ValueError, "the task's own words: must have"):
       _word_level().encode_prompt(_CHAT)
     for template in ("{{ raise_exception('no system') }}", "{{ 1 + 'a' }}"):
       (self.folder / "chat_template.jinja").write_text(template)

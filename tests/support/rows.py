@@ -2,9 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packed rows of random lengths, and what attention of them reads."""
 
+from collections.abc import Callable
 import dataclasses
+from typing import Any
 from unittest import mock
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,6 +85,41 @@ def make_inputs(places: packed.Places) -> list[jax.Array]:
   R, L = places.group.shape
   shapes = (R, L, 2, 2, 8), (R, L, 2, 8), (R, L, 2, 8)
   return [jnp.asarray(rng.normal(size=shape), "float32") for shape in shapes]
+
+
+def assert_equals_plain(
+    attend: Callable[..., jax.Array],
+    places: packed.Places,
+    window: int,
+    **options: int,
+) -> None:
+  """Compares a kernel's outputs and gradients with plain attention.
+
+  Args:
+    attend: kernel, called as (q, k, v, places, window=…, interpret=True,
+      **options).
+    places: places of the rows.
+    window: sliding window; 0 is none.
+    **options: further arguments of `attend`.
+  """
+  inputs = make_inputs(places)
+  is_real = (places.group >= 0)[..., None, None, None]
+
+  def run(fn: Callable[..., jax.Array]) -> Any:
+    def loss(*inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+      out = jnp.where(is_real, fn(*inputs), 0)
+      return jnp.sum(jnp.sin(out)), out
+
+    grad = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)
+    return jax.jit(grad)(*inputs)
+
+  plain = lambda *inputs: row_attention.attend_rows(
+      *inputs, places, places, window, "cpu"
+  )
+  kernel = lambda *inputs: attend(
+      *inputs, places, window=window, interpret=True, **options
+  )
+  chex.assert_trees_all_close(run(kernel), run(plain), rtol=1e-4, atol=1e-5)
 
 
 def needed_blocks(places: packed.Places, window: int, size: int) -> np.ndarray:

@@ -266,7 +266,7 @@ def save(
     folder: a local path; parents are created.
     model_config: the shape.
     params: addressable by this process.
-    tokenizer: tokenizer to save with the model.
+    tokenizer: source of the tokenizer files.
     max_file_bytes: most bytes of tensors in one file.
 
   Raises:

@@ -49,7 +49,7 @@ class Grants:
       order: shared prompt order.
       prompts_per_round: prompts per full grant.
       schedule: version and step by position.
-      journaled: journaled positions; owned by this object from now on.
+      journaled: positions in the journal; owned by this object from now on.
     """
     self._order = order
     self._ungranted = prompt_order.Ungranted(

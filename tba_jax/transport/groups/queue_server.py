@@ -77,7 +77,7 @@ def lock_store(
   each other's blocks.
 
   Args:
-    transport: transport client of the calling thread.
+    transport: store client of the calling thread.
     owner: id of the trainer's directory, kept by a copy of it.
     place: location of the directory, for the message.
 

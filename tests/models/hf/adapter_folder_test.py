@@ -135,7 +135,7 @@ class AdapterTest(parameterized.TestCase):
   @parameterized.parameters(
       (
           {"r": 4},
-          r"factors of .* have rank 2: must be one of \[4\], as adapter_config",
+          r"factors of .* have rank 2: must be one of \[4\], as in adapter",
       ),
       ({"lora_alpha": float("nan")}, "lora_alpha=nan: must be a number"),
       ({"use_newlora": True}, "use_newlora=True: must be False"),

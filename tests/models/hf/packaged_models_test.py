@@ -83,7 +83,7 @@ class WheelsTest(absltest.TestCase):
       ):
         hf_hub.find(_NAME)
 
-  def test_folder_of_that_name_takes_precedence(self):
+  def test_folder_with_same_name_takes_precedence(self):
     self.addCleanup(os.chdir, os.getcwd())
     os.chdir(self.folder)
     pathlib.Path(_NAME).mkdir()

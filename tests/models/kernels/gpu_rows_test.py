@@ -6,13 +6,9 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
-import chex
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tba_jax.models.kernels import gpu_rows
-from tba_jax.models.net import row_attention
 from tests.support import rows
 
 
@@ -21,30 +17,9 @@ class GpuRowsTest(parameterized.TestCase):
   @parameterized.parameters((0, False), (40, True))
   def test_equals_plain_attention_with_gradients(self, window, row_by_row):
     places = rows.make_places(P=100, T=150, length=400)
-    q, k, v = rows.make_inputs(places)
-    is_real = (places.group >= 0)[..., None, None, None]
-
-    def run(attend):
-      def fn(q, k, v):
-        out = jnp.where(is_real, attend(q, k, v), 0)
-        return jnp.sum(jnp.sin(out)), out
-
-      grad = jax.value_and_grad(fn, (0, 1, 2), has_aux=True)
-      return jax.jit(grad)(q, k, v)
-
-    expected = run(
-        lambda *inputs: row_attention.attend_rows(
-            *inputs, places, places, window, "cpu"
-        )
-    )
     most = 1 if row_by_row else gpu_rows.MAX_SIZE
     with mock.patch.object(gpu_rows, "MAX_SIZE", most):
-      found = run(
-          lambda *inputs: gpu_rows.attend(
-              *inputs, places, window=window, interpret=True
-          )
-      )
-    chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-5)
+      rows.assert_equals_plain(gpu_rows.attend, places, window)
 
   @parameterized.parameters(0, 40)
   def test_key_programs_visit_all_attending_queries(self, window):

@@ -4,13 +4,9 @@
 
 from absl.testing import absltest
 from absl.testing import parameterized
-import chex
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tba_jax.models.kernels import splash_rows
-from tba_jax.models.net import row_attention
 from tests.support import rows
 
 _BLOCK = 128
@@ -21,28 +17,7 @@ class SplashRowsTest(parameterized.TestCase):
   @parameterized.parameters(0, 40)
   def test_equals_plain_attention_with_gradients(self, window):
     places = rows.make_places(P=150, T=200, length=512)
-    q, k, v = rows.make_inputs(places)
-    is_real = (places.group >= 0)[..., None, None, None]
-
-    def run(attend):
-      def fn(q, k, v):
-        out = jnp.where(is_real, attend(q, k, v), 0)
-        return jnp.sum(jnp.sin(out)), out
-
-      grad = jax.value_and_grad(fn, (0, 1, 2), has_aux=True)
-      return jax.jit(grad)(q, k, v)
-
-    expected = run(
-        lambda *inputs: row_attention.attend_rows(
-            *inputs, places, places, window, "cpu"
-        )
-    )
-    found = run(
-        lambda *inputs: splash_rows.attend(
-            *inputs, places, window=window, block=_BLOCK, interpret=True
-        )
-    )
-    chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-5)
+    rows.assert_equals_plain(splash_rows.attend, places, window, block=_BLOCK)
 
   @parameterized.parameters(0, 40)
   def test_computes_all_blocks_with_a_key_and_few_others(self, window):
