@@ -68,7 +68,7 @@ def choose(
 
   Args:
     config: reads `attention`: only "auto" has these kernels.
-    device: one of the rows' devices.
+    device: any device that holds the rows.
     lengths: columns of each block of the cache.
     num_rows: rows of a device.
     num_parts: X of all devices that split the heads together.
