@@ -53,7 +53,7 @@ def pack(
   # More parts cost less, so that several are used.
   with mock.patch.multiple(
       packing,
-      _LEAST_LENGTH=8,
+      _SHORT_LENGTH=8,
       _LENGTH=2**20 if one_part else length,
       _LEAST_TOKENS=10**9 if one_part else 1,
       _PART_TOKENS=-1,
