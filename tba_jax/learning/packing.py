@@ -30,9 +30,9 @@ from tba_jax import types
 from tba_jax.losses import objective_table as losses
 from tba_jax.mesh import sharding
 
-# Tokens of a row. Rows are shorter if a whole group is, and longer if a prompt
-# with one completion is: a split group repeats its prompt.
-_LEAST_LENGTH, _LENGTH = 64, 8192
+# Most tokens of a row, unless a prompt with one completion has more; and most
+# tokens of a row of several full-length groups, which leave less of it empty.
+_LENGTH, _SHORT_LENGTH = 8192, 512
 # Divisor of the tokens of long rows: lanes of an accelerator.
 _LANES = 128
 # Sizes, as divisors of the largest micro-batch, and the least tokens of a
@@ -76,10 +76,11 @@ class Packing:
   def length(self) -> int:
     """L: room for a prompt with one completion, ideally for whole groups."""
     _, K, P, T = self.shape
-    least = P - 1 + T
-    length = max(least, min(P - 1 + K * T, _LENGTH))
-    # Several short groups of full length leave no room between them.
-    length *= -(-_LEAST_LENGTH // length)
+    length = max(P - 1 + T, min(P - 1 + K * T, _LENGTH))
+    prompts = -(-min(self.micro_prompts, self.shape[0]) // self.shards)
+    several = range(min(_SHORT_LENGTH // length, prompts), 1, -1)
+    if not self.cuts_groups:
+      length *= next((n for n in several if prompts % n == 0), 1)
     step = _LANES if length > 4 * _LANES else 8
     return round_up(length, math.lcm(step, self.sequence))
 

@@ -154,7 +154,17 @@ def _open(
     if not cluster.leaves_alone(error):
       # Announce the end first: closing is collective.
       cluster.end(cluster_lib.status_of(error))
-      closing.close()
+      _close(closing, error)
+
+
+def _close(closing: contextlib.ExitStack, error: BaseException | None) -> None:
+  """Closes a trainer; a failure to close does not hide why it ended."""
+  try:
+    closing.close()
+  except Exception:
+    if error is None or isinstance(error, cluster_lib.Ended):
+      raise
+    logging.exception("could not close after %r", error)
 
 
 def _take_run(

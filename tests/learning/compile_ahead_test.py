@@ -100,7 +100,7 @@ class DeviceWorkTest(parameterized.TestCase):
     super().setUp()
     # Several sizes of rows of few tokens.
     for name, value in (
-        ("_LEAST_LENGTH", 8), ("_LENGTH", 1), ("_LEAST_TOKENS", 1),
+        ("_SHORT_LENGTH", 8), ("_LENGTH", 1), ("_LEAST_TOKENS", 1),
         ("_MICRO_BATCH_TOKENS", 20),
     ):  # fmt: skip
       self.enter_context(mock.patch.object(packing, name, value))

@@ -78,7 +78,7 @@ class GroupReferenceTest(parameterized.TestCase):
   ):
     self.enter_context(
         mock.patch.multiple(
-            packing, _LEAST_TOKENS=least_tokens, _LEAST_LENGTH=8, _LENGTH=1
+            packing, _LEAST_TOKENS=least_tokens, _SHORT_LENGTH=8, _LENGTH=1
         )
     )
     config = make_config(

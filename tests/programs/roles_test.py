@@ -52,6 +52,25 @@ class TrainerRefusedTest(absltest.TestCase):
     self.addCleanup(os.close, run_directory.lock(str(self.workdir), "trainer"))
     self.refused(f"process {os.getpid()} already runs there as the trainer")
 
+  def test_hanging_close_does_not_hide_error(self):
+
+    def hang():
+      raise TimeoutError("evaluation: did not end")
+
+    def make_trainer(config, run, cluster, closing, channel):
+      del config, run, cluster, channel
+      closing.callback(hang)
+      return mock.Mock(side_effect=RuntimeError("no data for 180 s"))
+
+    with (
+        mock.patch.object(roles, "make_trainer", make_trainer),
+        self.assertRaisesRegex(RuntimeError, "no data for 180 s"),
+        self.assertLogs(level="ERROR") as logs,
+    ):
+      run, memory = self.run_info, mock.MagicMock()
+      roles.train(self.config, run, (), lambda: False, memory)
+    self.assertIn("evaluation: did not end", "".join(logs.output))
+
   def test_directory_in_place_of_file(self):
     (self.workdir / "samples.jsonl").mkdir()
     self.refused("samples.jsonl: damaged: is a directory; remove it")

@@ -60,7 +60,7 @@ def pack(
   # More micro-batches cost less, so several are used.
   with mock.patch.multiple(
       packing,
-      _LEAST_LENGTH=8,
+      _SHORT_LENGTH=8,
       _LENGTH=2**20 if one_micro_batch else length,
       _LEAST_TOKENS=10**9 if one_micro_batch else 1,
       _MICRO_BATCH_TOKENS=-1,

@@ -46,8 +46,17 @@ def attend_self(
     [B, Q, G, M, Dh].
   """
   scores = masked_scores("bqgmd,bsgd->bgmqs", q, k, mask[:, None, None])
-  weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-  return jnp.einsum("bgmqs,bsgd->bqgmd", weights, v)
+  # Divided after the product, the gradient has no sum over keys.
+  highest = scores.max(axis=-1, keepdims=True)
+  weights = jnp.exp(scores - jax.lax.stop_gradient(highest))
+  total = jnp.moveaxis(weights.sum(axis=-1), 3, 1)[..., None]
+  out = jnp.einsum(
+      "bgmqs,bsgd->bqgmd",
+      weights.astype(v.dtype),
+      v,
+      preferred_element_type=jnp.float32,
+  )
+  return (out / total).astype(v.dtype)
 
 
 def positions_of(mask: jax.Array) -> jax.Array:

@@ -3,9 +3,10 @@
 """Plain attention of packed rows (`packed.py`).
 
 A query sees its own prompt or completion up to itself, and a completion's sees
-its prompt too. Long rows are computed by blocks: those that no query sees are
-left out, and scores are held of one block at a time (Dao et al. 2022,
-arXiv:2205.14135, algorithms 1 and 4).
+its prompt too. Short rows are computed at once: a block of queries scores the
+keys just before it and one prompt. Long rows are computed block by block: keys
+that no query sees are skipped, and only one block of scores is held at a time
+(Dao et al. 2022, arXiv:2205.14135, algorithms 1 and 4).
 
 Axes: R rows, L places of a row, Q queries, S keys, G key-value heads, M query
 heads of one key-value head, Dh head width.
@@ -24,7 +25,7 @@ from tba_jax.models.net import attention
 from tba_jax.models.net import layers
 from tba_jax.models.net import packed
 
-# Places of a row up to which all scores are computed.
+# Places of a row up to which all scores are held.
 WHOLE = 512
 # Queries and keys of a block: on a CPU they stay in its cache, elsewhere larger
 # ones are faster, and leave more of short sequences' blocks empty.
@@ -58,10 +59,59 @@ def attend_rows(
   Returns:
     [R, Q, G, M, Dh]; of places without a token finite and meaningless.
   """
-  if k.shape[1] <= WHOLE:
-    seen_RxQxL = sees(queries, keys, window)
-    return attention.attend_self(q, k, v, seen_RxQxL)
-  return _attend_blocks(q, k, v, queries, keys, window, platform)
+  if k.shape[1] > WHOLE:
+    return _attend_blocks(q, k, v, queries, keys, window, platform)
+  size = _near_size(keys)
+  if q.shape[1] == k.shape[1] and size:
+    return _attend_near(q, k, v, keys, window, size)
+  return attention.attend_self(q, k, v, sees(queries, keys, window))
+
+
+def _near_size(places: packed.Places) -> int:
+  """Returns the queries of a block of `_attend_near`, 0 if it saves nothing.
+
+  They are at least the keys that a query sees before it in its own sequence.
+  """
+  L = places.index.shape[1]
+  before = max(places.num_prompt, places.num_completion) - 1
+  size = -(-L // max(L // max(before, 1), 1))
+  return size if 2 * size + places.num_prompt - 1 < L else 0
+
+
+def _attend_near(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    places: packed.Places,
+    window: int,
+    size: int,
+) -> jax.Array:
+  """Returns `attend_rows`, each block of queries with a few keys.
+
+  They are the prompt of the block's first query, the block itself and the one
+  before it. Any other sequence of the block begins within the block.
+  """
+  (R, L), P = places.index.shape, places.num_prompt
+  q, k, v, places = _cut((q, k, v, places), size)
+  first = jax.tree.map(lambda x: x[:, :, :1], places)
+  prompts = jnp.maximum(first.prompt_start, 0) + jnp.arange(P - 1)[None, None]
+  indices = first.index - size + jnp.arange(2 * size)[None, None]
+  # A prompt's token that is also near counts once.
+  is_key = [prompts < first.index - size, indices >= 0]
+  is_key = jnp.concatenate(is_key, axis=2)[:, :, None]
+
+  def seen_by_block(x: jax.Array) -> jax.Array:
+    """Returns [R, blocks, P - 1 + 2 size, ...] of [R, blocks, size, ...]."""
+    rows = x.reshape(R, -1, *x.shape[3:])
+    far = jax.vmap(lambda row, at: row.at[at].get(mode="clip"))(rows, prompts)
+    before = jnp.pad(x, ((0, 0), (1, 0)) + ((0, 0),) * (x.ndim - 2))[:, :-1]
+    return jnp.concatenate([far, before, x], axis=2)
+
+  k, v, keys = jax.tree.map(seen_by_block, (k, v, places))
+  seen = sees(places, keys, window) & is_key
+  blocks = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (q, k, v, seen))
+  out = attention.attend_self(*blocks)
+  return out.reshape(R, -1, *out.shape[2:])[:, :L]
 
 
 def block_size(places: packed.Places, platform: str) -> int:
