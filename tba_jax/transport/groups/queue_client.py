@@ -144,7 +144,7 @@ class UnackedBlocks:
 class GrantedAssignments:
   """Assignments that have not started, in order. Not thread-safe.
 
-  pending: these assignments.
+  pending: assignments in the order of their grants.
   begun: epoch and number of the last started assignment.
   """
 
