@@ -154,7 +154,13 @@ def _open(
     if not cluster.leaves_alone(error):
       # Announce the end first: closing is collective.
       cluster.end(cluster_lib.status_of(error))
-      closing.close()
+      try:
+        closing.close()
+      except Exception:
+        # The first error is the cause: what hangs may hang because of it.
+        if error is None:
+          raise
+        logging.exception("the trainer is not closed")
 
 
 def _take_run(

@@ -41,11 +41,14 @@ class Activity:
 
   name: ROLE-INDEX of the loop.
   doing: kind of its present activity.
+  works: whether the last beat found it at work, which is neither a wait nor a
+    time without progress; False in a process without a supervisor.
   """
 
   def __init__(self, name: str):
     self.name = name
     self.doing = "start"
+    self.works = False
     self._waits = False
     # Beats since the last mark, and since the last sign of work.
     self._beats = self._idle = 0
@@ -92,7 +95,9 @@ class Activity:
     if self._waits or (works and self.doing not in self._longest):
       self._idle = 0
     usual = 2 * self._longest.get(self.doing, 0)
-    return round(self._idle * _BEAT_S) if self._beats > usual else 0
+    age_s = round(self._idle * _BEAT_S) if self._beats > usual else 0
+    self.works = not self._waits and age_s <= _BEAT_S
+    return age_s
 
   def close(self) -> None:
     """Ends the activity."""

@@ -18,6 +18,7 @@ from tba_jax.run import metrics
 from tba_jax.run import run_directory
 from tba_jax.sampling import samplers
 from tba_jax.system import processes
+from tba_jax.transport import byte_store
 from tests.support import base_config
 
 
@@ -66,6 +67,32 @@ class TrainerRefusedTest(absltest.TestCase):
         run_directory.NoRunError, "checkpoints: .*step 6"
     ):
       roles.check_is_new(self.config, self.run_info)
+
+
+class TrainerEndTest(absltest.TestCase):
+
+  def test_first_error_is_the_cause(self):
+    config = load.load_config("configs/countdown.py:smoke")
+    workdir = self.create_tempdir().full_path
+    run_info, _ = run_directory.create(workdir, config)
+    starved = byte_store.DeadlineExceededError("step 0 has 0 of 4 prompts")
+    # In a real run an evaluation hangs.
+    hangs = mock.Mock(side_effect=TimeoutError("did not end within 60 s"))
+
+    def make(config, run, cluster, closing, channel):
+      closing.callback(hangs)
+      return trains
+
+    with (
+        mock.patch.object(roles, "_take_run", autospec=True),
+        mock.patch.object(roles.agreement, "check_processes", autospec=True),
+        mock.patch.object(roles, "make_trainer", make),
+    ):
+      for error in (starved, None):
+        trains = mock.Mock(side_effect=error, return_value=True)
+        with self.assertRaises((type(error or hangs.side_effect),)):
+          roles.train(config, run_info, (), lambda: False)
+    self.assertEqual(hangs.call_count, 2)
 
 
 class PartsTest(absltest.TestCase):
