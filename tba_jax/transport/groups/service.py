@@ -136,9 +136,9 @@ class ReplayService:
       False if `should_stop` ended the wait; nothing was applied then.
 
     Raises:
-      DeadlineExceededError: for `starvation_s` nothing was delivered, no
-        searcher was at work and no params were on their way; names the
-        searchers.
+      DeadlineExceededError: `starvation_s` passed in which nothing was
+        delivered, no searcher was at work and no params were on their way;
+        names the searchers.
       TransportError: the receiver has ended.
     """
     self.open(step)
