@@ -74,9 +74,11 @@ class ActivityTest(parameterized.TestCase):
   def test_works_is_neither_wait_nor_hang(self):
     self.assertFalse(self.activity.works)
     self.activity.mark("decode")
-    for count, share, works in ((300, 0.5, True), (100, 0.0, False)):
-      self.beat(count, share)
-      self.assertEqual(self.activity.works, works)
+    for _ in range(300):  # On a busy machine.
+      self.beat(1, 0.05)
+      self.assertTrue(self.activity.works)
+    self.beat(100)
+    self.assertFalse(self.activity.works)
     self.activity.mark("wait_work", waits=True)
     self.beat(1, 0.5)
     self.assertFalse(self.activity.works)
