@@ -30,8 +30,8 @@ _BEAT_S = 1.0
 # CPU time that shows work: in all, and as a share of the time it took. A
 # process whose main loop hangs uses less for its other threads.
 _WORK_S, _WORK_SHARE = 1.0, 0.02
-# Time without progress up to which a loop is at work: on a busy machine a second
-# of CPU time takes many.
+# Time without progress up to which a loop is at work: on a busy machine a
+# second of CPU time takes many.
 _AT_WORK_S = 30.0
 _MAX_READ = 1 << 16
 
