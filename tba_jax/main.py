@@ -8,6 +8,7 @@
 import ast
 from collections.abc import Iterator, Sequence
 import contextlib
+import difflib
 import importlib
 import os
 import pathlib
@@ -363,8 +364,15 @@ def run() -> None:
       print(f"tba_jax {tba_jax.__version__}")
       sys.exit(processes.EXIT_OK)
   argv, overrides = load.split_argv(sys.argv)
-  if len(argv) > 1 and argv[1] in PROGRAMS:
-    argv[1] = f"--program={argv[1]}"
+  first = argv[1] if len(argv) > 1 else "-"
+  if first in PROGRAMS:
+    argv[1] = f"--program={first}"
+  elif not first.startswith("-") and not any(
+      arg.lstrip("-").startswith("program") for arg in argv[2:]
+  ):
+    close = difflib.get_close_matches(first, PROGRAMS, n=1)
+    hint = f"; did you mean {close[0]}?" if close else "; see --help"
+    sys.exit(processes.refuse(f"{first}: there is no such program{hint}"))
   logging.set_verbosity(logging.WARNING)
 
   def start(rest: Sequence[str]) -> NoReturn:
@@ -407,6 +415,15 @@ def _help(key: str, program: str) -> int:
     return processes.refuse(error)
 
 
+def _setting_of(flag: str) -> str:
+  """Returns which setting somebody means by a flag, "" for none."""
+  if flag in settings.SETTINGS:
+    return f"it is --config.{flag} here"
+  if keys := arguments.SHORT.get(flag):
+    return "it is " + " and ".join(f"--config.{k}" for k in keys) + " here"
+  return other_names.answer(flag)
+
+
 def parse_flags(argv: list[str]) -> list[str]:
   # absl would end with status 1, which means a run that failed.
   try:
@@ -414,7 +431,7 @@ def parse_flags(argv: list[str]) -> list[str]:
   except flags.Error as error:
     message = renamed.explain(str(error))
     unknown = re.match(r"Unknown command line flag '([\w.]+)'", message)
-    if unknown and (answer := other_names.answer(unknown[1])):
+    if unknown and (answer := _setting_of(unknown[1])):
       message = f"--{unknown[1]}: there is no such flag; {answer}"
     sys.exit(processes.refuse(ValueError(message)))
 

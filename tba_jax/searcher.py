@@ -184,6 +184,7 @@ class Searcher:
     self._parts = parts
     self._sink, self._source = parts.sink, parts.source
     self._collector, self._spans = parts.collector, parts.spans
+    self._sink.works = self._spans.works
     self._should_stop = should_stop
     self._version: version_lib.Version | None = None
     self._params: types.PyTree = None

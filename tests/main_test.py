@@ -357,6 +357,55 @@ class MainTest(parameterized.TestCase):
     self.assertEqual(exit_.exception.code, 2)
     self.assertRegex(self.stderr.getvalue(), "^error: ")
 
+  @parameterized.parameters(
+      ("num_steps", "it is --config.train.num_steps here"),
+      (
+          "learning_rate",
+          "it is --config.optimizer.learning_rate and"
+          " --config.optimizer.learning_rate_final here",
+      ),
+      ("prompt", "it is --config.task.prompt here"),
+      ("sampling.top_p", "it is --config.sampling.top_p here"),
+      ("num_generations", r"it is config.search.samples_per_prompt here \("),
+  )
+  def test_setting_as_flag_is_named(self, flag, answer):
+    with contextlib.redirect_stderr(self.stderr), flagsaver.flagsaver():
+      with self.assertRaises(SystemExit):
+        main_lib.parse_flags(["main", f"--{flag}=1"])
+    self.assertRegex(
+        self.stderr.getvalue(),
+        f"^error: --{flag}: there is no such flag; {answer}",
+    )
+
+  @parameterized.parameters(
+      ("tran", "; did you mean train[?]"), ("runs/a", "; see --help")
+  )
+  def test_wrong_program_is_refused(self, name, hint):
+    argv = ["main", name, "--config=countdown", "--workdir=runs/a"]
+    with (
+        mock.patch.object(sys, "argv", argv),
+        mock.patch.object(app, "run", autospec=True) as run,
+        contextlib.redirect_stderr(self.stderr),
+        self.assertRaises(SystemExit) as exit_,
+    ):
+      main_lib.run()
+    self.assertEqual(exit_.exception.code, 2)
+    self.assertRegex(
+        self.stderr.getvalue(),
+        f"^error: {name}: there is no such program{hint}",
+    )
+    run.assert_not_called()
+
+  def test_operand_may_precede_flag_of_its_program(self):
+    argv = ["main", "0", "--program=searcher", "--workdir=runs/a"]
+    with (
+        mock.patch.object(sys, "argv", argv),
+        mock.patch.object(app, "run", autospec=True) as run,
+        mock.patch.object(main_lib.logging, "set_verbosity", autospec=True),
+    ):
+      main_lib.run()
+    self.assertEqual(run.call_args.kwargs["argv"], argv)
+
   def test_wrong_use_never_loads_jax(self):
     # Another process imports it: this one has loaded it.
     script = """

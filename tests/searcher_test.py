@@ -493,6 +493,10 @@ class SearcherTest(parameterized.TestCase):
     self.assertEqual(stats[0], {"is_pulling": True})
     self.assertEqual(stats[1], {"is_pulling": False})
 
+  def test_trainer_hears_from_lease_whether_searcher_works(self):
+    self.run_it(self.block())
+    self.assertIs(self.queue.works, self.spans.works)
+
   def test_params_are_put_while_older_ones_sample(self):
     self.has_room = True
     threads = []

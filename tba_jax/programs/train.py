@@ -788,8 +788,14 @@ class Supervisor:
       )
     cause = signal.Signals(-code).name if code < 0 else f"status {code}"
     too_often = self._children.died_too_often(child)
+    # What a role prints last, if it ends by itself.
+    last = self._children.tail(child, 1) if code == 1 else ""
+    why = last.removeprefix("error: ")
     self._events.write(
-        "died", f"{child.name}: {cause}", role=child.role, index=child.index
+        "died",
+        f"{child.name}: {cause}" + (f", {why}" if why != last else ""),
+        role=child.role,
+        index=child.index,
     )
     if too_often:
       raise RunFailed(

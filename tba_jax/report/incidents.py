@@ -89,7 +89,9 @@ def errors(run: run_reader.RunData) -> evidence.Rows:
       continue
     if kind == "stalled":
       hung.add(name)
-    cause = message.partition(": ")[2] if kind == "died" else ""
+    cause = ""
+    if kind == "died":  # The same status is one cause, whatever was said.
+      cause = message.partition(": ")[2].partition(", ")[0]
     groups.setdefault((kind, name, cause), []).append(event)
   return {str(key): _error(*key[:2], group) for key, group in groups.items()}
 

@@ -273,6 +273,10 @@ class SpanWriter:
     """Reports progress within a span of the main lane to the supervisor."""
     self._activity.mark()
 
+  def works(self) -> bool:
+    """Returns `heartbeat.Activity.works` of the main lane."""
+    return self._activity.works
+
   def flush(self) -> None:
     """Writes pending spans to the file."""
     with self._lock:

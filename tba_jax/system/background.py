@@ -7,6 +7,8 @@ import logging
 import queue
 import threading
 
+from tba_jax.system import processes
+
 _CLOSE_S = 60.0
 
 
@@ -61,7 +63,12 @@ class Thread:
     """Asks the thread to end and waits; raises as `join`."""
     self._stop.set()
     self._wake()
-    self.join(self._close_s)
+    try:
+      self.join(self._close_s)
+    except TimeoutError:
+      # The process can end without it, whatever it is at.
+      self._thread.name = f"{processes.LEFT_BEHIND} {self._name}"
+      raise
 
   def _main(self) -> None:
     try:

@@ -30,6 +30,9 @@ _BEAT_S = 1.0
 # CPU time that shows work: in all, and as a share of the time it took. A
 # process whose main loop hangs uses less for its other threads.
 _WORK_S, _WORK_SHARE = 1.0, 0.02
+# Time without progress up to which a loop is at work: on a busy machine a
+# second of CPU time takes many.
+_AT_WORK_S = 30.0
 _MAX_READ = 1 << 16
 
 # Activities of this process, oldest first.
@@ -41,11 +44,14 @@ class Activity:
 
   name: ROLE-INDEX of the loop.
   doing: kind of its present activity.
+  works: whether the last beat found it at work, which is neither a wait nor a
+    time without progress; False in a process without a supervisor.
   """
 
   def __init__(self, name: str):
     self.name = name
     self.doing = "start"
+    self.works = False
     self._waits = False
     # Beats since the last mark, and since the last sign of work.
     self._beats = self._idle = 0
@@ -92,7 +98,9 @@ class Activity:
     if self._waits or (works and self.doing not in self._longest):
       self._idle = 0
     usual = 2 * self._longest.get(self.doing, 0)
-    return round(self._idle * _BEAT_S) if self._beats > usual else 0
+    age_s = round(self._idle * _BEAT_S) if self._beats > usual else 0
+    self.works = not self._waits and age_s <= _AT_WORK_S
+    return age_s
 
   def close(self) -> None:
     """Ends the activity."""

@@ -29,7 +29,8 @@ def sources(
 
   Args:
     data: path, which stays as it is, or rows; see the module.
-    folder: gets a file for each split of rows.
+    folder: gets a file for each split of rows; of a run, once it has begun,
+      it keeps those that it has.
     template: `config.task.prompt`; "" takes the column that has prompts.
 
   Raises:
@@ -127,9 +128,10 @@ def _line(
 
 
 def _write(argument: str, path: pathlib.Path, lines: list[str]) -> pathlib.Path:
-  """Writes a file, unless it has the same lines."""
+  """Writes a file, unless a run has begun with the same lines."""
   text = "".join(f"{line}\n" for line in lines)
-  if path.exists():
+  has_begun = (path.parent.parent / "config.json").exists()
+  if path.exists() and has_begun:
     if path.read_text("utf-8") != text:
       raise ValueError(
           f"{argument}: differs from the rows that the run began with, which"

@@ -178,9 +178,10 @@ class RowsTask(base.Task):
       ]
       if missing and field_names:
         mentions = f"config.task.{setting}: " if setting else ""
+        hint = "; set it to one of them in braces, or to a text with several"
         return (
             f"{mentions}no row of {source} has the field {missing[0]!r}; its"
-            f" fields are {sorted(field_names)}"
+            f" fields are {sorted(field_names)}" + hint * (setting == "prompt")
         )
     if not self.report.read[split]:
       return f"{source}: has no rows"
@@ -235,6 +236,12 @@ class RowsTask(base.Task):
       count = min(count, MOST_HELD_OUT)
     setting = "None" if held_out is None else f"{held_out:g}"
     if count >= total:
+      if total == 1 and self._used_fields().get("prompt") == []:
+        raise ValueError(
+            "config.task.prompt: must name a field in braces, as in"
+            " {question}; without one all rows have the same prompt, and"
+            " config.task.held_out leaves none to train on"
+        )
       raise ValueError(
           f"config.task.held_out={setting}: must leave a prompt to train on,"
           f" and takes {count} of the {total} in config.task.train"

@@ -59,6 +59,8 @@ class GroupSink(Protocol):
   totals: prompts, completions and tokens submitted so far.
   begun_s: start time of each position not yet submitted, by `monotonic`, oldest
     first; kept by the searcher.
+  works: whether the searcher is at work, as its supervisor sees it; set by the
+    searcher.
   """
 
   epoch: int
@@ -66,6 +68,7 @@ class GroupSink(Protocol):
   run_done: bool
   totals: Mapping[str, int]
   begun_s: dict[int, float]
+  works: Callable[[], bool]
 
   def next_assignment(self, timeout_s: float) -> Assignment | None:
     """Returns the next assignment, which the searcher begins at once.

@@ -18,6 +18,7 @@ from tba_jax.run import metrics
 from tba_jax.run import run_directory
 from tba_jax.sampling import samplers
 from tba_jax.system import processes
+from tba_jax.transport import byte_store
 from tests.support import base_config
 
 
@@ -52,25 +53,6 @@ class TrainerRefusedTest(absltest.TestCase):
     self.addCleanup(os.close, run_directory.lock(str(self.workdir), "trainer"))
     self.refused(f"process {os.getpid()} already runs there as the trainer")
 
-  def test_hanging_close_does_not_hide_error(self):
-
-    def hang():
-      raise TimeoutError("evaluation: did not end")
-
-    def make_trainer(config, run, cluster, closing, channel):
-      del config, run, cluster, channel
-      closing.callback(hang)
-      return mock.Mock(side_effect=RuntimeError("no data for 180 s"))
-
-    with (
-        mock.patch.object(roles, "make_trainer", make_trainer),
-        self.assertRaisesRegex(RuntimeError, "no data for 180 s"),
-        self.assertLogs(level="ERROR") as logs,
-    ):
-      run, memory = self.run_info, mock.MagicMock()
-      roles.train(self.config, run, (), lambda: False, memory)
-    self.assertIn("evaluation: did not end", "".join(logs.output))
-
   def test_directory_in_place_of_file(self):
     (self.workdir / "samples.jsonl").mkdir()
     self.refused("samples.jsonl: damaged: is a directory; remove it")
@@ -85,6 +67,32 @@ class TrainerRefusedTest(absltest.TestCase):
         run_directory.NoRunError, "checkpoints: .*step 6"
     ):
       roles.check_is_new(self.config, self.run_info)
+
+
+class TrainerEndTest(absltest.TestCase):
+
+  def test_first_error_is_the_cause(self):
+    config = load.load_config("configs/countdown.py:smoke")
+    workdir = self.create_tempdir().full_path
+    run_info, _ = run_directory.create(workdir, config)
+    starved = byte_store.DeadlineExceededError("step 0 has 0 of 4 prompts")
+    # In a real run an evaluation hangs.
+    hangs = mock.Mock(side_effect=TimeoutError("did not end within 60 s"))
+
+    def make(config, run, cluster, closing, channel):
+      closing.callback(hangs)
+      return trains
+
+    with (
+        mock.patch.object(roles, "_take_run", autospec=True),
+        mock.patch.object(roles.agreement, "check_processes", autospec=True),
+        mock.patch.object(roles, "make_trainer", make),
+    ):
+      for error in (starved, None):
+        trains = mock.Mock(side_effect=error, return_value=True)
+        with self.assertRaises((type(error or hangs.side_effect),)):
+          roles.train(config, run_info, (), lambda: False)
+    self.assertEqual(hangs.call_count, 2)
 
 
 class PartsTest(absltest.TestCase):

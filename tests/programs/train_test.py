@@ -462,6 +462,16 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertEqual(self.children.started.count("trainer-0"), 3)
     self.assertIn("no further than step 7", self.stderr.getvalue())
 
+  def test_death_is_told_with_last_error(self):
+    supervisor = self.make(trainer_0=[1, 0], searcher_1=[1, None])
+    words = {"trainer-0": "error: step 0 has 0 of 4 prompts"}
+    tail = lambda child, _: words.get(child.name, "Traceback")
+    with mock.patch.object(self.children, "tail", tail):
+      self.assertEqual(self.run_to_end(supervisor), 0)
+    told = [e["message"] for e in self.events() if e["kind"] == "died"]
+    why = "trainer-0: status 1, step 0 has 0 of 4 prompts"
+    self.assertCountEqual(told, [why, "searcher-1: status 1"])
+
   def test_continues_if_failing_child_makes_progress(self):
     supervisor = self.make(_NO_DEATHS_COUNT, trainer_0=[1, 1, 1, 1, 0])
     steps = iter(range(100))

@@ -484,13 +484,14 @@ EVENTFUL = {
         ],
     ),
     "paused twice": ([], timed(*range(20), 100, *range(101, 110), 200)),
-    "died four times": (
+    "died five times": (
         [
             event(1, "died", "searcher-1: SIGKILL", "searcher", 1),
             event(2, "restart", "searcher-1 (after SIGKILL)", "searcher", 1),
             event(3, "died", "searcher-1: SIGKILL", "searcher", 1),
             event(4, "died", "searcher-0: SIGKILL", "searcher", 0),
             event(5, "died", "searcher-1: status 1", "searcher", 1),
+            event(6, "died", "searcher-1: status 1, no room", "searcher", 1),
         ],
         [],
     ),

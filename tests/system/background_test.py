@@ -7,6 +7,7 @@ import threading
 from absl.testing import absltest
 
 from tba_jax.system import background
+from tba_jax.system import processes
 
 
 class WorkerTest(absltest.TestCase):
@@ -34,6 +35,9 @@ class WorkerTest(absltest.TestCase):
     thread = background.Thread("test", lambda _: go.wait(60), close_s=0.05)
     with self.assertRaisesRegex(TimeoutError, "test: did not end"):
       thread.close()
+    # The process ends without it.
+    names = [t.name for t in threading.enumerate()]
+    self.assertIn(f"{processes.LEFT_BEHIND} test", names)
     go.set()
 
 

@@ -71,6 +71,18 @@ class ActivityTest(parameterized.TestCase):
     # The second time may not take long.
     self.assertEqual(self.beat(601, share)[-1], 601)
 
+  def test_works_is_neither_wait_nor_hang(self):
+    self.assertFalse(self.activity.works)
+    self.activity.mark("decode")
+    for _ in range(300):  # On a busy machine.
+      self.beat(1, 0.05)
+      self.assertTrue(self.activity.works)
+    self.beat(100)
+    self.assertFalse(self.activity.works)
+    self.activity.mark("wait_work", waits=True)
+    self.beat(1, 0.5)
+    self.assertFalse(self.activity.works)
+
   def test_up_to_twice_longest_time_is_usual(self):
     self.activity.mark("step")
     self.beat(40)

@@ -421,7 +421,14 @@ class CustomTaskTest(parameterized.TestCase):
       ({"test": "", "held_out": -1}, "held_out=-1: must be a share"),
       ({"test": "", "held_out": "2"}, "held_out='2': must be a share"),
       ({"held_out": 1}, "held_out=1: must be None with config.task.test"),
-      ({"prompt": "{promt}"}, "task.prompt: no row.*'promt'.*'prompt'"),
+      (
+          {"prompt": "{promt}"},
+          "task.prompt: no row.*'promt'.*'prompt'.*one of them in braces",
+      ),
+      (
+          {"test": "", "prompt": "prompt"},
+          "task.prompt: must name a field in braces.*the same prompt",
+      ),
       ({"answer": "reply"}, "config.task.answer: no row of .*'reply'"),
       ({"completion": " {reply}"}, "config.task.completion: .*'reply'"),
       ({"answer_kind": "x"}, "config.task.answer_kind='x'"),

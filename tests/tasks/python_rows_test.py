@@ -79,7 +79,10 @@ class PythonRowsTest(parameterized.TestCase):
     self.assertEqual(self.write(rows, "Q: {question}")[1], "Q: {question}")
 
   def test_other_rows_than_run_began_with_are_refused(self):
-    self.write(_ROWS)
+    self.write(_ROWS[:1])
+    # The call that gave them failed before there was a run.
+    self.assertEqual(self.write(_ROWS)[0], {"train": _ROWS})
+    (self.folder.parent / "config.json").write_text("{}")
     self.write(_ROWS)
     with self.assertRaisesRegex(
         ValueError, "data: differs from the rows that the run began with"

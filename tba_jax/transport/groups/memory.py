@@ -209,6 +209,7 @@ class MemorySink:
       index: slot of this searcher.
     """
     self.begun_s: dict[int, float] = {}
+    self.works: Callable[[], bool] = lambda: False
     self.totals = {"prompts": 0, "completions": 0, "tokens": 0}
     self.has_left = False
     self._channel = channel
@@ -310,7 +311,9 @@ class MemorySink:
         "unacked": self._unacked,
         "credits": self._channel.credits,
         "totals": self.totals,
-        "stats": self._stats | {"block_age_s": age for age in ages},
+        "stats": self._stats
+        | ({"works": True} if self.works() else {})
+        | {"block_age_s": age for age in ages},
         "age_s": now - self._heard_at,
         "alive": not self.has_left,
     }

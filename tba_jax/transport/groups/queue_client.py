@@ -209,6 +209,8 @@ class QueueClient:
   run_done: whether it asked because the run is complete.
   begun_s: times at which the positions not yet submitted were begun, by
     `monotonic`, oldest first; kept by the searcher.
+  works: whether the searcher is at work, as its supervisor sees it; set by the
+    searcher.
   """
 
   def __init__(
@@ -254,6 +256,7 @@ class QueueClient:
     self._totals = dict.fromkeys(messages.UNITS, 0)
     self._stats: dict[str, Any] = {}
     self.begun_s: dict[int, float] = {}
+    self.works: Callable[[], bool] = lambda: False
     self.lease = {
         "sid": sid,
         "slot": f"{socket.gethostname()}/{index}",
@@ -627,6 +630,8 @@ class QueueClient:
     """Returns a new lease, after writing its file."""
     self._beat += 1
     stats = dict(self._stats)
+    if self.works():
+      stats["works"] = True
     for begun_s in list(self.begun_s.values())[:1]:
       stats["block_age_s"] = time.monotonic() - begun_s
     with self._lock:

@@ -136,8 +136,9 @@ class ReplayService:
       False if `should_stop` ended the wait; nothing was applied then.
 
     Raises:
-      DeadlineExceededError: nothing was delivered for `starvation_s`, and no
-        params were on their way; names the searchers.
+      DeadlineExceededError: `starvation_s` passed in which nothing was
+        delivered, no searcher was at work and no params were on their way;
+        names the searchers.
       TransportError: the receiver has ended.
     """
     self.open(step)
@@ -250,7 +251,7 @@ class ReplayService:
       now = time.monotonic()
       if arrived != before:
         before, deadline = arrived, now + self._starvation_s
-      if now > deadline and self._params_are_moving():
+      if self._is_on_its_way():
         deadline = now + self._starvation_s
       if now > deadline:
         limit_s, searchers = self._starvation_s, self._describe()
@@ -265,10 +266,14 @@ class ReplayService:
         )
       self._receiver.inbox.wait(0.1)
 
-  def _params_are_moving(self) -> bool:
-    """Returns whether searchers may be waiting for a version on its way."""
+  def _is_on_its_way(self) -> bool:
+    """Returns whether a searcher samples, or may wait for params on their way.
+
+    A round may take longer than any deadline: long completions, a slow device.
+    """
     return self.is_publishing() or any(
-        lease["alive"] and lease["stats"].get("is_pulling")
+        lease["alive"]
+        and (lease["stats"].get("is_pulling") or lease["stats"].get("works"))
         for lease in self._receiver.heard().values()
     )
 

@@ -233,6 +233,24 @@ class GroupsContract:
     ):
       trainer.step(0)
 
+  def test_round_of_searcher_at_work_may_take_long(self):
+    trainer = self.trainer(starvation_s=0.5)
+    slow = self.searcher("slow", works=False, lease_s=0.2)
+    slow.client.works = lambda: True
+    wait_until(
+        lambda: trainer.living().get("slow", {}).get("stats", {}).get("works"),
+        "the searcher",
+    )
+    begun = time.monotonic()
+    # Twice the limit passes before the first block.
+    enough = lambda: time.monotonic() > begun + 1.0
+    self.assertFalse(trainer.service.begin_step(0, enough))
+    slow.client.works = lambda: False
+    with self.assertRaisesRegex(
+        byte_store.DeadlineExceededError, "step 0 has 0 of 4 .*slow .silent for"
+    ):
+      trainer.step(0)
+
   def test_stopped_wait_applies_nothing(self):
     trainer = self.trainer()
     self.assertFalse(trainer.service.begin_step(0, lambda: True))
