@@ -55,6 +55,8 @@ class ModelConfig:
   num_experts: MLPs of a layer, E; 0 is one without a router.
   experts_per_token: experts that a token uses, A.
   norm_router: whether the weights of a token's experts add up to 1.
+  swiglu_alpha, swiglu_limit: factor in the sigmoid of gpt-oss's experts, and
+    bound of their gates and ups.
   dense_mlp_width: hidden units of a layer without experts, for config.json
     alone: there is no such layer.
   sliding_window: number of tokens that a token sees, itself included; 0 is all.
@@ -106,6 +108,8 @@ class ModelConfig:
   num_experts: int = 0
   experts_per_token: int = 0
   norm_router: bool = True
+  swiglu_alpha: float = 1.702
+  swiglu_limit: float = 7.0
   dense_mlp_width: int = 6144
   sliding_window: int = 0
   global_layers: tuple[bool, ...] = ()
@@ -152,6 +156,7 @@ class ModelConfig:
         ("global_layers", len(self.global_layers) in (0, self.num_layers),
          f"() or num_layers={self.num_layers} of them"),
         ("local_rope_theta", self.local_rope_theta > 0, "above 0"),
+        ("swiglu_limit", self.swiglu_limit > 0, "above 0"),
         ("score_dim", self.score_dim >= 0, "0 or more"),
         ("rope_type", self.rope_type in ROPE_TYPES, f"one of {ROPE_TYPES}"),
         ("rope_factor", self.rope_factor >= 1, "1 or more"),
@@ -226,7 +231,10 @@ class ModelConfig:
   def idle_params(self) -> int:
     """Number of params that a token does not use: those of other experts."""
     idle = self.num_experts - self.experts_per_token
-    return 3 * self.num_layers * idle * self.mlp_width * self.width
+    size = 3 * self.mlp_width * self.width
+    if family_lib.FAMILIES[self.family].has_expert_biases:
+      size += 2 * self.mlp_width + self.width
+    return self.num_layers * idle * size
 
   @classmethod
   def from_config(

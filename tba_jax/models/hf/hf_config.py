@@ -240,7 +240,7 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
   if "sliding_window" in fields:
     fields["sliding_window"] = fields["sliding_window"] or 0
   if "global_layers" in facts.fields:
-    fields["global_layers"] = _read_layers(hf, problems, fields)
+    fields["global_layers"] = _read_layers(hf, problems, fields, facts)
   elif hf.get("layer_types") and _layer_types(hf) != {"full_attention"}:
     problems.append(_wrong(hf, "layer_types", "'full_attention' alone"))
   if is_rotary:
@@ -342,16 +342,20 @@ def _layer_types(hf: Mapping[str, Any]) -> set[str]:
 
 
 def _read_layers(
-    hf: Mapping[str, Any], problems: list[str], fields: Mapping[str, Any]
+    hf: Mapping[str, Any],
+    problems: list[str],
+    fields: Mapping[str, Any],
+    facts: family_lib.Family,
 ) -> tuple[bool, ...]:
   """Returns which layers see all tokens despite a sliding window; () is none.
 
-  Every n-th does if config.json says no more than `sliding_window_pattern` n.
+  Every n-th does if config.json says no more than `sliding_window_pattern` n,
+  or the family's `global_every`.
   """
   num_layers, window = fields["num_layers"], fields["sliding_window"]
   kinds = hf.get("layer_types")
   if kinds is None:
-    every = hf.get("sliding_window_pattern", 6)
+    every = hf.get("sliding_window_pattern", facts.global_every)
     if not _is_a(every, int) or every < 1:
       problems.append(_wrong(hf, "sliding_window_pattern", "1 or more"))
       return ()

@@ -15,6 +15,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+from tba_jax.models.net import products
+
 # Finite, so that a row with all keys masked has no NaN gradient; so low that a
 # masked key has a weight of exactly 0.
 MASKED_SCORE = -1e30
@@ -31,8 +33,79 @@ def masked_scores(
   return jnp.where(mask, scores / math.sqrt(q.shape[-1]), MASKED_SCORE)
 
 
+def softmax(scores: jax.Array, sinks_GxM: jax.Array | None) -> jax.Array:
+  """Returns the weights of keys, which with a sink add up to less than 1.
+
+      weight = exp(score) / (exp(sink) + Σ exp(score))
+
+  Source: Xiao et al. 2023 (arXiv:2309.17453), with a learned sink of each head.
+
+  Args:
+    scores: [..., G, M, Q, S] float32.
+    sinks_GxM: logit of each head's sink, None without.
+  """
+  if sinks_GxM is None:
+    return jax.nn.softmax(scores, axis=-1)
+  sinks = products.expand_to(
+      sinks_GxM.astype(scores.dtype)[..., None, None], scores.ndim
+  )
+  most = jnp.maximum(scores.max(axis=-1, keepdims=True), sinks)
+  most = jax.lax.stop_gradient(most)
+  weights = jnp.exp(scores - most)
+  total = weights.sum(axis=-1, keepdims=True) + jnp.exp(sinks - most)
+  return weights / total
+
+
+def join_sinks(
+    out: jax.Array, logsumexp: jax.Array, sinks: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+  """Returns a kernel's result, and its logsumexp, with sinks added.
+
+      out · exp(lse) / (exp(sink) + exp(lse)) = out · sigmoid(lse - sink)
+
+  The gradients of queries, keys and values from the returned numbers are then
+  those of attention with sinks.
+
+  Args:
+    out: [..., Dh], attention over keys alone.
+    logsumexp: [...] float32, logarithm of the sum of exp(score).
+    sinks: broadcasts to `logsumexp`; None without.
+  """
+  if sinks is None:
+    return out, logsumexp
+  sinks = sinks.astype(logsumexp.dtype)
+  share = jax.nn.sigmoid(logsumexp - sinks)[..., None]
+  return (out * share).astype(out.dtype), jnp.logaddexp(logsumexp, sinks)
+
+
+def sinks_gradient(
+    product: jax.Array,
+    logsumexp: jax.Array,
+    sinks: jax.Array | None,
+) -> jax.Array | None:
+  """Returns the gradient of sinks, None without.
+
+      -exp(sink - lse) · Σ out · grad
+
+  Args:
+    product: [...] float32, Σ out · grad of each query and head, where `out` and
+      `logsumexp` are those of `join_sinks`.
+    logsumexp: [...] float32.
+    sinks: broadcasts to `logsumexp`, with 1 at axes to sum over.
+  """
+  if sinks is None:
+    return None
+  grad = -jnp.exp(sinks.astype(logsumexp.dtype) - logsumexp) * product
+  axes = [axis for axis, size in enumerate(sinks.shape) if size == 1]
+  return jnp.sum(grad, axis=axes, keepdims=True).astype(sinks.dtype)
+
+
 def attend_self(
-    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: jax.Array,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
   """Returns attention of one sequence over itself.
 
@@ -41,12 +114,13 @@ def attend_self(
     k: [B, S, G, Dh].
     v: [B, S, G, Dh].
     mask: [B, Q, S] bool, True where query sees key.
+    sinks: [G, M], logits of heads' sinks; None without.
 
   Returns:
     [B, Q, G, M, Dh].
   """
   scores = masked_scores("bqgmd,bsgd->bgmqs", q, k, mask[:, None, None])
-  weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+  weights = softmax(scores, sinks).astype(v.dtype)
   return jnp.einsum("bgmqs,bsgd->bqgmd", weights, v)
 
 
@@ -88,6 +162,7 @@ def attend_causal(
     mask_BxL: jax.Array,
     window: int,
     num_parts: int,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
   """Returns causal attention of sequences over their real tokens.
 
@@ -98,6 +173,7 @@ def attend_causal(
     mask_BxL: bool, True on real tokens, which are contiguous.
     window: sliding window, see `sees`.
     num_parts: devices that L is split over.
+    sinks: [G, M], logits of heads' sinks; None without.
 
   Returns:
     [B, L, G, M, Dh].
@@ -105,7 +181,7 @@ def attend_causal(
 
   def block(q: jax.Array, indices_Q: jax.Array, k: jax.Array, v: jax.Array):
     seen = sees(indices_Q, jnp.arange(k.shape[1]), window)
-    return attend_self(q, k, v, seen[None] & mask_BxL[:, None])
+    return attend_self(q, k, v, seen[None] & mask_BxL[:, None], sinks)
 
   return _by_blocks(block, q, k, v, num_parts)
 

@@ -241,8 +241,12 @@ class GatedMLP(nnx.Module):
     return self.down(gate * self.up(x))
 
 
-# (q_...xGxMxDh, k_...xGxDh, v_...xGxDh) -> (out_...xGxMxDh, auxiliary output).
-AttendFn = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, object]]
+# (q_...xGxMxDh, k_...xGxDh, v_...xGxDh, sinks_GxM or None) -> (out_...xGxMxDh,
+# auxiliary output).
+AttendFn = Callable[
+    [jax.Array, jax.Array, jax.Array, jax.Array | None],
+    tuple[jax.Array, object],
+]
 
 
 def rotate(x: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -267,6 +271,8 @@ class Attention(nnx.Module):
   training, prefill and decoding.
 
   has_norms: whether each query and key head has a norm (Qwen3, Gemma 3).
+  has_sinks: whether each query head has a sink (gpt-oss), a logit without a
+    value: `sinks` [H], initially zeros.
   """
 
   def __init__(
@@ -279,7 +285,9 @@ class Attention(nnx.Module):
       out_bias: bool,
       has_norms: bool = False,
       norm_offset: float = 0.0,
+      has_sinks: bool = False,
   ):
+    self.has_sinks = has_sinks
     self.num_kv_heads, self.has_norms = config.num_kv_heads, has_norms
     width, head_dim = config.width, config.head_dim
     param_dtype = jnp.dtype(config.param_dtype)
@@ -312,6 +320,10 @@ class Attention(nnx.Module):
           offset=norm_offset,
       )
       self.q_norm, self.k_norm = norm(), norm()
+    if has_sinks:
+      self.sinks = nnx.Param(
+          jnp.zeros((config.num_heads,), param_dtype), logical_axes=("heads",)
+      )
 
   def __call__(
       self,
@@ -328,7 +340,10 @@ class Attention(nnx.Module):
     *lead, heads, head_dim = q.shape
     groups = self.num_kv_heads
     q = q.reshape(*lead, groups, heads // groups, head_dim)
-    out, kept = attend(q, k, v)
+    sinks = None
+    if self.has_sinks:
+      sinks = self.sinks[...].astype(jnp.float32).reshape(groups, -1)
+    out, kept = attend(q, k, v, sinks)
     return self.o(out.reshape(*lead, heads, head_dim)), kept
 
 

@@ -108,7 +108,9 @@ class ExpertsTest(parameterized.TestCase):
         functools.partial(experts._apply, config=config),
         static_argnames="platform",
     )
-    of_all = functools.partial(apply, x, None, router, *kernels, first_expert=0)
+    of_all = functools.partial(
+        apply, x, None, (router, None), kernels, None, first_expert=0
+    )
     whole, chosen = of_all(platform="cpu")
     few, same = of_all(platform="gpu")
     np.testing.assert_allclose(few, whole, rtol=1e-4, atol=1e-4)
@@ -116,8 +118,8 @@ class ExpertsTest(parameterized.TestCase):
     for platform in ("cpu", "gpu"):
       parts = [
           apply(
-              x, None, router, *(k[i : i + 2] for k in kernels), first_expert=i,
-              platform=platform,
+              x, None, (router, None), [k[i : i + 2] for k in kernels], None,
+              first_expert=i, platform=platform,
           )[0]
           for i in range(0, E, 2)
       ]  # fmt: skip
