@@ -32,6 +32,11 @@ def make_places(*, B=5, K=3, P=20, T=60, length=256, seed=0) -> packed.Places:
   return packed.places_of(tokens_RxL, jnp.asarray(prompt_mask), (B, K, T))
 
 
+def make_sinks(q: jax.Array) -> jax.Array:
+  """Returns sinks [G, M] of queries [..., G, M, Dh], as large as scores."""
+  return 2 * jax.random.normal(jax.random.key(1), q.shape[-3:-1])
+
+
 def pack(
     batch: types.Batch,
     micro_prompts: int = 1,

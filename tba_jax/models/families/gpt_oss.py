@@ -48,12 +48,14 @@ def _only(hf: Mapping[str, Any]) -> dict[str, tuple]:
     names = ("modules_to_not_convert", "dequantize")
     if {k: v for k, v in quantization.items() if k not in names} == mxfp4:
       mxfp4 = quantization
-  rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
-  length = "original_max_position_embeddings"
+  rope = hf.get("rope_parameters") or hf.get("rope_scaling")
+  length = 4096
+  if isinstance(rope, dict):
+    length = rope.get("original_max_position_embeddings", length)
   return {
       "quantization_config": (None, mxfp4),
-      # A name of OpenAI's own files.
-      "initial_context_length": (None, rope.get(length, 4096)),
+      # OpenAI's own name of what YaRN's settings say.
+      "initial_context_length": (None, length),
   }
 
 

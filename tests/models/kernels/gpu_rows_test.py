@@ -22,26 +22,27 @@ class GpuRowsTest(parameterized.TestCase):
   def test_equals_plain_attention_with_gradients(self, window, row_by_row):
     places = rows.make_places(P=100, T=150, length=400)
     q, k, v = rows.make_inputs(places)
+    sinks = rows.make_sinks(q) if window else None
     is_real = (places.group >= 0)[..., None, None, None]
 
     def run(attend):
-      def fn(q, k, v):
-        out = jnp.where(is_real, attend(q, k, v), 0)
+      def fn(q, k, v, sinks):
+        out = jnp.where(is_real, attend(q, k, v, sinks=sinks), 0)
         return jnp.sum(jnp.sin(out)), out
 
-      grad = jax.value_and_grad(fn, (0, 1, 2), has_aux=True)
-      return jax.jit(grad)(q, k, v)
+      grad = jax.value_and_grad(fn, (0, 1, 2, 3), has_aux=True)
+      return jax.jit(grad)(q, k, v, sinks)
 
     expected = run(
-        lambda *inputs: row_attention.attend_rows(
-            *inputs, places, places, window, "cpu"
+        lambda *inputs, sinks: row_attention.attend_rows(
+            *inputs, places, places, window, "cpu", sinks
         )
     )
     most = 1 if row_by_row else gpu_rows.MAX_SIZE
     with mock.patch.object(gpu_rows, "MAX_SIZE", most):
       found = run(
-          lambda *inputs: gpu_rows.attend(
-              *inputs, places, window=window, interpret=True
+          lambda *inputs, sinks: gpu_rows.attend(
+              *inputs, places, window=window, sinks=sinks, interpret=True
           )
       )
     chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-5)

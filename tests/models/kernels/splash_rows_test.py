@@ -22,24 +22,29 @@ class SplashRowsTest(parameterized.TestCase):
   def test_equals_plain_attention_with_gradients(self, window):
     places = rows.make_places(P=150, T=200, length=512)
     q, k, v = rows.make_inputs(places)
+    sinks = rows.make_sinks(q) if window else None
     is_real = (places.group >= 0)[..., None, None, None]
 
     def run(attend):
-      def fn(q, k, v):
-        out = jnp.where(is_real, attend(q, k, v), 0)
+      def fn(q, k, v, sinks):
+        out = jnp.where(is_real, attend(q, k, v, sinks=sinks), 0)
         return jnp.sum(jnp.sin(out)), out
 
-      grad = jax.value_and_grad(fn, (0, 1, 2), has_aux=True)
-      return jax.jit(grad)(q, k, v)
+      grad = jax.value_and_grad(fn, (0, 1, 2, 3), has_aux=True)
+      return jax.jit(grad)(q, k, v, sinks)
 
     expected = run(
-        lambda *inputs: row_attention.attend_rows(
-            *inputs, places, places, window, "cpu"
+        lambda *inputs, sinks: row_attention.attend_rows(
+            *inputs, places, places, window, "cpu", sinks
         )
     )
     found = run(
-        lambda *inputs: splash_rows.attend(
-            *inputs, places, window=window, block=_BLOCK, interpret=True
+        lambda *inputs, sinks: splash_rows.attend(
+            *(*inputs, places),
+            window=window,
+            block=_BLOCK,
+            sinks=sinks,
+            interpret=True,
         )
     )
     chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-5)
