@@ -140,6 +140,36 @@ CASES = {
             tie_word_embeddings=False,
         ),
     ),
+    "gpt_oss": (
+        "GptOss",
+        dict(
+            _GATED,
+            head_dim=16,
+            num_local_experts=8,
+            num_experts_per_tok=3,
+            sliding_window=6,
+            swiglu_limit=1.0,
+            rope_parameters=dict(
+                _YARN, beta_fast=3.0, beta_slow=0.3, truncate=False
+            ),
+        ),
+    ),
+    "gpt_oss_odd": (
+        "GptOss",
+        dict(
+            _GATED,
+            attention_bias=False,
+            head_dim=10,
+            intermediate_size=21,
+            num_local_experts=5,
+            num_experts_per_tok=2,
+            sliding_window=5,
+            layer_types=["full_attention"] + ["sliding_attention"] * 2,
+            swiglu_alpha=1.1,
+            rope_parameters=dict(rope_type="default", rope_theta=500.0),
+            tie_word_embeddings=True,
+        ),
+    ),
     "gpt_neox": ("GPTNeoX", dict(_SHAPE, rotary_pct=0.25)),
     "gpt_neox_serial": (
         "GPTNeoX",

@@ -81,6 +81,7 @@ class Family:
   has_local_rope: whether layers with a sliding window have a base of their own.
   global_every: default of the layers of which the last one has no window.
   rotary_fraction: default of the rotated share of a head.
+  rope: rotary settings of a config.json without any; {} is "default".
   old_rope: old names of rope_theta and of the rotated share, "" for none.
   aliases: other names of settings -> those in `keys`.
   only: (config.json) -> settings that must have one of these values, the
@@ -116,6 +117,7 @@ class Family:
   has_local_rope: bool = False
   global_every: int = 6
   rotary_fraction: float = 1.0
+  rope: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   old_rope: tuple[str, str] = ("rope_theta", "")
   aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
   only: Callable[[Mapping[str, Any]], dict[str, tuple]] = lambda hf: {}

@@ -95,6 +95,12 @@ FAMILY = family.Family(
     clamps_experts=True,
     has_sinks=True,
     rope_theta=150000.0,
+    rope={
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "truncate": False,
+    },
     global_every=2,
     aliases={
         "num_experts": "num_local_experts",

@@ -269,7 +269,10 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
     fields["mlp_width"] = 4 * fields["width"]
   fields["num_labels"] = read_num_labels(hf, problems)
   fields |= _read_stops(hf, problems)
-  dtype = dtype or hf.get("dtype") or hf.get("torch_dtype") or "float32"
+  default = "float32"
+  if hf.get("quantization_config"):
+    default = "bfloat16"  # That of the tensors which are not quantized.
+  dtype = dtype or hf.get("dtype") or hf.get("torch_dtype") or default
   if problems:
     raise ValueError("config.json: " + "; ".join(problems))
   return ModelConfig(
@@ -423,6 +426,8 @@ def _read_rope(
     facts: the family, for its defaults.
   """
   rope, names = {"rope_type": "default"}, {}
+  if hf.get("rope_scaling") is None and hf.get("rope_parameters") is None:
+    rope |= facts.rope
   spellings = [(k, v, hf[k]) for k, v in _ROPE_NAMES.items() if k in hf]
   for name in ("rope_scaling", "rope_parameters"):
     nested = hf.get(name) or {}

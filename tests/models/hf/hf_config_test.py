@@ -54,6 +54,7 @@ _LLAMA = {
 }
 _QWEN = {**_LLAMA, "model_type": "qwen3", "rope_theta": 5000.0}
 _MOE = _PUBLISHED["Qwen/Qwen3-30B-A3B"]
+_OSS = _PUBLISHED["openai/gpt-oss-20b"]
 _NEOX = _PUBLISHED["EleutherAI/pythia-410m-deduped"]
 _GPT2 = _PUBLISHED["openai-community/gpt2"]
 _ROBERTA = "facebook/roberta-hate-speech-dynabench-r4-target"
@@ -230,6 +231,7 @@ class EverySettingTest(parameterized.TestCase):
       ("gemma3_text", _PUBLISHED["google/gemma-3-1b-it"]),
       ("gpt2", _GPT2),
       ("gpt_neox", _NEOX),
+      ("gpt_oss", _OSS),
       ("llama", _LLAMA),
       ("mistral", _PUBLISHED["mistralai/Mistral-7B-v0.1"]),
       ("qwen2", _PUBLISHED["Qwen/Qwen2.5-0.5B"]),
@@ -464,6 +466,40 @@ class FromHfTest(parameterized.TestCase):
     self.assertEqual((config.rope_type, config.rope_factor), ("linear", 2.0))
     self.assertEqual(config.rope_theta, 50.0)
 
+  def test_gpt_oss_has_yarn_and_windows_unless_it_says_otherwise(self):
+    names = ("rope_scaling", "layer_types", "swiglu_limit", "sliding_window")
+    left = {k: v for k, v in _OSS.items() if k not in names}
+    config = hf_config.from_hf(left)
+    self.assertEqual(config, hf_config.from_hf(_OSS))
+    self.assertEqual(config.windows[:4], (128, 0, 128, 0))
+    self.assertEqual((config.rope_type, config.rope_factor), ("yarn", 32.0))
+    self.assertFalse(config.rope_truncate)
+    default = {"rope_type": "default", "rope_theta": 150000}
+    config = hf_config.from_hf({**left, "rope_parameters": default})
+    self.assertEqual(config.rope_type, "default")
+
+  @parameterized.parameters(
+      ("quantization_config", {"quant_method": "fp8"},
+       "'fp8'.*supported: None or {'quant_method': 'mxfp4'}"),
+      ("quantization_config", {"quant_method": "mxfp4", "bits": 4}, "'bits'"),
+      ("initial_context_length", 8192, "length=8192 .* None or 4096"),
+      ("experts_per_token", 8, "experts_per_token=8 contradicts num_experts_p"),
+      ("swiglu_limit", 0.0, "swiglu_limit=0.0: must be above 0"),
+      ("num_experts_per_tok", 64, "=(64|4)"),
+  )  # fmt: skip
+  def test_refuses_settings_of_gpt_oss_by_name(self, name, value, message):
+    with self.assertRaisesRegex(ValueError, message):
+      hf_config.from_hf({**_OSS, name: value})
+
+  def test_mxfp4_leaves_the_dtype_of_other_tensors(self):
+    self.assertEqual(hf_config.from_hf(_OSS).param_dtype, "bfloat16")
+    self.assertEqual(
+        hf_config.from_hf(_OSS, dtype="float32").param_dtype, "float32"
+    )
+    self.assertNotIn(
+        "quantization_config", hf_config.to_hf(hf_config.from_hf(_OSS))
+    )
+
   @parameterized.parameters("rope_scaling", "rope_parameters")
   def test_reads_yarn_as_qwen_publishes_it(self, spelling):
     """The settings that the model cards of Qwen2.5 and Qwen3 have users add."""
@@ -548,6 +584,11 @@ class ToHfTest(parameterized.TestCase):
                            score_dim=12, rope_theta=99.0, rope_type="linear",
                            rope_factor=8.0, local_rope_theta=7.0)),
       ("gemma3_text", dict(sliding_window=0, score_dim=8)),
+      ("gpt_oss", dict(num_experts=6, experts_per_token=3, sliding_window=9,
+                       global_layers=(True, False), attention_bias=True,
+                       swiglu_alpha=1.5, swiglu_limit=3.0, rope_type="yarn",
+                       rope_factor=8.0, rope_truncate=False)),
+      ("gpt_oss", dict(num_experts=6, experts_per_token=3)),
       ("gpt_neox", dict(activation="gelu")),
       ("gpt_neox", dict(activation="gelu_new", attention_bias=True,
                         parallel_residual=True, rotary_fraction=0.25,
