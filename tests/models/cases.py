@@ -160,7 +160,7 @@ CASES = {
             _GATED,
             attention_bias=False,
             head_dim=10,
-            intermediate_size=21,
+            intermediate_size=20,
             num_local_experts=5,
             num_experts_per_tok=2,
             sliding_window=5,
