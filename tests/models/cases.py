@@ -276,6 +276,34 @@ def write(
   )
 
 
+def write_mxfp4(folder: pathlib.Path) -> None:
+  """Writes gpt-oss with experts in MXFP4, as its folders are published."""
+  quantized = {
+      "modules_to_not_convert": [
+          "model.layers.*.self_attn",
+          "model.layers.*.mlp.router",
+          "model.embed_tokens",
+          "lm_head",
+      ],
+      "quant_method": "mxfp4",
+  }
+  settings = hf_settings("gpt_oss") | {"intermediate_size": 64}
+  arrays = tensors(hf_config.from_hf(settings), 0)
+  rng = np.random.default_rng(0)
+  byte = lambda low, high, *shape: rng.integers(low, high, shape, np.uint8)
+  for name in list(arrays):
+    if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+      E, D, F = arrays.pop(name).shape
+      arrays[f"{name}_blocks"] = byte(0, 256, E, F, D // 32, 16)
+      arrays[f"{name}_scales"] = byte(121, 125, E, F, D // 32)
+  folder.mkdir(parents=True, exist_ok=True)
+  settings = settings | {"quantization_config": quantized}
+  (folder / "config.json").write_text(json.dumps(settings))
+  safetensors.numpy.save_file(
+      arrays, folder / "model.safetensors", metadata={"format": "pt"}
+  )
+
+
 def batch() -> tuple[np.ndarray, np.ndarray]:
   """Returns tokens and mask, left-padded prompts of unequal lengths."""
   rng = np.random.default_rng(0)

@@ -137,6 +137,27 @@ class ParityTest(parameterized.TestCase):
     self.assertLess(difference.max(), TOLERANCE)
     self.assertGreater(expected.std(), 0.5)
 
+  def test_experts_in_mxfp4_equal_theirs_and_are_saved_without(self):
+    cases.write_mxfp4(self.folder / "published")
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    tokens, mask = cases.batch()
+    theirs = load(self.folder / "published", dtype=torch.float32).eval()
+    expected = torch_models.logits(theirs, tokens, mask)
+
+    config, params = hf.load(self.folder / "published")
+    model = transformer.make_model(config)
+    logits = np.asarray(jax.jit(model.logits)(params, tokens, mask))
+    difference = np.abs(logits - expected)[mask.astype(bool)]
+    self.assertLess(difference.max(), TOLERANCE)
+    self.assertGreater(expected.std(), 0.5)
+
+    hf.save(self.folder / "ours", config, params)
+    again = load(self.folder / "ours").eval()
+    self.assertFalse(hasattr(again.config, "quantization_config"))
+    np.testing.assert_array_equal(
+        torch_models.logits(again, tokens, mask), expected
+    )
+
   @parameterized.parameters(
       "gemma3_text", "gemma3_text_bias", "qwen3_moe", "gpt_oss", "gpt_oss_odd"
   )
