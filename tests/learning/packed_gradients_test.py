@@ -20,9 +20,7 @@ from tests.support import tiny_model
 _WINDOWS = dict(
     family="gemma3_text", sliding_window=3, global_layers=(False, True)
 )
-_SINKS = dict(
-    _WINDOWS, family="gpt_oss", num_experts=4, experts_per_token=2
-)
+_SINKS = dict(_WINDOWS, family="gpt_oss", num_experts=4, experts_per_token=2)
 _EXPERTS = dict(family="qwen3_moe", num_experts=6, experts_per_token=2)
 
 
@@ -75,9 +73,7 @@ class PackedGradientsTest(parameterized.TestCase):
         mock.patch.object(row_attention, "WHOLE", 0 if by_blocks else 512),
         mock.patch.dict(row_attention.BLOCK, cpu=8),
     ):
-      self.check(
-          tiny_model.make_model(**shape), packed_gradients.make_batch()
-      )
+      self.check(tiny_model.make_model(**shape), packed_gradients.make_batch())
 
   @pytest.mark.slow
   def test_adapters_agree(self):

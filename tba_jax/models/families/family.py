@@ -70,7 +70,7 @@ class Family:
   is_gated: whether MLPs are gated (SwiGLU).
   has_experts: whether a layer has several MLPs, of which a token uses few.
   has_expert_biases: whether these and their router have biases.
-  clamps_experts: whether their hidden units are those of gpt-oss.
+  clamps_experts: whether they have gpt-oss's hidden units.
   has_grouped_heads: whether there may be fewer key-value heads than query
     heads, and heads of any size; if not, heads * head_dim = width.
   qkv_bias, out_bias: whether query, key and value, and the output, always have

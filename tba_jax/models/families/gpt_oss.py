@@ -8,7 +8,6 @@ Source: OpenAI 2025 (arXiv:2508.10925), as computed by Hugging Face's
 """
 
 from collections.abc import Iterator, Mapping
-import functools
 from typing import Any
 
 from tba_jax.models.families import family
@@ -44,7 +43,7 @@ def _only(hf: Mapping[str, Any]) -> dict[str, tuple]:
   quantization = hf.get("quantization_config")
   mxfp4 = {"quant_method": "mxfp4"}
   if isinstance(quantization, dict):
-    # Which tensors are in MXFP4 is seen in the files.
+    # The files show which tensors are in MXFP4.
     names = ("modules_to_not_convert", "dequantize")
     if {k: v for k, v in quantization.items() if k not in names} == mxfp4:
       mxfp4 = quantization

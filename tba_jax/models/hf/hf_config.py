@@ -271,7 +271,7 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
   fields |= _read_stops(hf, problems)
   default = "float32"
   if hf.get("quantization_config"):
-    default = "bfloat16"  # That of the tensors which are not quantized.
+    default = "bfloat16"  # As tensors that are not quantized.
   dtype = dtype or hf.get("dtype") or hf.get("torch_dtype") or default
   if problems:
     raise ValueError("config.json: " + "; ".join(problems))

@@ -22,7 +22,6 @@ import safetensors
 import safetensors.numpy
 
 from tba_jax.models.hf import gguf_tensors
-from tba_jax.models.hf import mxfp4_tensors
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -65,8 +64,7 @@ class WeightFiles:
   """The tensors of a folder by name.
 
   Files are opened for each read only: an open one stays memory-mapped, and what
-  was read counts as the process's memory. Tensors in MXFP4 count as the one of
-  floats that they hold.
+  was read counts as the process's memory.
 
   shapes: shapes by tensor name.
   dtypes: dtypes by tensor name, as safetensors spells them.
@@ -101,16 +99,6 @@ class WeightFiles:
       ]
     if problems:
       raise ValueError(first_of(problems))
-    self._packed = mxfp4_tensors.unpacked_shapes(self.shapes)
-    for name, shape in self._packed.items():
-      for part in ("blocks", "scales"):
-        del self.shapes[f"{name}_{part}"]
-        dtype = self.dtypes.pop(f"{name}_{part}")
-        if dtype != "U8":
-          raise ValueError(
-              f"tensor {name}_{part} has dtype {dtype}, must be U8"
-          )
-      self.shapes[name], self.dtypes[name] = shape, "F32"
 
   def _add(self, path: pathlib.Path, listed: Mapping[str, str]) -> None:
     with safetensors.safe_open(str(path), framework="np") as file:
@@ -127,12 +115,6 @@ class WeightFiles:
 
   def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
     """Returns a slice of a tensor, as a copy."""
-    if name in self._packed:
-      shape = self._packed[name]
-      return mxfp4_tensors.read(self._read, name, shape, index)
-    return self._read(name, index)
-
-  def _read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
     path = self._path_of[name]
     with safetensors.safe_open(str(path), framework="np") as file:
       return file.get_slice(name)[index]

@@ -15,22 +15,21 @@ Axes: E experts, F outputs, D inputs, N = D / 32 blocks of an output. Does not
 import JAX.
 """
 
-from collections.abc import Callable, Mapping
-
 import numpy as np
+
+from tba_jax.models.hf import hf_files
 
 # Numbers of a block, and its bytes.
 BLOCK = 32
 _BYTES = 16
 _BIAS = 127
+_PARTS = ("blocks", "scales")
 # Numbers of 4 bits: a sign, two bits of exponent and one of mantissa.
 _HALF = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _VALUES = np.array([*_HALF, *(-x for x in _HALF)], np.float32)
 # Both numbers of each byte, as one of 8 bytes.
 _PAIRS = np.stack([np.tile(_VALUES, 16), np.repeat(_VALUES, 16)], axis=1)
 _PAIRS = np.ascontiguousarray(_PAIRS).view(np.uint64)[:, 0]
-
-Shape = tuple[int, ...]
 
 
 def dequantize(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
@@ -47,57 +46,54 @@ def dequantize(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
   return values.reshape(*scales.shape[:2], -1).swapaxes(1, 2)
 
 
-def unpacked_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-  """Returns the shape [E, D, F] of each tensor in MXFP4, by its `NAME`.
+class Mxfp4Files:
+  """The tensors of a folder, with floats in place of MXFP4.
 
-  Args:
-    shapes: shapes of all tensors of a folder.
+  Others are as in `hf_files.WeightFiles`.
 
-  Raises:
-    ValueError: blocks and scales of a tensor do not fit each other.
+  shapes: sizes of axes by tensor name.
+  dtypes: safetensors' names of number formats by tensor name.
   """
-  names = {
-      name.removesuffix(end)
-      for name in shapes
-      for end in ("_blocks", "_scales")
-      if name.endswith(end)
-  }
-  out = {}
-  for name in sorted(names):
-    blocks, scales = (
-        shapes.get(f"{name}_{part}", ()) for part in ("blocks", "scales")
+
+  def __init__(self, files: hf_files.AnyFiles):
+    """Takes the folder's tensors.
+
+    Raises:
+      ValueError: blocks and scales of a tensor do not fit each other.
+    """
+    self._files = files
+    self.shapes, self.dtypes = dict(files.shapes), dict(files.dtypes)
+    ends = tuple(f"_{part}" for part in _PARTS)
+    packed = [name for name in files.shapes if name.endswith(ends)]
+    self._packed = {name.rpartition("_")[0] for name in packed}
+    for name in sorted(self._packed):
+      blocks, scales = (files.shapes.get(f"{name}{end}", ()) for end in ends)
+      dtypes = {files.dtypes.get(f"{name}{end}") for end in ends}
+      if len(scales) != 3 or blocks != (*scales, _BYTES) or dtypes != {"U8"}:
+        raise ValueError(
+            f"tensor {name} in MXFP4: {name}_blocks has shape {list(blocks)}"
+            f" and {name}_scales {list(scales)}; must be [E, F, N, {_BYTES}]"
+            " and [E, F, N] of U8"
+        )
+      E, F, N = scales
+      self.shapes[name], self.dtypes[name] = (E, N * BLOCK, F), "F32"
+    for name in packed:
+      del self.shapes[name], self.dtypes[name]
+
+  def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+    """Returns a slice of a tensor, as a copy."""
+    if name not in self._packed:
+      return self._files.read(name, index)
+    experts, inputs, outputs = index
+    first, stop, _ = inputs.indices(self.shapes[name][1])
+    start = first // BLOCK
+    own = (experts, outputs, slice(start, -(-stop // BLOCK)), slice(None))
+    values = dequantize(
+        self._files.read(f"{name}_blocks", own),
+        self._files.read(f"{name}_scales", own[:3]),
     )
-    if len(scales) != 3 or blocks != (*scales, _BYTES):
-      raise ValueError(
-          f"tensor {name} in MXFP4: {name}_blocks has shape {list(blocks)} and"
-          f" {name}_scales {list(scales)}; must be [E, F, N, {_BYTES}] and [E,"
-          " F, N]"
-      )
-    E, F, N = scales
-    out[name] = (E, N * BLOCK, F)
-  return out
+    return values[:, first - start * BLOCK : stop - start * BLOCK]
 
-
-def read(
-    read_raw: Callable[[str, tuple[slice, ...]], np.ndarray],
-    name: str,
-    shape: Shape,
-    index: tuple[slice, ...],
-) -> np.ndarray:
-  """Returns a slice of a tensor as float32.
-
-  Args:
-    read_raw: (name, index) -> slice of a tensor of the folder.
-    name: name of the tensor, without "_blocks".
-    shape: its shape, of `unpacked_shapes`.
-    index: slice of it.
-  """
-  experts, inputs, outputs = index
-  first, stop, _ = inputs.indices(shape[1])
-  start = first // BLOCK
-  own = (experts, outputs, slice(start, -(-stop // BLOCK)))
-  values = dequantize(
-      read_raw(f"{name}_blocks", (*own, slice(None))),
-      read_raw(f"{name}_scales", own),
-  )
-  return values[:, first - start * BLOCK : stop - start * BLOCK]
+  def damaged(self, part: int = 0, num_parts: int = 1) -> list[str]:
+    """Returns the tensors that changed since they were written, by name."""
+    return self._files.damaged(part, num_parts)

@@ -67,9 +67,7 @@ def attend(
   rows = *map(heads, (q, k, v)), places
   if sinks is not None:
     sinks = sinks.reshape(1, -1, 1)
-  run = lambda rows: _attend(
-      *rows, sinks, window, 1 / math.sqrt(Dh), interpret
-  )
+  run = lambda rows: _attend(*rows, sinks, window, 1 / math.sqrt(Dh), interpret)
   most = max(1, MAX_SIZE // (rows[0].size // R))
   at_once = max(n for n in range(1, R + 1) if R % n == 0 and n <= most)
   if at_once == R:

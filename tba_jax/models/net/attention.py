@@ -63,8 +63,8 @@ def join_sinks(
 
       out · exp(lse) / (exp(sink) + exp(lse)) = out · sigmoid(lse - sink)
 
-  The gradients of queries, keys and values from the returned numbers are then
-  those of attention with sinks.
+  From the returned numbers a kernel's backward pass computes the gradients of
+  attention with sinks.
 
   Args:
     out: [..., Dh], attention over keys alone.
@@ -88,9 +88,9 @@ def sinks_gradient(
       -exp(sink - lse) · Σ out · grad
 
   Args:
-    product: [...] float32, Σ out · grad of each query and head, where `out` and
-      `logsumexp` are those of `join_sinks`.
-    logsumexp: [...] float32.
+    product: [...] float32, Σ out · grad of each query and head, with the `out`
+      of `join_sinks`.
+    logsumexp: [...] float32, log of exp(sink) + Σ exp(score).
     sinks: broadcasts to `logsumexp`, with 1 at axes to sum over.
   """
   if sinks is None:

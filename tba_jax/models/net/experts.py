@@ -40,8 +40,8 @@ class Experts(nnx.Module):
   """Σ_e w_e down_e(activation(gate_e(x)) * up_e(x)) over a token's experts.
 
   These are the A with the largest softmax(router x), whose values are the
-  weights w, divided by their sum with `config.norm_router`. The hidden units of
-  gpt-oss are those of `activations.gated`.
+  weights w, divided by their sum with `config.norm_router`. gpt-oss has
+  other hidden units (`_gated`).
 
   router: [E, D].
   gate, up: [E, F, D].
@@ -214,7 +214,7 @@ def _apply(
   Args:
     x: [..., D].
     routes: [..., A], experts of each token; None has the router choose.
-    router: weights and bias of the router, of all experts.
+    router: weights of all experts' scores, and their bias.
     kernels: weights of some experts in a row, gate, up and down.
     biases: biases of these experts in the same order; None without.
     first_expert: number of the first of them.
@@ -229,7 +229,7 @@ def _apply(
     routes = routes.reshape(len(x_TxD), -1)
   router_ExD, bias_E = router
   weights_TxA, chosen_TxA = route(x_TxD, router_ExD, config, routes, bias_E)
-  hidden_fn = activations.gated(config)
+  hidden_fn = _gated(config)
   compute = _sorted
   is_adapted = any(isinstance(kernel, products.Adapted) for kernel in kernels)
   if platform != "cpu" and len(x_TxD) <= _FEW and not is_adapted:
@@ -241,6 +241,29 @@ def _apply(
   )
   chosen = chosen_TxA.astype(config.route_dtype)
   return out_TxD.reshape(x.shape), chosen.reshape(*x.shape[:-1], -1)
+
+
+def _gated(
+    config: config_lib.ModelConfig,
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
+  """Returns (gate, up) -> hidden units of an expert.
+
+  In gpt-oss, with alpha and limit of `config`, they are
+
+      min(gate, limit) · σ(alpha · min(gate, limit)) · (clip(up, ±limit) + 1)
+
+  (OpenAI 2025, arXiv:2508.10925, §2.1), else activation(gate) · up.
+  """
+  if not family_lib.FAMILIES[config.family].clamps_experts:
+    activation = activations.ACTIVATIONS[config.activation]
+    return lambda gate, up: activation(gate) * up
+  alpha, limit = config.swiglu_alpha, config.swiglu_limit
+
+  def clamped(gate: jax.Array, up: jax.Array) -> jax.Array:
+    gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+    return gate * jax.nn.sigmoid(alpha * gate) * (up + 1)
+
+  return clamped
 
 
 def _num_experts(kernel: jax.Array | products.Adapted) -> int:
@@ -267,9 +290,7 @@ def _dense(x_TxD, weights_TxA, own_TxA, kernels, biases, hidden_fn, product):
       jnp.where(is_own_TxAxE, weights_TxA[..., None], 0.0), axis=1
   )
   weights_TxE = weights_TxE.astype(x_TxD.dtype)
-  hidden = [
-      jnp.einsum("td,efd->tef", x_TxD, kernel) for kernel in (gate, up)
-  ]
+  hidden = [jnp.einsum("td,efd->tef", x_TxD, kernel) for kernel in (gate, up)]
   if biases is not None:
     hidden = [x + bias[None] for x, bias in zip(hidden, biases)]
   hidden_TxExF = hidden_fn(*hidden) * weights_TxE[..., None]

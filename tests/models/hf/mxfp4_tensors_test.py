@@ -10,6 +10,7 @@ import numpy as np
 import safetensors.numpy
 
 from tba_jax.models.hf import hf_files
+from tba_jax.models.hf import hf_tensors
 from tba_jax.models.hf import mxfp4_tensors
 
 try:
@@ -51,7 +52,7 @@ class DequantizeTest(parameterized.TestCase):
     found = mxfp4_tensors.dequantize(blocks, scales)
     np.testing.assert_array_equal(found, expected.numpy(), strict=True)
 
-  def test_a_scale_that_is_no_number_gives_none(self):
+  def test_scales_of_nan_give_no_numbers(self):
     blocks, scales = _packed()
     scales[1, 2, 3] = 255
     finite = np.isfinite(mxfp4_tensors.dequantize(blocks, scales))
@@ -65,11 +66,11 @@ class FilesTest(parameterized.TestCase):
     super().setUp()
     self.folder = pathlib.Path(self.create_tempdir().full_path)
 
-  def write(self, **parts) -> hf_files.AnyFiles:
+  def write(self, **parts) -> hf_tensors.AnyFiles:
     tensors = {f"{_NAME}_{part}": x for part, x in parts.items()}
     path = self.folder / hf_files.WEIGHTS
     safetensors.numpy.save_file(tensors, path)
-    return hf_files.open_files(self.folder)
+    return hf_tensors.open_files(self.folder)
 
   def test_slices_are_those_of_the_whole(self):
     blocks, scales = _packed()
@@ -96,10 +97,10 @@ class FilesTest(parameterized.TestCase):
       ),
       (
           dict(scales=np.zeros(_SHAPE, np.float32)),
-          "_scales has dtype F32, must be U8",
+          "must be .* of U8",
       ),
   )
-  def test_parts_that_do_not_fit_are_refused(self, changes, message):
+  def test_refuses_parts_of_other_shapes(self, changes, message):
     blocks, scales = _packed()
     parts = dict(blocks=blocks, scales=scales) | changes
     with self.assertRaisesRegex(ValueError, f"{_NAME}.*{message}"):

@@ -121,13 +121,9 @@ class ExpertsTest(parameterized.TestCase):
     np.testing.assert_allclose(few, whole, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(chosen, same, strict=True)
     for platform in ("cpu", "gpu"):
+      pair = lambda i: jax.tree.map(lambda k: k[i : i + 2], (kernels, biases))
       parts = [
-          apply(
-              *(x, None, router),
-              *jax.tree.map(lambda k: k[i : i + 2], (kernels, biases)),
-              first_expert=i,
-              platform=platform,
-          )[0]
+          apply(x, None, router, *pair(i), first_expert=i, platform=platform)[0]
           for i in range(0, E, 2)
       ]
       np.testing.assert_allclose(sum(parts), whole, rtol=1e-4, atol=1e-4)
