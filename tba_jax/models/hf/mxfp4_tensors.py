@@ -8,8 +8,7 @@ bits along the inputs, of which a byte holds two, the lower four bits first;
 of a tensor `NAME`, whose inputs come before the outputs.
 
 Source: Open Compute Project 2023, "OCP Microscaling Formats (MX)
-Specification", §5.1 and §6.3, as read by Hugging Face's
-`convert_moe_packed_tensors`.
+Specification", as read by Hugging Face's `convert_moe_packed_tensors`.
 
 Axes: E experts, F outputs, D inputs, N = D / 32 blocks of an output. Does not
 import JAX.

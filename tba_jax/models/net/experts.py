@@ -252,7 +252,7 @@ def _gated(
 
       min(gate, limit) · σ(alpha · min(gate, limit)) · (clip(up, ±limit) + 1)
 
-  (OpenAI 2025, arXiv:2508.10925, §2.1), else activation(gate) · up.
+  (OpenAI 2025, arXiv:2508.10925), else activation(gate) · up.
   """
   if not family_lib.FAMILIES[config.family].clamps_experts:
     activation = activations.ACTIVATIONS[config.activation]
