@@ -174,7 +174,7 @@ def bytes_a_param(
     copy with them merged.
   value_model: params, gradients, two moments; params of steps ago.
   searcher: two versions, half of it where they are bfloat16; with adapters
-    also the base, and a copy with them merged.
+    also the base, and a copy with them merged, all in the dtype of the base.
 
   The reference is the trainer's or the searcher's.
   """
@@ -184,6 +184,7 @@ def bytes_a_param(
   copy = 4 if _is_float32(c, hardware) else 2
   reference = copy if c.reference.mode == "fixed" else 4
   is_searchers = losses.holds_reference(c, "searcher")
+  is_narrow = copy == 2 and c.model.param_dtype != "float32"
   trainer = 16 + copy + reference * (not is_searchers)
   if loss.behavior_logprobs == "recomputed" or loss.correction == "decoupled":
     trainer += 4 * holds
@@ -192,7 +193,9 @@ def bytes_a_param(
       "trainer": 8 if c.lora.rank else trainer,
       "value_model": (16 + 4 * holds) * losses.find(loss.name).has_values,
       "searcher": (
-          8 + 2 * copy if c.lora.rank else 8 + reference * is_searchers
+          (4 if is_narrow else 8) + 2 * copy
+          if c.lora.rank
+          else 8 + reference * is_searchers
       ),
   }
 

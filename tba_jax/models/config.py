@@ -11,7 +11,7 @@ import ml_collections
 from tba_jax.models.families import family as family_lib
 
 DTYPES = ("float32", "bfloat16", "float16")
-ROPE_TYPES = ("default", "linear", "llama3")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _SIZES = (
     "vocab_size",
     "num_layers",
@@ -55,6 +55,8 @@ class ModelConfig:
   num_experts: MLPs of a layer, E; 0 is one without a router.
   experts_per_token: experts that a token uses, A.
   norm_router: whether the weights of a token's experts add up to 1.
+  swiglu_alpha, swiglu_limit: factor in the sigmoid of gpt-oss's experts, and
+    bound of their gates and ups.
   dense_mlp_width: hidden units of a layer without experts, for config.json
     alone: there is no such layer.
   sliding_window: number of tokens that a token sees, itself included; 0 is all.
@@ -62,13 +64,23 @@ class ModelConfig:
     is none of them.
   local_rope_theta: rope_theta of Gemma's layers with a window, whose positions
     rope_type does not change.
-  rope_type: "default"; "linear" divides positions by rope_factor; "llama3"
-    divides only low frequencies by it.
+  rope_type: "default"; "linear" divides positions by rope_factor; "llama3" and
+    "yarn" divide only low frequencies by it.
   rope_factor: see rope_type.
   rope_low_freq_factor, rope_high_freq_factor: bounds of "llama3": wavelengths
     above rope_original_positions over the first are low, below it over the
     second high; in between it interpolates.
-  rope_original_positions: context length before "llama3" stretched it.
+  rope_original_positions: context length before "llama3" or "yarn" stretched
+    it.
+  rope_beta_fast, rope_beta_slow: bounds of "yarn": pairs that rotate more often
+    than the first over rope_original_positions keep their frequency, those that
+    rotate less often than the second have a low one; it interpolates between.
+  rope_attention_factor: factor of cosines and sines of "yarn"; None derives it
+    from rope_factor.
+  rope_mscale, rope_mscale_all_dim: weights of log(rope_factor) in the numerator
+    and denominator of a derived factor; unless both are set, the denominator
+    is 1 and the weight is too.
+  rope_truncate: whether "yarn" rounds the bounds to whole pairs.
   rotary_fraction: share of a head's entries that rotary positions rotate.
   parallel_residual: whether attention and MLP read the same stream.
   activation: nonlinearity of the MLP; gated ones have "silu", but for Gemma's.
@@ -106,6 +118,8 @@ class ModelConfig:
   num_experts: int = 0
   experts_per_token: int = 0
   norm_router: bool = True
+  swiglu_alpha: float = 1.702
+  swiglu_limit: float = 7.0
   dense_mlp_width: int = 6144
   sliding_window: int = 0
   global_layers: tuple[bool, ...] = ()
@@ -115,6 +129,12 @@ class ModelConfig:
   rope_low_freq_factor: float = 1.0
   rope_high_freq_factor: float = 4.0
   rope_original_positions: int = 8192
+  rope_beta_fast: float = 32.0
+  rope_beta_slow: float = 1.0
+  rope_attention_factor: float | None = None
+  rope_mscale: float = 0.0
+  rope_mscale_all_dim: float = 0.0
+  rope_truncate: bool = True
   rotary_fraction: float = 1.0
   parallel_residual: bool = False
   activation: str = "silu"
@@ -144,7 +164,8 @@ class ModelConfig:
         ("num_heads", self.num_heads % self.num_kv_heads == 0,
          f"a multiple of num_kv_heads={self.num_kv_heads}"),
         ("head_dim", self.head_dim % 2 == 0, "an even number"),
-        ("rope_theta", self.rope_theta > 0, "above 0"),
+        ("rope_theta", self.rope_theta > (self.rope_type == "yarn"),
+         "above 0, or above 1 for 'yarn'"),
         ("norm_epsilon", self.norm_epsilon > 0, "above 0"),
         ("param_dtype", self.param_dtype in DTYPES, f"one of {DTYPES}"),
         ("compute_dtype", self.compute_dtype in DTYPES, f"one of {DTYPES}"),
@@ -152,6 +173,7 @@ class ModelConfig:
         ("global_layers", len(self.global_layers) in (0, self.num_layers),
          f"() or num_layers={self.num_layers} of them"),
         ("local_rope_theta", self.local_rope_theta > 0, "above 0"),
+        ("swiglu_limit", self.swiglu_limit > 0, "above 0"),
         ("score_dim", self.score_dim >= 0, "0 or more"),
         ("rope_type", self.rope_type in ROPE_TYPES, f"one of {ROPE_TYPES}"),
         ("rope_factor", self.rope_factor >= 1, "1 or more"),
@@ -161,6 +183,14 @@ class ModelConfig:
          f"above rope_low_freq_factor={self.rope_low_freq_factor}"),
         ("rope_original_positions", self.rope_original_positions > 0,
          "above 0"),
+        ("rope_beta_slow", self.rope_beta_slow > 0, "above 0"),
+        ("rope_beta_fast", self.rope_beta_fast >= self.rope_beta_slow,
+         f"rope_beta_slow={self.rope_beta_slow} or more"),
+        ("rope_attention_factor",
+         self.rope_attention_factor is None or self.rope_attention_factor > 0,
+         "above 0, or None"),
+        ("rope_mscale", self.rope_mscale >= 0, "0 or more"),
+        ("rope_mscale_all_dim", self.rope_mscale_all_dim >= 0, "0 or more"),
         ("activation", self.activation in family_lib.ACTIVATIONS,
          f"one of {family_lib.ACTIVATIONS}"),
         ("rotary_fraction",
@@ -179,6 +209,10 @@ class ModelConfig:
           ("head_dim", self.head_dim * heads == self.width,
            f"width / num_heads in family {self.family!r}"),
       ]  # fmt: skip
+    if family is not None and family.has_local_rope:
+      # transformers does not read it of layers of one kind.
+      rows.append(("rope_truncate", self.rope_truncate,
+                   f"True in family {self.family!r}"))  # fmt: skip
     if family is not None and family.has_experts:
       experts = self.num_experts
       rows += [
@@ -226,7 +260,10 @@ class ModelConfig:
   def idle_params(self) -> int:
     """Number of params of experts that a token does not use."""
     idle = self.num_experts - self.experts_per_token
-    return 3 * self.num_layers * idle * self.mlp_width * self.width
+    size = 3 * self.mlp_width * self.width
+    if family_lib.FAMILIES[self.family].has_expert_biases:
+      size += 2 * self.mlp_width + self.width
+    return self.num_layers * idle * size
 
   @classmethod
   def from_config(

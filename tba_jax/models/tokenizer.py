@@ -389,7 +389,8 @@ class Tokenizer:
     inner = longer.rpartition(assistant)[2]
     _, user_end = self._find_special(self._encode_end(between))
     _, end = self._find_special(self._encode_end(last))
-    _, inner_end = self._find_special(self._encode_end(inner))
+    inner_ids = self._encode_end(inner)
+    place, inner_end = self._find_special(inner_ids)
     # Texts may have several tokens at their end, and then begin the next turn
     # where the template always asks for an answer.
     ids = [i for i in self._encode_end(last) if self._is_special(i)]
@@ -397,7 +398,10 @@ class Tokenizer:
     if ids and text != write(chat, asks=True):
       end = ids[-1]
     end = next(iter(known), end)
-    if inner_end in self.encode(head):
+    rest = inner_ids[place + 1 :]
+    place, start = self._find_special(rest)
+    has_start = start is not None and not self.decode(rest[:place]).strip()
+    if inner_end in self.encode(head) and not has_start:
       inner_end = None  # It begins the next turn.
     ends = [i for i in (end, inner_end) if i is not None]
     closers = frozenset((*ends, self.eos_id))

@@ -254,7 +254,7 @@ def _kernels(
   for name, child in sorted(node.items()):
     if isinstance(child, Mapping):
       yield from _kernels((*path, name), child)
-    elif name == _KERNEL or ("experts" in child and "mlp" in child):
+    elif name == _KERNEL or {"experts", "mlp", "width"} <= set(child):
       yield (*path, name), child
 
 

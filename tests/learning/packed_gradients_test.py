@@ -20,6 +20,7 @@ from tests.support import tiny_model
 _WINDOWS = dict(
     family="gemma3_text", sliding_window=3, global_layers=(False, True)
 )
+_SINKS = dict(_WINDOWS, family="gpt_oss", num_experts=4, experts_per_token=2)
 _EXPERTS = dict(family="qwen3_moe", num_experts=6, experts_per_token=2)
 
 
@@ -65,16 +66,14 @@ class PackedGradientsTest(parameterized.TestCase):
     batch = packed_gradients.make_batch()
     self.check(tiny_model.make_model(), batch, micro_completions=2, name="tb")
 
-  @parameterized.parameters(False, True)
+  @parameterized.product(by_blocks=[False, True], shape=[_WINDOWS, _SINKS])
   @pytest.mark.slow
-  def test_layers_with_windows_agree(self, by_blocks):
+  def test_layers_with_windows_agree(self, by_blocks, shape):
     with (
         mock.patch.object(row_attention, "WHOLE", 0 if by_blocks else 512),
         mock.patch.dict(row_attention.BLOCK, cpu=8),
     ):
-      self.check(
-          tiny_model.make_model(**_WINDOWS), packed_gradients.make_batch()
-      )
+      self.check(tiny_model.make_model(**shape), packed_gradients.make_batch())
 
   @pytest.mark.slow
   def test_adapters_agree(self):

@@ -38,6 +38,12 @@ _ROPE_3 = dict(
     high_freq_factor=4.0,
     original_max_position_embeddings=16,
 )
+_YARN = dict(
+    rope_type="yarn",
+    rope_theta=100.0,
+    factor=4.0,
+    original_max_position_embeddings=24,
+)
 _SHAPE = dict(
     hidden_size=32,
     intermediate_size=40,
@@ -56,10 +62,34 @@ CASES = {
         "Llama",
         dict(_GATED, rope_parameters=_ROPE_3, tie_word_embeddings=True),
     ),
+    "llama_yarn": (
+        "Llama",
+        dict(
+            _GATED,
+            head_dim=14,
+            rope_parameters=dict(
+                _YARN,
+                beta_fast=3.0,
+                beta_slow=0.3,
+                mscale=0.7,
+                mscale_all_dim=1.9,
+                truncate=False,
+            ),
+        ),
+    ),
     "mistral": ("Mistral", dict(_GATED, sliding_window=6)),
     "mistral_wide": ("Mistral", dict(_GATED, sliding_window=None, head_dim=16)),
     "qwen2": ("Qwen2", dict(_GATED, tie_word_embeddings=True)),
     "qwen3": ("Qwen3", dict(_GATED, head_dim=16)),
+    "qwen2_yarn": ("Qwen2", dict(_GATED, rope_parameters=_YARN)),
+    "qwen3_yarn": (
+        "Qwen3",
+        dict(
+            _GATED,
+            head_dim=16,
+            rope_parameters=dict(_YARN, attention_factor=1.4, beta_fast=4.0),
+        ),
+    ),
     "qwen3_bias": ("Qwen3", dict(_GATED, head_dim=16, attention_bias=True)),
     "qwen3_moe": (
         "Qwen3Moe",
@@ -108,6 +138,36 @@ CASES = {
             sliding_window=6,
             hidden_activation="silu",
             tie_word_embeddings=False,
+        ),
+    ),
+    "gpt_oss": (
+        "GptOss",
+        dict(
+            _GATED,
+            head_dim=16,
+            num_local_experts=8,
+            num_experts_per_tok=3,
+            sliding_window=6,
+            swiglu_limit=1.0,
+            rope_parameters=dict(
+                _YARN, beta_fast=3.0, beta_slow=0.3, truncate=False
+            ),
+        ),
+    ),
+    "gpt_oss_odd": (
+        "GptOss",
+        dict(
+            _GATED,
+            attention_bias=False,
+            head_dim=10,
+            intermediate_size=20,
+            num_local_experts=5,
+            num_experts_per_tok=2,
+            sliding_window=5,
+            layer_types=["full_attention"] + ["sliding_attention"] * 2,
+            swiglu_alpha=1.1,
+            rope_parameters=dict(rope_type="default", rope_theta=500.0),
+            tie_word_embeddings=True,
         ),
     ),
     "gpt_neox": ("GPTNeoX", dict(_SHAPE, rotary_pct=0.25)),
@@ -213,6 +273,34 @@ def write(
       ),
       path / "model.safetensors",
       metadata={"format": "pt"},
+  )
+
+
+def write_mxfp4(folder: pathlib.Path) -> None:
+  """Writes gpt-oss with experts in MXFP4, as its folders are published."""
+  quantized = {
+      "modules_to_not_convert": [
+          "model.layers.*.self_attn",
+          "model.layers.*.mlp.router",
+          "model.embed_tokens",
+          "lm_head",
+      ],
+      "quant_method": "mxfp4",
+  }
+  settings = hf_settings("gpt_oss") | {"intermediate_size": 64}
+  arrays = tensors(hf_config.from_hf(settings), 0)
+  rng = np.random.default_rng(0)
+  byte = lambda low, high, *shape: rng.integers(low, high, shape, np.uint8)
+  for name in list(arrays):
+    if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+      E, D, F = arrays.pop(name).shape
+      arrays[f"{name}_blocks"] = byte(0, 256, E, F, D // 32, 16)
+      arrays[f"{name}_scales"] = byte(121, 125, E, F, D // 32)
+  folder.mkdir(parents=True, exist_ok=True)
+  settings = settings | {"quantization_config": quantized}
+  (folder / "config.json").write_text(json.dumps(settings))
+  safetensors.numpy.save_file(
+      arrays, folder / "model.safetensors", metadata={"format": "pt"}
   )
 
 

@@ -38,6 +38,16 @@ FAMILIES = (
         activation="gelu",
     ),
     dict(
+        family="gpt_oss",
+        attention_bias=True,
+        sliding_window=4,
+        global_layers=(False, True),
+        num_experts=4,
+        experts_per_token=2,
+        swiglu_alpha=1.3,
+        swiglu_limit=1.5,
+    ),
+    dict(
         family="gpt2",
         num_kv_heads=4,
         head_dim=8,

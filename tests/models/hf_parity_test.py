@@ -16,7 +16,9 @@ import transformers
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models.families import family as family_lib
 from tba_jax.models.hf import hf
+from tba_jax.models.hf import hf_config
 from tba_jax.models.net import heads
+from tba_jax.models.net import layers
 from tba_jax.models.net import transformer
 from tba_jax.sampling import decode
 from tests.models import cases
@@ -93,6 +95,36 @@ class ParityTest(parameterized.TestCase):
     found = np.concatenate([f.tokens for f in found])
     np.testing.assert_array_equal(found, completions)
 
+  @parameterized.parameters(
+      # gpt-oss, Kimi K2, Qwen2.5, and a partly rotated head.
+      (dict(factor=32.0, truncate=False), 64, 4096, 150000.0),
+      (dict(factor=32.0, beta_fast=1.0, mscale=1.0, mscale_all_dim=1.0), 64,
+       4096, 50000.0),
+      (dict(factor=4.0), 128, 32768, 1e6),
+      (dict(factor=2.0, partial_rotary_factor=0.25), 48, 2048, 1e4),
+      # All pairs rotate more often than beta_slow; none does.
+      (dict(factor=8.0), 16, 4096, 100.0),
+      (dict(factor=1.0, beta_fast=2.0, mscale=0.5), 6, 3, 20.0),
+  )  # fmt: skip
+  def test_yarn_equals_theirs(self, settings, head_dim, original, theta):
+    theirs = transformers.GPTNeoXConfig(
+        hidden_size=head_dim,
+        num_attention_heads=1,
+        rope_parameters=dict(
+            rope_type="yarn",
+            rope_theta=theta,
+            original_max_position_embeddings=original,
+            **{"partial_rotary_factor": 1.0, **settings},
+        ),
+    )
+    rope_fn = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["yarn"]
+    frequencies, scale = rope_fn(theirs)
+    config = hf_config.from_hf(theirs.to_dict() | {"dtype": "float32"})
+    np.testing.assert_allclose(
+        layers.rotary_frequencies(config), frequencies.numpy(), rtol=1e-6
+    )
+    self.assertAlmostEqual(layers.rotary_scale(config), scale, places=12)
+
   def test_language_model_of_a_multimodal_one_equals_theirs(self):
     theirs = torch_models.multimodal("gemma3_text")
     theirs.save_pretrained(self.folder)
@@ -105,7 +137,30 @@ class ParityTest(parameterized.TestCase):
     self.assertLess(difference.max(), TOLERANCE)
     self.assertGreater(expected.std(), 0.5)
 
-  @parameterized.parameters("gemma3_text", "gemma3_text_bias", "qwen3_moe")
+  def test_experts_in_mxfp4_equal_theirs_and_are_saved_without(self):
+    cases.write_mxfp4(self.folder / "published")
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    tokens, mask = cases.batch()
+    theirs = load(self.folder / "published", dtype=torch.float32).eval()
+    expected = torch_models.logits(theirs, tokens, mask)
+
+    config, params = hf.load(self.folder / "published")
+    model = transformer.make_model(config)
+    logits = np.asarray(jax.jit(model.logits)(params, tokens, mask))
+    difference = np.abs(logits - expected)[mask.astype(bool)]
+    self.assertLess(difference.max(), TOLERANCE)
+    self.assertGreater(expected.std(), 0.5)
+
+    hf.save(self.folder / "ours", config, params)
+    again = load(self.folder / "ours").eval()
+    self.assertFalse(hasattr(again.config, "quantization_config"))
+    np.testing.assert_array_equal(
+        torch_models.logits(again, tokens, mask), expected
+    )
+
+  @parameterized.parameters(
+      "gemma3_text", "gemma3_text_bias", "qwen3_moe", "gpt_oss", "gpt_oss_odd"
+  )
   @pytest.mark.slow
   def test_gradients_equal_theirs(self, case):
     theirs = torch_models.make(case)
@@ -180,7 +235,7 @@ class ParityTest(parameterized.TestCase):
 
   @parameterized.parameters(
       *(("llama", 2), ("llama3", 1), ("qwen2", 1), ("gpt_neox", 1)),
-      *(("gpt2", 2), ("gemma3_text", 1), ("qwen3_moe", 1)),
+      *(("gpt2", 2), ("gemma3_text", 1), ("qwen3_moe", 1), ("gpt_oss", 1)),
   )
   @pytest.mark.slow
   def test_scalar_heads_equal_those_of_transformers(self, case, num_labels):

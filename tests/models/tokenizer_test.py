@@ -383,6 +383,11 @@ class ChatTest(parameterized.TestCase):
       (_CHATML.replace("<end>", "\n<end>"), "<end>"),
       (_CHATML.replace("<end>", "<x><end>"), "<end>"),
       (_CHATML.replace("<end>", f"' }}}}{_LAST}{{{{ '"), "<eos>"),
+      # As gpt-oss's, which has a system message in every chat.
+      (
+          "<bos>x<end>" + _CHATML.replace("<end>", f"' }}}}{_LAST}{{{{ '"),
+          "<eos>",
+      ),
   )
   def test_the_end_of_a_turn_stands_once_however_it_ended(self, template, end):
     self.write(template)

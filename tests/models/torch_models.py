@@ -87,10 +87,10 @@ def gradients(model: torch.nn.Module, tokens, mask) -> dict[str, np.ndarray]:
   for name, param in model.named_parameters():
     grad = param.grad.numpy()
     head, _, tail = name.partition(".experts.")
-    if not tail:
+    if not tail or model.config.model_type == "gpt_oss":
       out[name] = grad
       continue
-    # A module stacks what a folder has one by one.
+    # A module stacks what the folder has one by one.
     names = ("gate", "up") if tail == "gate_up_proj" else ("down",)
     for expert, own in enumerate(grad):
       for part, piece in zip(names, np.split(own, len(names))):

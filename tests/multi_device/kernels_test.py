@@ -44,9 +44,9 @@ class SplashTest(parameterized.TestCase):
     mesh = sharding.make_mesh(config.mesh)
     axes = sharding.TOKEN_AXES
     parts = sequence.Split(mesh, *axes)
-    keys = jax.random.split(jax.random.key(0), 3)
-    shapes = ((2, 12, G, M, 8), (2, 20, G, 8), (2, 20, G, 8))
-    q, k, v = (jax.random.normal(k, s) for k, s in zip(keys, shapes))
+    keys = jax.random.split(jax.random.key(0), 4)
+    shapes = ((2, 12, G, M, 8), (2, 20, G, 8), (2, 20, G, 8), (G, M))
+    inputs = [jax.random.normal(k, s) for k, s in zip(keys, shapes)]
     mask = np.arange(20)[None] >= np.array([0, 7])[:, None]
     shapes = []
 
@@ -55,20 +55,23 @@ class SplashTest(parameterized.TestCase):
       return run(q, *args, **kwargs)
 
     def gradients(attend):
-      loss = lambda q, k, v: jnp.sum(jnp.sin(attend(q, k, v)))
-      fn = jax.value_and_grad(loss, argnums=(0, 1, 2))
-      return jax.jit(fn)(q, k, v)
+      loss = lambda *inputs: jnp.sum(jnp.sin(attend(*inputs)))
+      fn = jax.value_and_grad(loss, argnums=(0, 1, 2, 3))
+      return jax.jit(fn)(*inputs)
 
-    def plain(q, k, v):
+    def plain(q, k, v, sinks):
       seen = attention.sees(8 + jnp.arange(12), jnp.arange(20), 0)
-      return attention.attend_self(q, k, v, seen[None] & mask[:, None])
+      seen = seen[None] & mask[:, None]
+      return attention.attend_self(q, k, v, seen, sinks)
 
     with (
         kernels_on_cpu.patch("splash"),
         mock.patch.object(kernels, "splash", splash),
     ):
       result = gradients(
-          lambda *qkv: kernels.attend_last("splash", parts, *qkv, mask, 0)
+          lambda *qkv: kernels.attend_last(
+              "splash", parts, *qkv[:3], mask, 0, qkv[3]
+          )
       )
     self.assertEqual(set(shapes), {own_shape})
     chex.assert_trees_all_close(result, gradients(plain), rtol=1e-5, atol=2e-5)
@@ -85,7 +88,7 @@ class RaggedTest(parameterized.TestCase):
     R, G, M, Dh, C = 4, 2, 3, 8, 16
     devices = np.array(jax.devices()).reshape(2, 2)
     mesh = jax.sharding.Mesh(devices, ("data", "tensor"))
-    keys = jax.random.split(jax.random.key(0), 7)
+    keys = jax.random.split(jax.random.key(0), 8)
     shape = R, num_parts, C, G // num_parts * Dh
     layer = [
         {
@@ -102,9 +105,11 @@ class RaggedTest(parameterized.TestCase):
         )
         for b in range(2)
     ]
-    q, k, v = (
-        jax.random.normal(key, (R, G, *rest))
-        for key, rest in zip(keys[4:], ((M, Dh), (Dh,), (Dh,)))
+    q, k, v, sinks = (
+        jax.random.normal(key, shape)
+        for key, shape in zip(
+            keys[4:], ((R, G, M, Dh), (R, G, Dh), (R, G, Dh), (G, M))
+        )
     )
     shapes = []
 
@@ -119,7 +124,7 @@ class RaggedTest(parameterized.TestCase):
         *(mesh, ("data",), (), ("tensor",)),
     )
     with mock.patch.object(ragged_attention, "pages", pages):
-      actual = jax.jit(fn)(q, k, v)
+      actual = jax.jit(fn)(q, k, v, sinks)
     self.assertEqual(set(shapes), {own_shape})
-    expected, _ = cache.attend(layer, updates, q, k, v)
+    expected, _ = cache.attend(layer, updates, q, k, v, sinks)
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)

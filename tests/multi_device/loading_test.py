@@ -24,8 +24,10 @@ from tba_jax.mesh import sharding
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models.hf import hf
 from tba_jax.models.hf import hf_files
+from tba_jax.models.net import transformer
 from tba_jax.programs import generate as programs_generate
 from tba_jax.sampling import decode
+from tests.models import cases
 from tests.support import cpu_devices
 from tests.support import tiny_model
 
@@ -80,6 +82,24 @@ class LoadingTest(parameterized.TestCase):
     self.assertEqual(sum(x.size for x in read), sum(sizes))
     if tensor > 1:  # Nothing was read whole that the devices share out.
       self.assertLess(max(x.size for x in read), max(sizes) // 2)
+
+  def test_experts_in_mxfp4_are_read_in_parts(self):
+    """Each device has a quarter of a block along the width."""
+    folder = self.directory / "mxfp4"
+    cases.write_mxfp4(folder)
+    config, expected = hf.load(folder)
+    mesh = sharding.make_mesh(dict(data=1, fsdp=4, sequence=1, tensor=2))
+    shardings = sharding.param_shardings(mesh, transformer.make_model(config))
+    _, params = hf.load(folder, shardings=shardings)
+    chex.assert_trees_all_equal(params, expected)
+    sizes = {
+        name: params["blocks"]["mlp"][name].addressable_shards[0].data.shape
+        for name in ("gate", "down", "down_bias")
+    }
+    self.assertEqual(
+        sizes,
+        {"gate": (3, 4, 64, 8), "down": (3, 4, 8, 64), "down_bias": (3, 4, 8)},
+    )
 
   @parameterized.parameters(0.0, 1.0)
   def test_generate_gives_tokens_of_one_device(self, temperature):

@@ -43,6 +43,14 @@ MESHES = {
 _LOCAL = dict(
     family="gemma3_text", sliding_window=3, global_layers=(False, True)
 )
+# Sinks, and experts with biases.
+_OSS = dict(
+    family="gpt_oss",
+    sliding_window=3,
+    global_layers=(False, True),
+    num_experts=4,
+    experts_per_token=2,
+)
 # Sums are added in another order.
 TOLERANCE = dict(rtol=1e-3, atol=5e-5)
 
@@ -153,6 +161,8 @@ class FunctionsTest(parameterized.TestCase):
       # each of two has two.
       (_LOCAL, 2**25, "splash"),
       (_LOCAL, 2**25, "cudnn", "fsdp"),
+      (_OSS, 2**25, "splash"),
+      (_OSS, 2**25, "cudnn", "fsdp"),
   )
   def test_logprobs_have_gradients_of_one_device(
       self, changes, max_logits, kernel="plain", mesh_name="mixed"
@@ -188,6 +198,7 @@ class FunctionsTest(parameterized.TestCase):
       ("sequence", {}),
       ("mixed", _LOCAL),
       ("fsdp", dict(family="qwen3_moe", num_experts=4, experts_per_token=2)),
+      ("mixed", _OSS),
   )
   def test_packed_rows_have_gradients_of_sequences_alone(
       self, mesh_name, changes

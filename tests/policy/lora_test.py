@@ -47,6 +47,7 @@ _FAMILIES = (
     dict(family="qwen2"),
     dict(family="qwen3"),
     dict(family="qwen3_moe", num_experts=4, experts_per_token=2),
+    dict(family="gpt_oss", num_experts=4, experts_per_token=2),
     dict(
         family="gpt_neox",
         num_kv_heads=4,
@@ -277,6 +278,13 @@ class TrainTest(parameterized.TestCase):
         batch.completion_tokens,
         batch.completion_mask,
     )
+
+  def test_biases_and_sinks_have_no_adapters(self):
+    model = tiny_model.make_model(
+        family="gpt_oss", num_experts=4, experts_per_token=2
+    )
+    names = ("q", "k", "v", "o", "gate", "up", "down")
+    self.assertCountEqual(lora.kernel_names(model), names)
 
   @parameterized.parameters(
       dict(), dict(family="qwen3_moe", num_experts=4, experts_per_token=2)

@@ -22,6 +22,7 @@ class RaggedTest(parameterized.TestCase):
       # The kernel, parts of the heads, and what else differs.
       ("pages", 1, {}),
       ("splits", 2, dict(family="mistral", sliding_window=6)),
+      ("pages", 2, dict(family="gpt_oss", num_experts=4, experts_per_token=2)),
   )
   @pytest.mark.slow
   def test_completions_are_those_of_plain_attention(self, kernel, parts, shape):

@@ -49,6 +49,7 @@ class SharedPromptsTest(parameterized.TestCase):
       dict(parts=1),
       dict(parts=2, family="mistral", sliding_window=5),
       dict(recompute_cache=True),
+      dict(family="gpt_oss", num_experts=4, experts_per_token=2),
   )
   @pytest.mark.slow
   def test_completions_are_those_of_rows_with_their_own_prompt(

@@ -39,6 +39,11 @@ def make_places(*, B=5, K=3, P=20, T=60, length=256, seed=0) -> packed.Places:
   )
 
 
+def make_sinks(q: jax.Array) -> jax.Array:
+  """Returns sinks [G, M] of queries [..., G, M, Dh], as large as scores."""
+  return 2 * jax.random.normal(jax.random.key(1), q.shape[-3:-1])
+
+
 def pack(
     batch: types.Batch,
     micro_prompts: int = 1,
@@ -95,14 +100,17 @@ def assert_equals_plain(
 ) -> None:
   """Compares a kernel's outputs and gradients with plain attention.
 
+  Heads have sinks where there is a window.
+
   Args:
-    attend: kernel, called as (q, k, v, places, window=…, interpret=True,
-      **options).
+    attend: kernel, called as (q, k, v, places, window=…, sinks=…,
+      interpret=True, **options).
     places: places of the rows.
     window: sliding window; 0 is none.
     **options: further arguments of `attend`.
   """
   inputs = make_inputs(places)
+  inputs.append(make_sinks(inputs[0]) if window else None)
   is_real = (places.group >= 0)[..., None, None, None]
 
   def run(fn: Callable[..., jax.Array]) -> Any:
@@ -110,14 +118,18 @@ def assert_equals_plain(
       out = jnp.where(is_real, fn(*inputs), 0)
       return jnp.sum(jnp.sin(out)), out
 
-    grad = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)
+    grad = jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True)
     return jax.jit(grad)(*inputs)
 
-  plain = lambda *inputs: row_attention.attend_rows(
-      *inputs, places, places, window, "cpu"
+  plain = lambda q, k, v, sinks: row_attention.attend_rows(
+      q, k, v, places, places, window, "cpu", sinks
   )
-  kernel = lambda *inputs: attend(
-      *inputs, places, window=window, interpret=True, **options
+  kernel = lambda q, k, v, sinks: attend(
+      *(q, k, v, places),
+      window=window,
+      sinks=sinks,
+      interpret=True,
+      **options,
   )
   chex.assert_trees_all_close(run(kernel), run(plain), rtol=1e-4, atol=1e-5)
 

@@ -18,6 +18,7 @@ import pytest
 
 from configs import guess
 from tba_jax import types
+from tba_jax.config import hardware
 from tba_jax.config import settings
 from tba_jax.learning import packing
 from tba_jax.models.hf import hf_config
@@ -247,6 +248,24 @@ class PlanTest(parameterized.TestCase):
     memory = lambda: (24 * 10**9, "a test")
     with mock.patch.object(processes, "memory", memory):
       self.assertStartsWith(_rows(self.config, None, ["cpu"])["fits"], "yes: ")
+
+  def test_adapters_of_gpt_oss_fit_into_eight_h100(self):
+    published = pathlib.Path(__file__).parents[1] / "models"
+    shapes = json.loads((published / "published_configs.json").read_text())
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    shape = shapes["openai/gpt-oss-20b"]
+    (folder / "config.json").write_text(json.dumps(shape))
+    self.config.init = str(folder)
+    self.config.lora.update(rank=16, targets="q,k,v,o")
+    self.config.model.param_dtype = "bfloat16"
+    self.config.mesh.update(data=1, fsdp=4, tensor=1)
+    self.config.search.mesh.update(data=1, fsdp=1, tensor=4)
+    size = hardware.bytes_a_param(self.config, hardware.HARDWARE["8xh100"])
+    self.assertEqual((size["trainer"], size["searcher"]), (8, 8))
+    rows = _rows(self.config, None, ["h100"])
+    # OpenAI's model card: 20.9B params.
+    self.assertStartsWith(rows["parameters"], "20,914,757,184, bfloat16")
+    self.assertStartsWith(rows["fits"], "yes: 39.")
 
   @parameterized.parameters(
       ([], [], "", False),

@@ -31,6 +31,12 @@ ROPE = frozenset(
         "rope_low_freq_factor",
         "rope_high_freq_factor",
         "rope_original_positions",
+        "rope_beta_fast",
+        "rope_beta_slow",
+        "rope_attention_factor",
+        "rope_mscale",
+        "rope_mscale_all_dim",
+        "rope_truncate",
     )
 )
 
@@ -63,14 +69,19 @@ class Family:
   scales_embeddings: whether embeddings are multiplied by sqrt(width).
   is_gated: whether MLPs are gated (SwiGLU).
   has_experts: whether a layer has several MLPs, of which a token uses few.
+  has_expert_biases: whether these and their router have biases.
+  clamps_experts: whether they have gpt-oss's hidden units.
   has_grouped_heads: whether there may be fewer key-value heads than query
     heads, and heads of any size; if not, heads * head_dim = width.
   qkv_bias, out_bias: whether query, key and value, and the output, always have
     biases.
   has_head_norms: whether each query and key head has a norm.
+  has_sinks: whether each query head has a sink.
   rope_theta: default of the base of rotary frequencies.
   has_local_rope: whether layers with a sliding window have a base of their own.
+  global_every: default of the layers of which the last one has no window.
   rotary_fraction: default of the rotated share of a head.
+  rope: rotary settings of a config.json without any; {} is "default".
   old_rope: old names of rope_theta and of the rotated share, "" for none.
   aliases: other names of settings -> those in `keys`.
   only: (config.json) -> settings that must have one of these values, the
@@ -95,13 +106,18 @@ class Family:
   positions: str = "rotary"
   is_gated: bool = True
   has_experts: bool = False
+  has_expert_biases: bool = False
+  clamps_experts: bool = False
   has_grouped_heads: bool = True
   qkv_bias: bool = False
   out_bias: bool = False
   has_head_norms: bool = False
+  has_sinks: bool = False
   rope_theta: float = 10000.0
   has_local_rope: bool = False
+  global_every: int = 6
   rotary_fraction: float = 1.0
+  rope: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   old_rope: tuple[str, str] = ("rope_theta", "")
   aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
   only: Callable[[Mapping[str, Any]], dict[str, tuple]] = lambda hf: {}
@@ -231,6 +247,7 @@ _NAMES = (
     "gemma3_text",
     "gpt2",
     "gpt_neox",
+    "gpt_oss",
     "llama",
     "mistral",
     "qwen2",

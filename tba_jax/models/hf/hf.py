@@ -74,7 +74,7 @@ def load(
   path = hf_hub.find(folder)
   config = hf_config.read(path, dtype=dtype, compute_dtype=compute_dtype)
   try:
-    files = hf_files.open_files(path)
+    files = hf_tensors.open_files(path)
     rows = hf_names.match_prefix(files.shapes, config, hf_names.rows(config))
     params = read_params(
         files,
@@ -92,7 +92,7 @@ def load(
 
 
 def _check_tied_head(
-    files: hf_files.AnyFiles, rows: list[hf_names.TensorRow]
+    files: hf_tensors.AnyFiles, rows: list[hf_names.TensorRow]
 ) -> None:
   """Raises ValueError if a head is there that is not the tied embedding.
 
@@ -117,7 +117,7 @@ def _check_tied_head(
 
 
 def read_params(
-    files: hf_files.AnyFiles,
+    files: hf_tensors.AnyFiles,
     rows: list[hf_names.TensorRow],
     *,
     num_layers: int,
@@ -160,7 +160,7 @@ def read_params(
 
 
 def _read_leaf(
-    files: hf_files.AnyFiles,
+    files: hf_tensors.AnyFiles,
     row: hf_names.TensorRow,
     num_layers: int,
     dtype: np.dtype,
@@ -190,7 +190,7 @@ def _read_leaf(
 
 
 def _read_tensor(
-    files: hf_files.AnyFiles,
+    files: hf_tensors.AnyFiles,
     name: str,
     row: hf_names.TensorRow,
     ranges: hf_tensors.Ranges,

@@ -101,6 +101,21 @@ _ROPE_SETTINGS = {
         "high_freq_factor": ("rope_high_freq_factor", float),
         "original_max_position_embeddings": ("rope_original_positions", int),
     },
+    "yarn": {
+        "factor": ("rope_factor", float),
+        "original_max_position_embeddings": ("rope_original_positions", int),
+    },
+}
+# Those that may be left out, for our defaults.
+_ROPE_OPTIONS = {
+    "yarn": {
+        "attention_factor": ("rope_attention_factor", float),
+        "beta_fast": ("rope_beta_fast", float),
+        "beta_slow": ("rope_beta_slow", float),
+        "mscale": ("rope_mscale", float),
+        "mscale_all_dim": ("rope_mscale_all_dim", float),
+        "truncate": ("rope_truncate", bool),
+    },
 }
 # Suffixes of the class name in `architectures`, which identify the head.
 _TOKEN_HEADS = ("ForCausalLM", "LMHeadModel")
@@ -240,7 +255,7 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
   if "sliding_window" in fields:
     fields["sliding_window"] = fields["sliding_window"] or 0
   if "global_layers" in facts.fields:
-    fields["global_layers"] = _read_layers(hf, problems, fields)
+    fields["global_layers"] = _read_layers(hf, problems, fields, facts)
   elif hf.get("layer_types") and _layer_types(hf) != {"full_attention"}:
     problems.append(_wrong(hf, "layer_types", "'full_attention' alone"))
   if is_rotary:
@@ -254,7 +269,10 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
     fields["mlp_width"] = 4 * fields["width"]
   fields["num_labels"] = read_num_labels(hf, problems)
   fields |= _read_stops(hf, problems)
-  dtype = dtype or hf.get("dtype") or hf.get("torch_dtype") or "float32"
+  default = "float32"
+  if hf.get("quantization_config"):
+    default = "bfloat16"  # As tensors that are not quantized.
+  dtype = dtype or hf.get("dtype") or hf.get("torch_dtype") or default
   if problems:
     raise ValueError("config.json: " + "; ".join(problems))
   return ModelConfig(
@@ -342,16 +360,20 @@ def _layer_types(hf: Mapping[str, Any]) -> set[str]:
 
 
 def _read_layers(
-    hf: Mapping[str, Any], problems: list[str], fields: Mapping[str, Any]
+    hf: Mapping[str, Any],
+    problems: list[str],
+    fields: Mapping[str, Any],
+    facts: family_lib.Family,
 ) -> tuple[bool, ...]:
   """Returns which layers see all tokens despite a sliding window; () is none.
 
-  Every n-th does if config.json only has `sliding_window_pattern` n.
+  Every n-th does if config.json only has `sliding_window_pattern` n, or the
+  family's `global_every`.
   """
   num_layers, window = fields["num_layers"], fields["sliding_window"]
   kinds = hf.get("layer_types")
   if kinds is None:
-    every = hf.get("sliding_window_pattern", 6)
+    every = hf.get("sliding_window_pattern", facts.global_every)
     if not _is_a(every, int) or every < 1:
       problems.append(_wrong(hf, "sliding_window_pattern", "1 or more"))
       return ()
@@ -404,6 +426,8 @@ def _read_rope(
     facts: the family, for its defaults.
   """
   rope, names = {"rope_type": "default"}, {}
+  if hf.get("rope_scaling") is None and hf.get("rope_parameters") is None:
+    rope |= facts.rope
   spellings = [(k, v, hf[k]) for k, v in _ROPE_NAMES.items() if k in hf]
   for name in ("rope_scaling", "rope_parameters"):
     nested = hf.get(name) or {}
@@ -433,15 +457,21 @@ def _read_rope(
         f" {supported}"
     )
     return {}
-  rope = {
+  defaults = {
       "rope_theta": facts.rope_theta,
       "partial_rotary_factor": facts.rotary_fraction,
-  } | rope
+  }
+  if rope_type == "yarn":
+    name, _, positions = facts.keys["max_positions"]
+    defaults["original_max_position_embeddings"] = hf.get(name, positions)
+  rope = defaults | rope
   settings = {
       "rope_theta": ("rope_theta", float),
       "partial_rotary_factor": ("rotary_fraction", float),
       **settings,
   }
+  options = _ROPE_OPTIONS.get(rope_type, {})
+  settings |= {name: options[name] for name in options.keys() & rope.keys()}
   fields = {}
   for name, (field, kind) in settings.items():
     value = rope.pop(name, None)
@@ -574,6 +604,9 @@ def _write_rope(config: ModelConfig) -> dict[str, Any]:
       name: getattr(config, field)
       for name, (field, _) in _ROPE_SETTINGS[config.rope_type].items()
   }
+  for name, (field, _) in _ROPE_OPTIONS.get(config.rope_type, {}).items():
+    if getattr(config, field) != getattr(ModelConfig, field):
+      scaling[name] = getattr(config, field)
   scaling["rope_type"] = config.rope_type
   rope = {"rope_theta": config.rope_theta, **scaling}
   # transformers before 5, and tools that build on it, read the old one.

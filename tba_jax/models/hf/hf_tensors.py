@@ -16,17 +16,27 @@ import numpy as np
 from tba_jax.models import config as config_lib
 from tba_jax.models.hf import hf_files
 from tba_jax.models.hf import hf_names
+from tba_jax.models.hf import mxfp4_tensors
 
 # Tensors that config.json may describe for each one that there is, with all
 # that are missing named.
 _MAX_TIMES = 100
+# What a model's tensors are read from.
+AnyFiles = hf_files.AnyFiles | mxfp4_tensors.Mxfp4Files
 # Start and stop of each axis.
 Ranges = tuple[tuple[int, int], ...]
 
 
-def _problems(
-    files: hf_files.AnyFiles, name: str, shape: tuple[int, ...]
-) -> list[str]:
+def open_files(folder: pathlib.Path) -> AnyFiles:
+  """Returns the tensors of a model's folder.
+
+  Raises:
+    ValueError: `hf_files.WeightFiles` or `mxfp4_tensors.Mxfp4Files` fails.
+  """
+  return mxfp4_tensors.Mxfp4Files(hf_files.open_files(folder))
+
+
+def _problems(files: AnyFiles, name: str, shape: tuple[int, ...]) -> list[str]:
   """Returns what is wrong with a tensor that should have a shape."""
   if name not in files.shapes:
     return [f"missing tensor {name} {list(shape)}"]
@@ -45,7 +55,7 @@ def _problems(
 
 
 def check_tensors(
-    files: hf_files.AnyFiles,
+    files: AnyFiles,
     rows: Sequence[hf_names.TensorRow],
     *,
     num_layers: int,
@@ -90,7 +100,7 @@ def check_tensors(
 
 def check_model(folder: pathlib.Path, config: config_lib.ModelConfig) -> None:
   """Raises ValueError unless a folder has a model's tensors, by its headers."""
-  files = hf_files.open_files(folder)
+  files = open_files(folder)
   check_tensors(
       files,
       hf_names.match_prefix(files.shapes, config, hf_names.rows(config)),

@@ -41,6 +41,7 @@ def attend(
     places: packed.Places,
     *,
     window: int,
+    sinks: jax.Array | None = None,
     interpret: bool = False,
 ) -> jax.Array:
   """Returns `row_attention.attend_rows` of whole rows.
@@ -51,6 +52,7 @@ def attend(
     v: [R, L, G, Dh].
     places: facts of each place of the rows.
     window: sliding window of positions; 0 is none.
+    sinks: [G, M], logits of heads' sinks; None without.
     interpret: whether it runs on a CPU, for tests.
   """
   R, L, *_, Dh = q.shape
@@ -63,7 +65,9 @@ def attend(
       lambda x: jnp.pad(x, ((0, 0), (0, rest)), constant_values=-1), places
   )
   rows = *map(heads, (q, k, v)), places
-  run = lambda rows: _attend(*rows, window, 1 / math.sqrt(Dh), interpret)
+  if sinks is not None:
+    sinks = sinks.reshape(1, -1, 1)
+  run = lambda rows: _attend(*rows, sinks, window, 1 / math.sqrt(Dh), interpret)
   most = max(1, MAX_SIZE // (rows[0].size // R))
   at_once = max(n for n in range(1, R + 1) if R % n == 0 and n <= most)
   if at_once == R:
@@ -74,13 +78,13 @@ def attend(
   return out[:, :L, :, :Dh].reshape(q.shape)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
-def _attend(q, k, v, places, window, scale, interpret):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
+def _attend(q, k, v, places, sinks, window, scale, interpret):
   """Returns attention [R, L, H, Dh] of queries of that shape."""
-  return _forward(q, k, v, places, window, scale, interpret)[0]
+  return _forward(q, k, v, places, sinks, window, scale, interpret)[0]
 
 
-def _forward(q, k, v, places, window, scale, interpret):
+def _forward(q, k, v, places, sinks, window, scale, interpret):
   """Returns the result, and what its gradient reads."""
   from jax.experimental import pallas as pl
   from jax.experimental.pallas import triton as plgpu
@@ -129,18 +133,24 @@ def _forward(q, k, v, places, window, scale, interpret):
       interpret=interpret,
       name="packed_rows_forward",
   )(_spans(places, window), seen_runs(places, window), q, k, v)
+  if sinks is not None:
+    # In the result's order of axes.
+    out, logsumexp = attention.join_sinks(
+        out, jnp.swapaxes(logsumexp, 1, 2), jnp.swapaxes(sinks, 1, 2)
+    )
+    logsumexp = jnp.swapaxes(logsumexp, 1, 2)
   # Named, so that "dots" keeps them.
   named = lambda x: ad_checkpoint.checkpoint_name(x, layers.ATTENTION)
   out, logsumexp = named(out), named(logsumexp)
-  return out, (q, k, v, places, out, logsumexp)
+  return out, (q, k, v, places, sinks, out, logsumexp)
 
 
 def _backward(window, scale, interpret, saved, grad):
-  """Returns the gradients of queries, keys and values."""
+  """Returns the gradients of queries, keys, values and sinks."""
   from jax.experimental import pallas as pl
   from jax.experimental.pallas import triton as plgpu
 
-  q, k, v, places, out, logsumexp = saved
+  q, k, v, places, sinks, out, logsumexp = saved
   (R, L, H, _), G = q.shape, k.shape[2]
   grad = grad.astype(q.dtype)
   product = jnp.einsum(
@@ -223,7 +233,8 @@ def _backward(window, scale, interpret, saved, grad):
       interpret=interpret,
       name="packed_rows_keys",
   )(spans, last_seeing(runs), *inputs)
-  return grad_q, grad_k, grad_v, None
+  of_sinks = attention.sinks_gradient(product, logsumexp, sinks)
+  return grad_q, grad_k, grad_v, None, of_sinks
 
 
 _attend.defvjp(_forward, _backward)

@@ -131,6 +131,7 @@ def attend_causal(
     v: jax.Array,
     mask: jax.Array,
     window: int,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
   """Returns causal attention of sequences over their real tokens.
 
@@ -143,16 +144,20 @@ def attend_causal(
     mask: [N, S] bool, True on real tokens, which are contiguous. What other
       queries get is finite and meaningless.
     window: sliding window; 0 is none.
+    sinks: [G, M], logits of heads' sinks; None without.
 
   Returns:
     [N, S, G, M, Dh].
   """
   kernel = choose(config, parts)
+  if kernel == "cudnn" and sinks is not None:
+    tell_choice("attention of prompts is plain: 'cudnn' has no attention sinks")
+    kernel = "plain"
   if kernel == "plain":
     if parts.count > 1:
       k, v = (parts.place(x, "batch", None) for x in (k, v))
-    return attention.attend_causal(q, k, v, mask, window, parts.count)
-  return attend_last(kernel, parts, q, k, v, mask, window)
+    return attention.attend_causal(q, k, v, mask, window, parts.count, sinks)
+  return attend_last(kernel, parts, q, k, v, mask, window, sinks)
 
 
 def attend_rows(
@@ -163,6 +168,7 @@ def attend_rows(
     v: jax.Array,
     places: packed.Places,
     window: int,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
   """Returns attention of packed rows, see `row_attention.attend_rows`.
 
@@ -173,20 +179,23 @@ def attend_rows(
     v: [R, L, G, Dh].
     places: facts of each place of the rows.
     window: sliding window of positions; 0 is none.
+    sinks: [G, M], logits of heads' sinks; None without.
 
   Returns:
     [R, L, G, M, Dh]; of places without a token finite and meaningless.
   """
   kernel = choose(config, parts)
   if kernel == "plain":
-    fn = functools.partial(
-        row_attention.attend_rows, window=window, platform=parts.platform
+    fn = lambda q, k, v, sinks, *places: row_attention.attend_rows(
+        q, k, v, *places, window, parts.platform, sinks
     )
   else:
     own = _splash_rows if kernel == "splash" else gpu_rows.attend
-    fn = lambda q, k, v, _, places: own(q, k, v, places, window=window)
+    fn = lambda q, k, v, sinks, _, places: own(
+        q, k, v, places, window=window, sinks=sinks
+    )
   if parts.mesh is None or parts.mesh.size == 1:
-    return fn(q, k, v, places, places)
+    return fn(q, k, v, sinks, places, places)
   # Plain attention leaves queries on their devices.
   length = parts.length if kernel == "plain" else ()
   heads = (*parts.heads, *(parts.length if kernel != "plain" else ()))
@@ -195,6 +204,7 @@ def attend_rows(
   if copies > 1:
     k, v = (jnp.repeat(x, copies, axis=2) for x in (k, v))
     q = q.reshape(*shape[:2], k.shape[2], -1, shape[4])
+  sinks = _like_heads(sinks, q)
   heads = heads if copies else ()
   batch, length, heads = (a or None for a in (parts.batch, length, heads))
   queries = PartitionSpec(batch, length, heads)
@@ -203,14 +213,19 @@ def attend_rows(
       fn,
       mesh=parts.mesh,
       in_specs=(
-          *(queries, keys, keys),
+          *(queries, keys, keys, PartitionSpec(heads)),
           PartitionSpec(batch, length),
           PartitionSpec(batch, None),
       ),
       out_specs=queries,
       check_vma=False,
-  )(q, k, v, places, places)
+  )(q, k, v, sinks, places, places)
   return out.reshape(shape)
+
+
+def _like_heads(sinks: jax.Array | None, q: jax.Array) -> jax.Array | None:
+  """Returns sinks [G, M] in the groups of queries [..., G, M, Dh]."""
+  return None if sinks is None else sinks.reshape(q.shape[-3:-1])
 
 
 def _splash_rows(
@@ -219,6 +234,7 @@ def _splash_rows(
     v: jax.Array,
     places: packed.Places,
     window: int,
+    sinks: jax.Array | None,
 ) -> jax.Array:
   """Returns `splash_rows.attend` of rows of any length."""
   L = q.shape[1]
@@ -233,6 +249,7 @@ def _splash_rows(
       jax.tree.map(grow(-1), places),
       window=window,
       block=block,
+      sinks=sinks,
   )
   return out[:, :L]
 
@@ -263,8 +280,12 @@ def attend_last(
     v: jax.Array,
     mask: jax.Array,
     window: int,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
-  """Returns causal attention [N, Q, G, M, Dh] of the last Q of S tokens."""
+  """Returns causal attention [N, Q, G, M, Dh] of the last Q of S tokens.
+
+  Sinks [G, M] are splash attention's alone.
+  """
   shape, (G, M) = q.shape, q.shape[2:4]
   copies = _num_copies(G, M, _num_head_parts(parts))
   if copies > 1:
@@ -278,7 +299,9 @@ def attend_last(
     out = cudnn(split(q), split(k), split(v), mask, window)
     return split(out).reshape(shape)
   fn = functools.partial(splash, window=window)
-  return _over_mesh(fn, parts, bool(copies))(q, k, v, mask).reshape(shape)
+  sinks = _like_heads(sinks, q)
+  out = _over_mesh(fn, parts, bool(copies))(q, k, v, mask, sinks)
+  return out.reshape(shape)
 
 
 def _over_mesh(
@@ -299,14 +322,23 @@ def _over_mesh(
   return jax.shard_map(
       fn,
       mesh=mesh,
-      in_specs=(queries, keys, keys, PartitionSpec(batch, None)),
+      in_specs=(
+          *(queries, keys, keys),
+          PartitionSpec(batch, None),
+          PartitionSpec(heads),
+      ),
       out_specs=queries,
       check_vma=False,
   )
 
 
 def splash(
-    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, window: int
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: jax.Array,
+    sinks: jax.Array | None,
+    window: int,
 ) -> jax.Array:
   """Returns causal attention of the last Q of S tokens by splash attention.
 
@@ -349,6 +381,8 @@ def splash(
   # The kernel's arrays of a query are 128 numbers wide.
   at_once = max(1, _MAX_QUERIES // num_q)
   at_once = max(n for n in range(1, N + 1) if N % n == 0 and n <= at_once)
+  if sinks is not None:
+    kernel = functools.partial(kernel, sinks=sinks.reshape(-1))
   run = jax.vmap(kernel)
   if at_once == N:
     out = run(q, k, v, ids)

@@ -146,6 +146,7 @@ def attend(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
+    sinks: jax.Array | None = None,
 ) -> tuple[jax.Array, list[types.PyTree]]:
   """Returns what `cache.attend` does; zeros for rows that see nothing.
 
@@ -158,6 +159,7 @@ def attend(
     q: [R, G, M, Dh].
     k: [R, G, Dh].
     v: [R, G, Dh].
+    sinks: [G, M], logits of heads' sinks; None without.
   """
   written = cache_lib.write(layer, updates, k, v)
   pairs = [(block["k"], block["v"]) for block in written]
@@ -176,16 +178,22 @@ def attend(
     fn = jax.shard_map(
         fn,
         mesh=parts.mesh,
-        in_specs=(spec, spec, PartitionSpec(rows)),
+        in_specs=(spec, spec, PartitionSpec(rows), PartitionSpec(heads)),
         out_specs=spec,
         check_vma=False,
     )
-  out = fn(q.astype(pairs[0][0].dtype), pairs, [u.seen for u in updates])
+  seen = [update.seen for update in updates]
+  out = fn(q.astype(pairs[0][0].dtype), pairs, seen, sinks)
   return out.astype(q.dtype), written
 
 
 def _attend(
-    kernel, interpret: bool, q: jax.Array, pairs: Sequence, seen: Sequence
+    kernel,
+    interpret: bool,
+    q: jax.Array,
+    pairs: Sequence,
+    seen: Sequence,
+    sinks: jax.Array | None,
 ) -> jax.Array:
   """Returns attention [R, G, M, Dh] of a device's rows over all blocks."""
   R, X = pairs[0][0].shape[:2]
@@ -193,13 +201,16 @@ def _attend(
   merge = lambda x: x.reshape(R * X, *x.shape[2:])
   # Parts of the heads are rows of their own.
   spans = [tuple(jnp.repeat(edge, X) for edge in span(block)) for block in seen]
-  out = kernel(
+  out, logsumexp = kernel(
       merge(padded),
       [tuple(map(merge, pair)) for pair in pairs],
       spans,
       scale=1 / math.sqrt(q.shape[-1]),
       interpret=interpret,
   )
+  if sinks is not None:
+    sinks = jnp.tile(sinks.reshape(X, -1), (R, 1))
+  out, _ = attention.join_sinks(out, logsumexp, sinks)
   is_live = functools.reduce(jnp.logical_or, [b > a for a, b in spans])
   out = jnp.where(is_live[:, None, None], out, jnp.zeros((), out.dtype))
   return cache_lib.own_heads(out.reshape(padded.shape), q.shape)
@@ -247,10 +258,10 @@ def pages(
     *,
     scale: float,
     interpret: bool,
-) -> jax.Array:
-  """Returns attention [N, H, E] of rows over their spans of all blocks.
+) -> tuple[jax.Array, jax.Array]:
+  """Returns attention [N, H, E] of rows over their spans, and its logsumexp.
 
-  What a row without columns gets is not defined.
+  The latter is [N, H] float32. What a row without columns gets is not defined.
 
   Args:
     q: [N, H, E].
@@ -274,7 +285,7 @@ def pages(
   def kernel(segment_ref, *refs):
     place_refs, refs = refs[:B], refs[B:]
     start_ref, end_ref, q_ref, *refs = refs
-    pair_refs, (out_ref, top_ref, sum_ref, acc_ref) = refs[:-4], refs[-4:]
+    *pair_refs, out_ref, log_ref, top_ref, sum_ref, acc_ref = refs
     i = pl.program_id(0)
     row, block = row_of(segment_ref[i]), jax.lax.rem(segment_ref[i], B)
 
@@ -318,6 +329,7 @@ def pages(
     @pl.when(row_of(segment_ref[i + 1]) != row)
     def end():
       out_ref[0] = (acc_ref[...] / sum_ref[...]).astype(out_ref.dtype)
+      log_ref[0] = top_ref[...] + jnp.log(sum_ref[...])
 
   of_row = lambda i, segment_ref, *_: (row_of(segment_ref[i]), 0, 0)
 
@@ -329,7 +341,7 @@ def pages(
         0,
     )
 
-  return pl.pallas_call(
+  out, logsumexp = pl.pallas_call(
       kernel,
       grid_spec=pltpu.PrefetchScalarGridSpec(
           num_scalar_prefetch=3 + B,
@@ -342,14 +354,20 @@ def pages(
                   for _ in range(2)
               ),
           ],
-          out_specs=pl.BlockSpec((1, H, E), of_row),
+          out_specs=[
+              pl.BlockSpec((1, H, E), of_row),
+              pl.BlockSpec((1, H, 1), of_row),
+          ],
           scratch_shapes=[
               pltpu.VMEM((H, 1), jnp.float32),
               pltpu.VMEM((H, 1), jnp.float32),
               pltpu.VMEM((H, E), jnp.float32),
           ],
       ),
-      out_shape=jax.ShapeDtypeStruct((N, H, E), q.dtype),
+      out_shape=[
+          jax.ShapeDtypeStruct((N, H, E), q.dtype),
+          jax.ShapeDtypeStruct((N, H, 1), jnp.float32),
+      ],
       compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
       interpret=interpret,
       name=_NAME,
@@ -360,6 +378,7 @@ def pages(
       q,
       *(x for pair in pairs for x in pair),
   )
+  return out, logsumexp[..., 0]
 
 
 def list_pages(
@@ -407,7 +426,7 @@ def splits(
     *,
     scale: float,
     interpret: bool,
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array]:
   """Returns what `pages` does; a call for each block, merged afterwards."""
   from jax.experimental.pallas.ops.gpu import decode_attention
 
@@ -432,8 +451,10 @@ def splits(
     is_live = (end > start)[:, None]
     log_total = top + jnp.log(jnp.where(is_live, total, 1.0))
     sizes.append(jnp.where(is_live, log_total, attention.MASKED_SCORE))
-  weights = jax.nn.softmax(jnp.stack(sizes), axis=0)[..., None]
-  return jnp.sum(weights * jnp.stack(outs), axis=0).astype(q.dtype)
+  sizes = jnp.stack(sizes)
+  weights = jax.nn.softmax(sizes, axis=0)[..., None]
+  out = jnp.sum(weights * jnp.stack(outs), axis=0).astype(q.dtype)
+  return out, jax.nn.logsumexp(sizes, axis=0)
 
 
 def num_read(

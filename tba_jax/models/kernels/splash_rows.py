@@ -41,6 +41,7 @@ def attend(
     *,
     window: int,
     block: int,
+    sinks: jax.Array | None = None,
     interpret: bool = False,
 ) -> jax.Array:
   """Returns `row_attention.attend_rows` of whole rows.
@@ -52,23 +53,26 @@ def attend(
     places: facts of each place of the rows.
     window: sliding window of positions; 0 is none.
     block: queries and keys of a block, a multiple of 128 that divides L.
+    sinks: [G, M], logits of heads' sinks; None without.
     interpret: whether it runs on a CPU, for tests.
   """
   R, L, G, M, Dh = q.shape
   q = q * jnp.asarray(1 / math.sqrt(Dh), q.dtype)
   heads_first = lambda x: jnp.moveaxis(x.reshape(R, L, -1, Dh), 1, 2)
   inputs = map(heads_first, (q, k, v))
-  out = _attend(*inputs, places, window, block, interpret)
+  if sinks is not None:
+    sinks = sinks.reshape(-1, 1)
+  out = _attend(*inputs, places, sinks, window, block, interpret)
   return jnp.moveaxis(out, 2, 1).reshape(R, L, G, M, Dh)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
-def _attend(q, k, v, places, window, block, interpret):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
+def _attend(q, k, v, places, sinks, window, block, interpret):
   """Returns attention [R, H, L, Dh] of scaled queries."""
-  return _forward(q, k, v, places, window, block, interpret)[0]
+  return _forward(q, k, v, places, sinks, window, block, interpret)[0]
 
 
-def _forward(q, k, v, places, window, block, interpret):
+def _forward(q, k, v, places, sinks, window, block, interpret):
   """Returns the result, and what its gradient reads."""
 
   def of_row(row):
@@ -88,6 +92,7 @@ def _forward(q, k, v, places, window, block, interpret):
       weight = jnp.exp(own_sum - total)[..., None]
       has_key = (own_sum > attention.MASKED_SCORE)[..., None]
       out += jnp.where(has_key, weight * own, 0.0)
+    out, total = attention.join_sinks(out, total, sinks)
     is_real = (places.group >= 0)[None]
     return out.astype(q.dtype), jnp.where(is_real, total, 0.0)
 
@@ -95,11 +100,12 @@ def _forward(q, k, v, places, window, block, interpret):
   # Named, so that "dots" keeps them.
   named = lambda x: ad_checkpoint.checkpoint_name(x, layers.ATTENTION)
   out, total = named(out), named(total)
-  return out, (q, k, v, places, out, total)
+  return out, (q, k, v, places, sinks, out, total)
 
 
 def _backward(window, block, interpret, saved, grad):
-  """Returns the gradients of queries, keys and values."""
+  """Returns the gradients of queries, keys, values and sinks."""
+  *inputs, sinks, out, total = saved
 
   def of_row(row):
     *row, grad = row
@@ -110,7 +116,15 @@ def _backward(window, block, interpret, saved, grad):
     add = lambda x, y: (x.astype(jnp.float32) + y).astype(x.dtype)
     return jax.tree.map(add, *calls)
 
-  return *jax.lax.map(of_row, (*saved, grad.astype(saved[0].dtype))), None
+  grad = grad.astype(out.dtype)
+  grads = jax.lax.map(of_row, (*inputs, out, total, grad))
+  of_sinks = None
+  if sinks is not None:
+    product = jnp.einsum(
+        "rhld,rhld->rhl", out, grad, preferred_element_type=jnp.float32
+    )
+    of_sinks = attention.sinks_gradient(product, total, sinks[None])[0]
+  return *grads, None, of_sinks
 
 
 _attend.defvjp(_forward, _backward)

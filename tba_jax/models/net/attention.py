@@ -15,6 +15,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+from tba_jax.models.net import products
+
 # Finite, so that a row with all keys masked has no NaN gradient; so low that a
 # masked key has a weight of exactly 0.
 MASKED_SCORE = -1e30
@@ -31,8 +33,84 @@ def masked_scores(
   return jnp.where(mask, scores / math.sqrt(q.shape[-1]), MASKED_SCORE)
 
 
+def _exponentials(
+    scores: jax.Array, sinks_GxM: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+  """Returns [..., S] and [...]: keys' weights, and their sum with the sink's.
+
+  Weights are exp(score - c), where c is the largest score or sink.
+
+  Source of sinks: Xiao et al. 2023 (arXiv:2309.17453), here a learned logit of
+  each head.
+
+  Args:
+    scores: [..., G, M, Q, S] float32.
+    sinks_GxM: logit of each head's sink; None without.
+  """
+  highest = scores.max(axis=-1)
+  if sinks_GxM is not None:
+    sinks = products.expand_to(
+        sinks_GxM.astype(scores.dtype)[..., None], highest.ndim
+    )
+    highest = jnp.maximum(highest, sinks)
+  highest = jax.lax.stop_gradient(highest)
+  weights = jnp.exp(scores - highest[..., None])
+  total = weights.sum(axis=-1)
+  if sinks_GxM is not None:
+    total += jnp.exp(sinks - highest)
+  return weights, total
+
+
+def join_sinks(
+    out: jax.Array, logsumexp: jax.Array, sinks: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+  """Returns a kernel's result, and its logsumexp, with sinks added.
+
+      out · exp(lse) / (exp(sink) + exp(lse)) = out · sigmoid(lse - sink)
+
+  From the returned numbers a kernel's backward pass computes the gradients of
+  attention with sinks.
+
+  Args:
+    out: [..., Dh], attention over keys alone.
+    logsumexp: [...] float32, logarithm of the sum of exp(score).
+    sinks: broadcasts to `logsumexp`; None without.
+  """
+  if sinks is None:
+    return out, logsumexp
+  sinks = sinks.astype(logsumexp.dtype)
+  share = jax.nn.sigmoid(logsumexp - sinks)[..., None]
+  return (out * share).astype(out.dtype), jnp.logaddexp(logsumexp, sinks)
+
+
+def sinks_gradient(
+    product: jax.Array,
+    logsumexp: jax.Array,
+    sinks: jax.Array | None,
+) -> jax.Array | None:
+  """Returns the gradient of sinks, None without.
+
+      -exp(sink - lse) · Σ out · grad
+
+  Args:
+    product: [...] float32, Σ out · grad of each query and head, with the `out`
+      of `join_sinks`.
+    logsumexp: [...] float32, log of exp(sink) + Σ exp(score).
+    sinks: broadcasts to `logsumexp`, with 1 at axes to sum over.
+  """
+  if sinks is None:
+    return None
+  grad = -jnp.exp(sinks.astype(logsumexp.dtype) - logsumexp) * product
+  axes = [axis for axis, size in enumerate(sinks.shape) if size == 1]
+  return jnp.sum(grad, axis=axes, keepdims=True).astype(sinks.dtype)
+
+
 def attend_self(
-    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: jax.Array,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
   """Returns attention of one sequence over itself.
 
@@ -41,22 +119,21 @@ def attend_self(
     k: [B, S, G, Dh].
     v: [B, S, G, Dh].
     mask: [B, Q, S] bool, True where query sees key.
+    sinks: [G, M], logits of heads' sinks; None without.
 
   Returns:
     [B, Q, G, M, Dh].
   """
   scores = masked_scores("bqgmd,bsgd->bgmqs", q, k, mask[:, None, None])
+  weights, total = _exponentials(scores, sinks)
   # Divided after the product, the gradient has no sum over keys.
-  highest = scores.max(axis=-1, keepdims=True)
-  weights = jnp.exp(scores - jax.lax.stop_gradient(highest))
-  total = jnp.moveaxis(weights.sum(axis=-1), 3, 1)[..., None]
   out = jnp.einsum(
       "bgmqs,bsgd->bqgmd",
       weights.astype(v.dtype),
       v,
       preferred_element_type=jnp.float32,
   )
-  return (out / total).astype(v.dtype)
+  return (out / jnp.moveaxis(total, 3, 1)[..., None]).astype(v.dtype)
 
 
 def positions_of(mask: jax.Array) -> jax.Array:
@@ -97,6 +174,7 @@ def attend_causal(
     mask_BxL: jax.Array,
     window: int,
     num_parts: int,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
   """Returns causal attention of sequences over their real tokens.
 
@@ -107,6 +185,7 @@ def attend_causal(
     mask_BxL: bool, True on real tokens, which are contiguous.
     window: sliding window, see `sees`.
     num_parts: devices that L is split over.
+    sinks: [G, M], logits of heads' sinks; None without.
 
   Returns:
     [B, L, G, M, Dh].
@@ -114,7 +193,7 @@ def attend_causal(
 
   def block(q: jax.Array, indices_Q: jax.Array, k: jax.Array, v: jax.Array):
     seen = sees(indices_Q, jnp.arange(k.shape[1]), window)
-    return attend_self(q, k, v, seen[None] & mask_BxL[:, None])
+    return attend_self(q, k, v, seen[None] & mask_BxL[:, None], sinks)
 
   return _by_blocks(block, q, k, v, num_parts)
 

@@ -69,6 +69,7 @@ class Block(nnx.Module):
         out_bias=config.attention_bias or family.out_bias,
         has_norms=family.has_head_norms,
         norm_offset=family.norm_offset,
+        has_sinks=family.has_sinks,
     )
     self.mlp_norm = make_norm(config)
     self.mlp = _make_mlp(config, rngs, out_scale)
@@ -91,8 +92,8 @@ class Block(nnx.Module):
     or None without experts.
     """
 
-    def attend_scaled(q, k, v):
-      return attend(self._scaled(q, layer), k, v)
+    def attend_scaled(q, *others):
+      return attend(self._scaled(q, layer), *others)
 
     out, kept = self.attention(self.attention_norm(x), tables, attend_scaled)
     if self.has_out_norms:

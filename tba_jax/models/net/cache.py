@@ -283,6 +283,7 @@ def attend(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
+    sinks: jax.Array | None = None,
 ) -> tuple[jax.Array, list[PyTree]]:
   """Writes one key and value per row, then attends over all blocks.
 
@@ -292,6 +293,7 @@ def attend(
     q: [R, G, M, Dh].
     k: [R, G, Dh].
     v: [R, G, Dh].
+    sinks: [G, M], logits of heads' sinks; None without.
 
   Returns:
     [R, G, M, Dh], and the layer: on CPUs with keys and values written,
@@ -300,7 +302,8 @@ def attend(
   dtype = layer[0]["v"].dtype
   if "k_last" in layer[0]:
     layer = write(layer, updates, k, v)
-    out = _attend(q.astype(dtype), layer, [update.seen for update in updates])
+    seen = [update.seen for update in updates]
+    out = _attend(q.astype(dtype), layer, seen, sinks)
     return out.astype(q.dtype), layer
   own = {
       "k": _columns(layer, k)[:, :, None],
@@ -313,7 +316,7 @@ def attend(
     seen.append(update.seen & ~at)
     is_seen |= jnp.any(update.seen & at, axis=1, keepdims=True)
   layer = [*layer, own]
-  out = _attend(q.astype(dtype), layer, [*seen, is_seen])
+  out = _attend(q.astype(dtype), layer, [*seen, is_seen], sinks)
   return out.astype(q.dtype), layer
 
 
@@ -369,6 +372,7 @@ def attend_many(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
+    sinks: jax.Array | None = None,
 ) -> tuple[jax.Array, list[PyTree]]:
   """Writes Q keys and values per row, then attends over all blocks.
 
@@ -378,6 +382,7 @@ def attend_many(
     q: [R, Q, G, M, Dh].
     k: [R, Q, G, Dh].
     v: [R, Q, G, Dh].
+    sinks: [G, M], logits of heads' sinks; None without.
 
   Returns:
     [R, Q, G, M, Dh], and the updated layer.
@@ -395,12 +400,17 @@ def attend_many(
       jnp.tile(jnp.repeat(update.seen, M, axis=1), (1, G // X, 1))
       for update in updates
   ]
-  out = _attend(joined, written, seen).reshape(R, G, Q, M, Dh)
+  if sinks is not None:
+    sinks = jnp.tile(sinks, (1, Q))
+  out = _attend(joined, written, seen, sinks).reshape(R, G, Q, M, Dh)
   return jnp.swapaxes(out, 1, 2).astype(dtype), written
 
 
 def _attend(
-    q: jax.Array, pairs: Sequence[PyTree], seen: Sequence[jax.Array]
+    q: jax.Array,
+    pairs: Sequence[PyTree],
+    seen: Sequence[jax.Array],
+    sinks: jax.Array | None,
 ) -> jax.Array:
   """Returns attention [R, G, M, Dh] over blocks, with one softmax over all.
 
@@ -411,6 +421,7 @@ def _attend(
     pairs: keys and values of each block.
     seen: [R, C] bool of each block, True on columns that a row sees; or
       [R, H / X, C], those that each query of a part sees.
+    sinks: [G, M], logits of heads' sinks; None without.
   """
   R, X = len(q), pairs[0]["v"].shape[1]
   padded = pad_queries(q, X)
@@ -429,8 +440,11 @@ def _attend(
     mask = jnp.broadcast_to(mask, score.shape)
     scores.append(jnp.where(mask, score / scale, attention.MASKED_SCORE))
   largest = [score.max(-1) for score in scores]
+  if sinks is not None:
+    sinks = sinks.reshape(1, X, -1)
+    largest.append(sinks)
   shift = functools.reduce(jnp.maximum, largest)
-  out, total = 0.0, 0.0
+  out, total = 0.0, 0.0 if sinks is None else jnp.exp(sinks - shift)
   for score, pair in zip(scores, pairs):
     weights = jnp.exp(score - shift[..., None])
     total += weights.sum(-1)

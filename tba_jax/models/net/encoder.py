@@ -224,8 +224,8 @@ class Encoder:
         seen_BxL[:, None, :], (*seen_BxL.shape, seen_BxL.shape[1])
     )
 
-    def attend(q, k, v):
-      return attention.attend_self(q, k, v, seen_BxLxL), None
+    def attend(q, k, v, sinks):
+      return attention.attend_self(q, k, v, seen_BxLxL, sinks), None
 
     def step(x, layer_params):
       x = nnx.merge(self._block_def, layer_params)(x, attend)

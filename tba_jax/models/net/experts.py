@@ -6,8 +6,8 @@ No token is dropped: a token's copies, one for each of its experts, are sorted
 by expert, and each expert's own run of them is multiplied by its weights
 (`grouped_matmul.py`).
 
-Source: Yang et al. 2025 (arXiv:2505.09388), as computed by Hugging Face's
-`Qwen3MoeSparseMoeBlock`.
+Sources: Yang et al. 2025 (arXiv:2505.09388) and OpenAI 2025 (arXiv:2508.10925),
+as computed by Hugging Face's `Qwen3MoeSparseMoeBlock` and `GptOssMLP`.
 
 Axes: T tokens, A experts of a token, R = T * A copies, E experts, D width, F
 hidden units of an expert. Leading axes written `...` are free.
@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from tba_jax.models import config as config_lib
+from tba_jax.models.families import family as family_lib
 from tba_jax.models.kernels import grouped_matmul
 from tba_jax.models.net import activations
 from tba_jax.models.net import products
@@ -39,11 +40,14 @@ class Experts(nnx.Module):
   """Σ_e w_e down_e(activation(gate_e(x)) * up_e(x)) over a token's experts.
 
   These are the A with the largest softmax(router x), whose values are the
-  weights w, divided by their sum with `config.norm_router`.
+  weights w, divided by their sum with `config.norm_router`. gpt-oss has
+  other hidden units (`_gated`).
 
   router: [E, D].
   gate, up: [E, F, D].
   down: [E, D, F].
+  router_bias: [E], and gate_bias, up_bias: [E, F], down_bias: [E, D], initially
+    zeros; of families with `has_expert_biases`.
   """
 
   def __init__(
@@ -68,6 +72,15 @@ class Experts(nnx.Module):
     self.gate = make((E, F, D), ("experts", "mlp", "width"))
     self.up = make((E, F, D), ("experts", "mlp", "width"))
     self.down = make((E, D, F), ("experts", "width", "mlp"), out_scale)
+    self.has_biases = family_lib.FAMILIES[config.family].has_expert_biases
+    if self.has_biases:
+      zeros = lambda *shape, axes: nnx.Param(
+          jnp.zeros(shape, jnp.dtype(config.param_dtype)), logical_axes=axes
+      )
+      self.router_bias = zeros(E, axes=("experts",))
+      self.gate_bias = zeros(E, F, axes=("experts", "mlp"))
+      self.up_bias = zeros(E, F, axes=("experts", "mlp"))
+      self.down_bias = zeros(E, D, axes=("experts", "width"))
 
   def __call__(
       self, x: jax.Array, routes: jax.Array | None = None
@@ -82,10 +95,16 @@ class Experts(nnx.Module):
     Returns:
       [..., D], and [..., A] of `config.route_dtype`.
     """
-    params = [
+    cast = lambda *params: [
         jax.tree.map(lambda leaf: leaf.astype(x.dtype), p.get_value())
-        for p in (self.router, self.gate, self.up, self.down)
+        for p in params
     ]
+    router, *kernels = cast(self.router, self.gate, self.up, self.down)
+    router_bias, biases = None, None
+    if self.has_biases:
+      router_bias = self.router_bias[...].astype(jnp.float32)
+      biases = cast(self.gate_bias, self.up_bias, self.down_bias)
+    params = (router, router_bias), kernels, biases
     parts = sequence.current_split()
     run = functools.partial(_apply, config=self.config, platform=parts.platform)
     if parts.mesh is None or parts.mesh.size == 1:
@@ -98,7 +117,7 @@ def _over_mesh(
     parts: sequence.Split,
     x: jax.Array,
     routes: jax.Array | None,
-    params: Sequence[Any],
+    params: tuple[Any, Sequence[Any], Sequence[jax.Array] | None],
 ) -> tuple[jax.Array, jax.Array]:
   """Returns the layer of each device's own tokens.
 
@@ -109,7 +128,7 @@ def _over_mesh(
   mesh = parts.mesh
   axes = parts.experts
   count = math.prod(mesh.shape[a] for a in axes)
-  if _num_experts(params[1]) % count:
+  if _num_experts(params[1][0]) % count:
     axes, count = (), 1
   length = (parts.length or None,) if parts.count > 1 else ()
   tokens = PartitionSpec(parts.batch or None, *length)
@@ -118,18 +137,21 @@ def _over_mesh(
   def own(
       x: jax.Array,
       routes: jax.Array | None,
-      router: jax.Array,
-      *kernels: jax.Array,
+      router: Any,
+      kernels: Sequence[Any],
+      biases: Sequence[jax.Array] | None,
   ) -> tuple[jax.Array, jax.Array]:
     index = jax.lax.axis_index(axes) if axes else 0
     first_expert = index * _num_experts(kernels[0])
-    out, chosen = run(x, routes, router, *kernels, first_expert=first_expert)
+    out, chosen = run(
+        x, routes, router, kernels, biases, first_expert=first_expert
+    )
     return out[None], chosen
 
   out, chosen = jax.shard_map(
       own,
       mesh=mesh,
-      in_specs=(tokens, tokens, PartitionSpec(), split, split, split),
+      in_specs=(tokens, tokens, PartitionSpec(), split, split),
       out_specs=(PartitionSpec(axes or None, *tokens), tokens),
       check_vma=False,
   )(x, routes, *params)
@@ -141,12 +163,15 @@ def route(
     router_ExD: jax.Array,
     config: config_lib.ModelConfig,
     routes_TxA: jax.Array | None = None,
+    bias_E: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """Returns [T, A] float32, weights of tokens' experts, and their numbers.
 
   The numbers equal `routes_TxA` if given.
   """
   logits_TxE = products.product(x_TxD, router_ExD, jnp.float32)
+  if bias_E is not None:
+    logits_TxE += bias_E[None]
   probs_TxE = jax.nn.softmax(logits_TxE)
   if routes_TxA is None:
     _, chosen_TxA = jax.lax.top_k(
@@ -176,10 +201,9 @@ def _one_hot(numbers: jax.Array, size: int) -> jax.Array:
 def _apply(
     x: jax.Array,
     routes: jax.Array | None,
-    router_ExD: jax.Array,
-    gate: jax.Array | products.Adapted,
-    up: jax.Array | products.Adapted,
-    down: jax.Array | products.Adapted,
+    router: tuple[jax.Array, jax.Array | None],
+    kernels: Sequence[jax.Array | products.Adapted],
+    biases: Sequence[jax.Array] | None,
     *,
     first_expert: jax.Array | int,
     config: config_lib.ModelConfig,
@@ -190,8 +214,9 @@ def _apply(
   Args:
     x: [..., D].
     routes: [..., A], experts of each token; None has the router choose.
-    router_ExD: weights of the router, of all experts.
-    gate, up, down: weights of some experts in a row.
+    router: weights of all experts' scores, and their bias.
+    kernels: weights of some experts in a row, gate, up and down.
+    biases: biases of these experts in the same order; None without.
     first_expert: number of the first of them.
     config: shape of the model.
     platform: JAX's name of the backend that will run it.
@@ -202,18 +227,43 @@ def _apply(
   x_TxD = x.reshape(-1, x.shape[-1])
   if routes is not None:
     routes = routes.reshape(len(x_TxD), -1)
-  weights_TxA, chosen_TxA = route(x_TxD, router_ExD, config, routes)
-  activation = activations.ACTIVATIONS[config.activation]
-  kernels = gate, up, down
+  router_ExD, bias_E = router
+  weights_TxA, chosen_TxA = route(x_TxD, router_ExD, config, routes, bias_E)
+  hidden_fn = _gated(config)
   compute = _sorted
   is_adapted = any(isinstance(kernel, products.Adapted) for kernel in kernels)
   if platform != "cpu" and len(x_TxD) <= _FEW and not is_adapted:
     compute = _dense
   own_TxA = chosen_TxA - first_expert
   product = functools.partial(grouped_matmul.product, platform)
-  out_TxD = compute(x_TxD, weights_TxA, own_TxA, kernels, activation, product)
+  out_TxD = compute(
+      x_TxD, weights_TxA, own_TxA, kernels, biases, hidden_fn, product
+  )
   chosen = chosen_TxA.astype(config.route_dtype)
   return out_TxD.reshape(x.shape), chosen.reshape(*x.shape[:-1], -1)
+
+
+def _gated(
+    config: config_lib.ModelConfig,
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
+  """Returns (gate, up) -> hidden units of an expert.
+
+  In gpt-oss, with alpha and limit of `config`, they are
+
+      min(gate, limit) · σ(alpha · min(gate, limit)) · (clip(up, ±limit) + 1)
+
+  (OpenAI 2025, arXiv:2508.10925), else activation(gate) · up.
+  """
+  if not family_lib.FAMILIES[config.family].clamps_experts:
+    activation = activations.ACTIVATIONS[config.activation]
+    return lambda gate, up: activation(gate) * up
+  alpha, limit = config.swiglu_alpha, config.swiglu_limit
+
+  def clamped(gate: jax.Array, up: jax.Array) -> jax.Array:
+    gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+    return gate * jax.nn.sigmoid(alpha * gate) * (up + 1)
+
+  return clamped
 
 
 def _num_experts(kernel: jax.Array | products.Adapted) -> int:
@@ -231,7 +281,7 @@ def _adapted(
   return times(x, kernel.kernel) + times(times(x, kernel.a), kernel.b)
 
 
-def _dense(x_TxD, weights_TxA, own_TxA, kernels, activation, product):
+def _dense(x_TxD, weights_TxA, own_TxA, kernels, biases, hidden_fn, product):
   """Returns the sum by products of all tokens with each expert's weights."""
   del product
   gate, up, down = kernels
@@ -239,16 +289,20 @@ def _dense(x_TxD, weights_TxA, own_TxA, kernels, activation, product):
   weights_TxE = jnp.sum(
       jnp.where(is_own_TxAxE, weights_TxA[..., None], 0.0), axis=1
   )
-  hidden = lambda kernel: jnp.einsum("td,efd->tef", x_TxD, kernel)
-  hidden_TxExF = activation(hidden(gate)) * hidden(up)
-  hidden_TxExF *= weights_TxE[..., None].astype(x_TxD.dtype)
-  return jnp.einsum("tef,edf->td", hidden_TxExF, down)
+  weights_TxE = weights_TxE.astype(x_TxD.dtype)
+  hidden = [jnp.einsum("td,efd->tef", x_TxD, kernel) for kernel in (gate, up)]
+  if biases is not None:
+    hidden = [x + bias[None] for x, bias in zip(hidden, biases)]
+  hidden_TxExF = hidden_fn(*hidden) * weights_TxE[..., None]
+  out_TxD = jnp.einsum("tef,edf->td", hidden_TxExF, down)
+  if biases is not None:
+    out_TxD += weights_TxE @ biases[2]
+  return out_TxD
 
 
-def _sorted(x_TxD, weights_TxA, own_TxA, kernels, activation, product):
+def _sorted(x_TxD, weights_TxA, own_TxA, kernels, biases, hidden_fn, product):
   """Returns the sum by products of each expert with its own tokens alone."""
-  gate, up, down = kernels
-  (T, A), E = own_TxA.shape, _num_experts(gate)
+  (T, A), E = own_TxA.shape, _num_experts(kernels[0])
   own_R = own_TxA.reshape(-1)
   # Copies for experts of other devices come last, in no group.
   own_R = jnp.where((own_R >= 0) & (own_R < E), own_R, E)
@@ -257,10 +311,17 @@ def _sorted(x_TxD, weights_TxA, own_TxA, kernels, activation, product):
   copies_RxD = jnp.repeat(x_TxD, A, axis=0)
   kept = kept_lib.find(order_R[None], T * A)
   rows_RxD = kept_lib.take(copies_RxD[None], kept)[0]
-  of_rows = functools.partial(_adapted, lambda x, k: product(x, k, sizes_E))
-  hidden_RxF = activation(of_rows(rows_RxD, gate))
-  hidden_RxF *= of_rows(rows_RxD, up)
-  out_RxD = of_rows(hidden_RxF, down)
+  is_own_RxE = _one_hot(own_R[order_R], E).astype(x_TxD.dtype)
+
+  def of_rows(x: jax.Array, n: int) -> jax.Array:
+    out = _adapted(lambda x, k: product(x, k, sizes_E), x, kernels[n])
+    if biases is None:
+      return out
+    # A product, whose gradient is one too: that of a gather is a scatter.
+    return out + jnp.dot(is_own_RxE, biases[n], precision="highest")
+
+  hidden_RxF = hidden_fn(of_rows(rows_RxD, 0), of_rows(rows_RxD, 1))
+  out_RxD = of_rows(hidden_RxF, 2)
   out_TxAxD = kept_lib.put(out_RxD[None], kept)[0].reshape(T, A, -1)
   out_TxD = jnp.sum(
       out_TxAxD.astype(jnp.float32) * weights_TxA[..., None], axis=1

@@ -44,6 +44,7 @@ def attend_rows(
     keys: packed.Places,
     window: int,
     platform: str,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
   """Returns attention of packed rows.
 
@@ -55,16 +56,17 @@ def attend_rows(
     keys: places of whole rows.
     window: sliding window of positions; 0 is none.
     platform: name of the backend, such as "cpu".
+    sinks: [G, M], logits of heads' sinks; None without.
 
   Returns:
     [R, Q, G, M, Dh]; of places without a token finite and meaningless.
   """
   if k.shape[1] > WHOLE:
-    return _attend_blocks(q, k, v, queries, keys, window, platform)
+    return _attend_blocks(q, k, v, sinks, queries, keys, window, platform)
   size = _near_size(keys)
   if q.shape[1] == k.shape[1] and size:
-    return _attend_near(q, k, v, keys, window, size)
-  return attention.attend_self(q, k, v, sees(queries, keys, window))
+    return _attend_near(q, k, v, sinks, keys, window, size)
+  return attention.attend_self(q, k, v, sees(queries, keys, window), sinks)
 
 
 def _near_size(places: packed.Places) -> int:
@@ -82,6 +84,7 @@ def _attend_near(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
+    sinks: jax.Array | None,
     places: packed.Places,
     window: int,
     size: int,
@@ -110,7 +113,7 @@ def _attend_near(
   k, v, keys = jax.tree.map(seen_by_block, (k, v, places))
   seen = sees(places, keys, window) & is_key
   blocks = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (q, k, v, seen))
-  out = attention.attend_self(*blocks)
+  out = attention.attend_self(*blocks, sinks)
   return out.reshape(R, -1, *out.shape[2:])[:, :L]
 
 
@@ -133,10 +136,10 @@ def sees(queries: packed.Places, keys: packed.Places, window: int) -> jax.Array:
   return seen
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
-def _attend_blocks(q, k, v, queries, keys, window, platform):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
+def _attend_blocks(q, k, v, sinks, queries, keys, window, platform):
   """Returns `attend_rows` by blocks of queries and keys."""
-  return _forward(q, k, v, queries, keys, window, platform)[0]
+  return _forward(q, k, v, sinks, queries, keys, window, platform)[0]
 
 
 def _over_rows(platform: str) -> Callable[..., Any]:
@@ -146,9 +149,9 @@ def _over_rows(platform: str) -> Callable[..., Any]:
   return one_by_one if platform == "cpu" else jax.vmap
 
 
-def _forward(q, k, v, queries, keys, window, platform):
+def _forward(q, k, v, sinks, queries, keys, window, platform):
   """Returns the result, and what its gradient reads."""
-  size = block_size(keys, platform)
+  size, sinks = block_size(keys, platform), _per_query(sinks)
 
   def of_block(k, v, keys, block):
     q, queries = block
@@ -172,8 +175,11 @@ def _forward(q, k, v, queries, keys, window, platform):
     )
     # A block without a token has seen nothing.
     total = jnp.where(total > 0, total, 1.0)
-    out = jnp.transpose(out / total[..., None], (2, 0, 1, 3))
-    return out.astype(q.dtype), shift + jnp.log(total)
+    out, logsumexp = attention.join_sinks(
+        out / total[..., None], shift + jnp.log(total), sinks
+    )
+    out = jnp.transpose(out, (2, 0, 1, 3))
+    return out.astype(q.dtype), logsumexp
 
   def of_row(row):
     k, v, keys, *blocks = row
@@ -184,12 +190,12 @@ def _forward(q, k, v, queries, keys, window, platform):
   # Named, so that "dots" keeps them.
   named = lambda x: ad_checkpoint.checkpoint_name(x, layers.ATTENTION)
   out, logsumexp = named(_joined(out, q.shape[1])), named(logsumexp)
-  return out, (q, k, v, queries, keys, out, logsumexp)
+  return out, (q, k, v, sinks, queries, keys, out, logsumexp)
 
 
 def _backward(window, platform, saved, grad):
-  """Returns the gradients of queries, keys and values."""
-  q, k, v, queries, keys, out, logsumexp = saved
+  """Returns the gradients of queries, keys, values and sinks."""
+  q, k, v, sinks, queries, keys, out, logsumexp = saved
   size = block_size(keys, platform)
 
   def of_block(k, v, keys, sums, block):
@@ -224,25 +230,33 @@ def _backward(window, platform, saved, grad):
         add,
         (jnp.zeros(q.shape, jnp.float32), *sums),
     )
-    return tuple(sums), grad_q.astype(q.dtype)
+    of_sinks = attention.sinks_gradient(total, logsumexp, sinks)
+    return tuple(sums), (grad_q.astype(q.dtype), of_sinks)
 
   def of_row(row):
     k, v, keys, *blocks = row
     zeros = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
     block = functools.partial(of_block, k, v, keys)
-    sums, grad_q = jax.lax.scan(block, zeros, tuple(blocks))
-    return grad_q, *sums
+    sums, (grad_q, of_sinks) = jax.lax.scan(block, zeros, tuple(blocks))
+    return grad_q, of_sinks, *sums
 
   blocks = _cut((q, out, grad.astype(q.dtype), queries), size)
-  grad_q, grad_k, grad_v = _over_rows(platform)(of_row)(
+  grad_q, of_sinks, grad_k, grad_v = _over_rows(platform)(of_row)(
       (*_whole((k, v, keys), size), *blocks, logsumexp)
   )
   own = lambda x, like: x[:, : like.shape[1]].astype(like.dtype)
   grad_q = _joined(grad_q, q.shape[1])
-  return grad_q, own(grad_k, k), own(grad_v, v), None, None
+  if sinks is not None:
+    of_sinks = of_sinks.sum(axis=(0, 1))[..., 0]
+  return grad_q, own(grad_k, k), own(grad_v, v), of_sinks, None, None
 
 
 _attend_blocks.defvjp(_forward, _backward)
+
+
+def _per_query(sinks: jax.Array | None) -> jax.Array | None:
+  """Returns sinks [G, M] as float32 [G, M, 1]; None stays."""
+  return None if sinks is None else sinks.astype(jnp.float32)[..., None]
 
 
 def _count(queries: packed.Places, window: int, size: int) -> jax.Array:

@@ -232,7 +232,7 @@ class _Forward:
     Args:
       x: [..., D].
       tables: rotary tables by window.
-      attend: `layers.AttendFn` with the layer's index as a fourth argument.
+      attend: `layers.AttendFn` with the layer's index as `layer`.
       routes_Nx: [N, ..., A], experts to use; None has the routers choose.
     """
 
@@ -282,11 +282,13 @@ class _Forward:
 
     mask = mask_BxL.astype(bool)
 
-    def attend_within(q, k, v, window):
-      return kernels.attend_causal(self.config, parts, q, k, v, mask, window)
+    def attend_within(q, k, v, sinks, window):
+      return kernels.attend_causal(
+          self.config, parts, q, k, v, mask, window, sinks
+      )
 
-    def attend(q, k, v, layer):
-      out = self.by_window(layer, attend_within, q, k, v)
+    def attend(q, k, v, sinks, layer):
+      out = self.by_window(layer, attend_within, q, k, v, sinks)
       return out, {"k": k, "v": v}
 
     x_BxLxD = module.embed_tokens(tokens_BxL, positions_BxL)
@@ -333,11 +335,13 @@ class _Forward:
     places = packed.places_of(rows, prompt_mask, shape)
     tables = module.tables(places.position)
 
-    def attend_within(q, k, v, window):
-      return kernels.attend_rows(self.config, parts, q, k, v, places, window)
+    def attend_within(q, k, v, sinks, window):
+      return kernels.attend_rows(
+          self.config, parts, q, k, v, places, window, sinks
+      )
 
-    def attend(q, k, v, layer):
-      return self.by_window(layer, attend_within, q, k, v), None
+    def attend(*inputs, layer):
+      return self.by_window(layer, attend_within, *inputs), None
 
     inputs_RxL = packed.fed(rows, prompt_tokens, completion_tokens)
     # Each device looks up its own tokens alone.

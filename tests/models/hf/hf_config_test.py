@@ -54,9 +54,11 @@ _LLAMA = {
 }
 _QWEN = {**_LLAMA, "model_type": "qwen3", "rope_theta": 5000.0}
 _MOE = _PUBLISHED["Qwen/Qwen3-30B-A3B"]
+_OSS = _PUBLISHED["openai/gpt-oss-20b"]
 _NEOX = _PUBLISHED["EleutherAI/pythia-410m-deduped"]
 _GPT2 = _PUBLISHED["openai-community/gpt2"]
 _ROBERTA = "facebook/roberta-hate-speech-dynabench-r4-target"
+_YARN = {"type": "yarn", "factor": 4.0}
 _CLASSIFIER = "LlamaForSequenceClassification"
 
 
@@ -229,6 +231,7 @@ class EverySettingTest(parameterized.TestCase):
       ("gemma3_text", _PUBLISHED["google/gemma-3-1b-it"]),
       ("gpt2", _GPT2),
       ("gpt_neox", _NEOX),
+      ("gpt_oss", _OSS),
       ("llama", _LLAMA),
       ("mistral", _PUBLISHED["mistralai/Mistral-7B-v0.1"]),
       ("qwen2", _PUBLISHED["Qwen/Qwen2.5-0.5B"]),
@@ -418,6 +421,28 @@ class FromHfTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, named):
       hf_config.from_hf({**hf, name: value})
 
+  @parameterized.parameters(
+      ("attention_factor", "large", "attention_factor='large' is not supp"),
+      ("attention_factor", 0.0, "rope_attention_factor=0.0: must be"),
+      ("attn_factor", 0.88, "rope_parameters.attn_factor=0.88 is an unknown"),
+      ("beta_fast", 0.5, "rope_beta_fast=0.5: must be rope_beta_slow=1.0 or"),
+      ("beta_slow", [1.0], r"beta_slow=\[1.0\] is not supported"),
+      ("beta_slow", 0.0, "rope_beta_slow=0.0: must be above 0"),
+      ("factor", 0.5, "rope_factor=0.5: must be 1 or more"),
+      ("mscale", True, "mscale=True is not supported; supported: float"),
+      ("mscale_all_dim", -1.0, "rope_mscale_all_dim=-1.0: must be 0 or more"),
+      ("original_max_position_embeddings", 8.5, "embeddings=8.5 is not supp"),
+      ("original_max_position_embeddings", 0, "rope_original_positions=0: mu"),
+      ("rope_theta", 1.0, "rope_theta=1.0: must be above 0, or above 1"),
+      ("truncate", 0, "truncate=0 is not supported; supported: bool"),
+  )
+  def test_refuses_yarn_settings_by_name(self, name, value, message):
+    rope = {**_YARN, name: value}
+    for spelling in ("rope_parameters", "rope_scaling"):
+      hf = {**_LLAMA, "rope_parameters": None, spelling: rope}
+      with self.assertRaisesRegex(ValueError, message):
+        hf_config.from_hf(hf)
+
   def test_fields_missing_in_family_are_refused(self):
     rope = {"rope_theta": 1e4, "partial_rotary_factor": 0.5}
     with self.assertRaisesRegex(ValueError, "rotary_fraction=0.5"):
@@ -440,6 +465,70 @@ class FromHfTest(parameterized.TestCase):
     config = hf_config.from_hf(scaled)
     self.assertEqual((config.rope_type, config.rope_factor), ("linear", 2.0))
     self.assertEqual(config.rope_theta, 50.0)
+
+  def test_gpt_oss_has_yarn_and_windows_unless_it_says_otherwise(self):
+    names = ("rope_scaling", "layer_types", "swiglu_limit", "sliding_window")
+    left = {k: v for k, v in _OSS.items() if k not in names}
+    config = hf_config.from_hf(left)
+    self.assertEqual(config, hf_config.from_hf(_OSS))
+    self.assertEqual(config.windows[:4], (128, 0, 128, 0))
+    self.assertEqual((config.rope_type, config.rope_factor), ("yarn", 32.0))
+    self.assertFalse(config.rope_truncate)
+    default = {"rope_type": "default", "rope_theta": 150000}
+    config = hf_config.from_hf({**left, "rope_parameters": default})
+    self.assertEqual(config.rope_type, "default")
+
+  @parameterized.parameters(
+      ("quantization_config", {"quant_method": "fp8"},
+       "'fp8'.*supported: None or {'quant_method': 'mxfp4'}"),
+      ("quantization_config", {"quant_method": "mxfp4", "bits": 4}, "'bits'"),
+      ("initial_context_length", 8192, "length=8192 .* None or 4096"),
+      ("experts_per_token", 8, "experts_per_token=8 contradicts num_experts_p"),
+      ("swiglu_limit", 0.0, "swiglu_limit=0.0: must be above 0"),
+      ("num_experts_per_tok", 64, "=(64|4)"),
+  )  # fmt: skip
+  def test_refuses_settings_of_gpt_oss_by_name(self, name, value, message):
+    with self.assertRaisesRegex(ValueError, message):
+      hf_config.from_hf({**_OSS, name: value})
+
+  def test_mxfp4_leaves_the_dtype_of_other_tensors(self):
+    self.assertEqual(hf_config.from_hf(_OSS).param_dtype, "bfloat16")
+    self.assertEqual(
+        hf_config.from_hf(_OSS, dtype="float32").param_dtype, "float32"
+    )
+    self.assertNotIn(
+        "quantization_config", hf_config.to_hf(hf_config.from_hf(_OSS))
+    )
+
+  @parameterized.parameters("rope_scaling", "rope_parameters")
+  def test_reads_yarn_as_qwen_publishes_it(self, spelling):
+    """The settings that the model cards of Qwen2.5 and Qwen3 have users add."""
+    yarn = {**_YARN, "original_max_position_embeddings": 32768}
+    for model in ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen3-8B"):
+      hf = {**_PUBLISHED[model], spelling: yarn}
+      config = hf_config.from_hf(hf)
+      self.assertEqual(
+          config,
+          dataclasses.replace(
+              hf_config.from_hf(_PUBLISHED[model]),
+              rope_type="yarn",
+              rope_factor=4.0,
+              rope_original_positions=32768,
+          ),
+      )
+      # Tools that derive the factor of attention by themselves still do so.
+      self.assertEqual(
+          hf_config.to_hf(config)["rope_scaling"],
+          {
+              "factor": 4.0,
+              "original_max_position_embeddings": 32768,
+              "rope_type": "yarn",
+          },
+      )
+
+  def test_yarn_stretches_the_longest_sequence_if_no_other_is_named(self):
+    config = hf_config.from_hf({**_LLAMA, "rope_parameters": _YARN})
+    self.assertEqual(config.rope_original_positions, 1024)
 
   @parameterized.parameters(
       (dict(architectures=["LlamaForCausalLM"], id2label={"0": "good"}), 0),
@@ -475,6 +564,14 @@ class ToHfTest(parameterized.TestCase):
       ("llama", dict(rope_type="llama3", rope_factor=8.0,
                      rope_low_freq_factor=1.0, rope_high_freq_factor=4.0,
                      rope_original_positions=64)),
+      ("llama", dict(rope_type="yarn", rope_factor=8.0,
+                     rope_original_positions=64, rope_beta_fast=16.0,
+                     rope_beta_slow=2.0, rope_mscale=0.5,
+                     rope_mscale_all_dim=0.7, rope_truncate=False)),
+      ("qwen3", dict(rope_type="yarn", rope_factor=4.0,
+                     rope_attention_factor=1.0)),
+      ("gemma3_text", dict(global_layers=(True, False), sliding_window=9,
+                           score_dim=12, rope_type="yarn", rope_factor=8.0)),
       ("mistral", dict(sliding_window=9)),
       ("mistral", dict(sliding_window=0)),
       ("qwen2", {}),
@@ -487,6 +584,11 @@ class ToHfTest(parameterized.TestCase):
                            score_dim=12, rope_theta=99.0, rope_type="linear",
                            rope_factor=8.0, local_rope_theta=7.0)),
       ("gemma3_text", dict(sliding_window=0, score_dim=8)),
+      ("gpt_oss", dict(num_experts=6, experts_per_token=3, sliding_window=9,
+                       global_layers=(True, False), attention_bias=True,
+                       swiglu_alpha=1.5, swiglu_limit=3.0, rope_type="yarn",
+                       rope_factor=8.0, rope_truncate=False)),
+      ("gpt_oss", dict(num_experts=6, experts_per_token=3)),
       ("gpt_neox", dict(activation="gelu")),
       ("gpt_neox", dict(activation="gelu_new", attention_bias=True,
                         parallel_residual=True, rotary_fraction=0.25,

@@ -54,15 +54,19 @@ def _case(num_parts, lengths, window=0):
 class RaggedTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      # The kernel, parts of the heads, columns of both blocks and the window.
-      # Blocks that pages do not divide end in a part of one.
-      ("pages", 1, (40, 150), 0),
-      ("pages", 2, (40, 150), 100),
-      ("splits", 2, (48, 160), 0),
+      # The kernel, parts of the heads, columns of both blocks, the window, and
+      # whether heads have sinks. Blocks that pages do not divide end in a part
+      # of one.
+      ("pages", 1, (40, 150), 0, True),
+      ("pages", 2, (40, 150), 100, False),
+      ("splits", 2, (48, 160), 0, True),
   )
   @pytest.mark.slow
-  def test_equals_plain(self, kernel, num_parts, lengths, window):
+  def test_equals_plain(self, kernel, num_parts, lengths, window, has_sinks):
     layer, updates, inputs, _, is_live = _case(num_parts, lengths, window)
+    if has_sinks:
+      sinks = np.random.default_rng(1).standard_normal((_G, _M))
+      inputs = (*inputs, 2 * sinks.astype(np.float32))
     # Columns that no row sees may hold anything.
     unseen = [~update.seen[:, None, :, None] for update in updates]
     dirty = [

@@ -39,12 +39,12 @@ def _one_device(platform="cpu", **fields) -> sequence.Split:
   return sequence.Split(mesh, (), (), ())
 
 
-def _attend(name, window, prompt_mask, inputs):
+def _attend(name, window, prompt_mask, inputs, sinks=None):
   """Returns causal attention, by kernel or plain."""
   config = tiny_model.make_model().config
   with mock.patch.object(kernels, "choose", lambda *_: name):
     return kernels.attend_causal(
-        config, _one_device(), *inputs, prompt_mask, window
+        config, _one_device(), *inputs, prompt_mask, window, sinks
     )
 
 
@@ -59,7 +59,9 @@ def _value_and_gradient(name, window, mask_BxP, inputs):
   real = mask_BxP[..., None, None, None]
 
   def loss(inputs):
-    out = jnp.where(real, _attend(name, window, mask_BxP, inputs), 0.0)
+    inputs, sinks = inputs
+    out = _attend(name, window, mask_BxP, inputs, sinks)
+    out = jnp.where(real, out, 0.0)
     return jnp.sum(jnp.sin(out)), out
 
   (_, out), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(inputs)
@@ -69,18 +71,19 @@ def _value_and_gradient(name, window, mask_BxP, inputs):
 class AttentionTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      # The way, G, M, window, and an odd length.
+      # The way, G, M, window, whether heads have sinks, and an odd length.
       ("splash", 1, 1, 0),
-      ("splash", 1, 3, 140),
+      ("splash", 1, 3, 140, True),
       ("cudnn", 2, 2, 0),
       ("cudnn", 1, 3, 140),
-      ("cudnn", 1, 3, 140, 179),
+      ("cudnn", 1, 3, 140, False, 179),
       ("blocks", 2, 2, 0),
-      ("blocks", 1, 3, 140),
+      ("blocks", 1, 3, 140, True),
   )
   @pytest.mark.slow
-  def test_equals_plain(self, way, G, M, window, P=180):
-    inputs = _inputs(2, P, G, M, 8)
+  def test_equals_plain(self, way, G, M, window, has_sinks=False, P=180):
+    sinks = jax.random.normal(jax.random.key(1), (G, M)) if has_sinks else None
+    inputs = _inputs(2, P, G, M, 8), sinks
     mask_BxP = np.arange(P)[None] >= np.array([0, 19])[:, None]
     expected = _value_and_gradient("plain", window, mask_BxP, inputs)
     with (
@@ -92,6 +95,31 @@ class AttentionTest(parameterized.TestCase):
       name = "plain" if way == "blocks" else way
       found = _value_and_gradient(name, window, mask_BxP, inputs)
     chex.assert_trees_all_close(found, expected, atol=2e-5)
+
+  def test_a_sink_is_one_more_key_without_a_value(self):
+    q, k, v = _inputs(2, 12, 2, 3, 8)
+    sinks = 2 * jax.random.normal(jax.random.key(1), (2, 3))
+    mask = np.arange(12)[None] >= np.array([0, 5])[:, None]
+    seen = attention.sees(jnp.arange(12), jnp.arange(12), 4)[None]
+    seen = seen & mask[:, None]
+
+    def explicit(q, k, v, sinks):
+      scores = jnp.einsum("bqgmd,bsgd->bgmqs", q, k) / np.sqrt(8)
+      scores = jnp.where(seen[:, None, None], scores, -jnp.inf)
+      last = jnp.broadcast_to(
+          sinks[None, :, :, None, None], (*scores.shape[:-1], 1)
+      )
+      weights = jax.nn.softmax(jnp.concatenate([scores, last], -1))
+      return jnp.einsum("bgmqs,bsgd->bqgmd", weights[..., :-1], v)
+
+    def run(attend):
+      loss = lambda *args: jnp.sum(jnp.sin(attend(*args)))
+      return jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3)))(q, k, v, sinks)
+
+    found = run(lambda q, k, v, sinks: attention.attend_self(
+        q, k, v, seen, sinks
+    ))  # fmt: skip
+    chex.assert_trees_all_close(found, run(explicit), atol=1e-5)
 
   @parameterized.parameters(1, 127, 128, 129, 512, 640, 1100, 8191)
   def test_blocks_are_whole(self, length):
@@ -115,11 +143,17 @@ class AttentionTest(parameterized.TestCase):
 
 class ModelTest(parameterized.TestCase):
 
-  @parameterized.parameters("splash", "cudnn")
+  @parameterized.product(
+      kernel=["splash", "cudnn"],
+      shape=[
+          dict(family="gemma3_text"),
+          dict(family="gpt_oss", num_experts=4, experts_per_token=2),
+      ],
+  )
   @pytest.mark.slow
-  def test_logprobs_equal_those_of_plain(self, kernel):
+  def test_logprobs_equal_those_of_plain(self, kernel, shape):
     model = tiny_model.make_model(
-        family="gemma3_text", sliding_window=4, global_layers=(True, False)
+        sliding_window=4, global_layers=(True, False), **shape
     )
     params, batch = tiny_model.init_params(model), tiny_model.make_batch()
 

@@ -95,32 +95,37 @@ class GroupedTest(parameterized.TestCase):
 
 class ExpertsTest(parameterized.TestCase):
 
-  def test_few_tokens_get_the_same_of_all_products(self):
+  @parameterized.parameters("qwen3_moe", "gpt_oss")
+  def test_few_tokens_get_the_same_of_all_products(self, family):
     """As accelerators compute them; of all experts, and of some."""
     config = hf_case.make_config(
-        family="qwen3_moe", num_experts=6, experts_per_token=3
+        family=family, num_experts=6, experts_per_token=3
     )
     E, D, F = 6, config.width, config.mlp_width
-    x, router, *kernels = _arrays(
-        (2, 5, D), (E, D), (E, F, D), (E, F, D), (E, D, F)
-    )
+    x, *arrays = _arrays(
+        (2, 5, D), (E, D), (E,), (E, F, D), (E, F, D), (E, D, F), (E, F),
+        (E, F), (E, D)
+    )  # fmt: skip
+    router, kernels, biases = arrays[:2], arrays[2:5], arrays[5:]
+    if family == "qwen3_moe":
+      router, biases = (router[0], None), None
     apply = jax.jit(
         functools.partial(experts._apply, config=config),
         static_argnames="platform",
     )
-    of_all = functools.partial(apply, x, None, router, *kernels, first_expert=0)
+    of_all = functools.partial(
+        apply, x, None, router, kernels, biases, first_expert=0
+    )
     whole, chosen = of_all(platform="cpu")
     few, same = of_all(platform="gpu")
     np.testing.assert_allclose(few, whole, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(chosen, same, strict=True)
     for platform in ("cpu", "gpu"):
+      pair = lambda i: jax.tree.map(lambda k: k[i : i + 2], (kernels, biases))
       parts = [
-          apply(
-              x, None, router, *(k[i : i + 2] for k in kernels), first_expert=i,
-              platform=platform,
-          )[0]
+          apply(x, None, router, *pair(i), first_expert=i, platform=platform)[0]
           for i in range(0, E, 2)
-      ]  # fmt: skip
+      ]
       np.testing.assert_allclose(sum(parts), whole, rtol=1e-4, atol=1e-4)
       self.assertGreater(np.abs(parts[1]).max(), 1e-2)
 

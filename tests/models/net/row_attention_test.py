@@ -25,12 +25,13 @@ class RowAttentionTest(parameterized.TestCase):
   def test_blocks_equal_whole_rows_with_gradients(self, window, platform):
     places = rows.make_places()
     q, k, v = rows.make_inputs(places)
+    sinks = rows.make_sinks(q) if window else None
     is_real = (places.group >= 0)[..., None, None, None]
 
     def run(whole):
-      def fn(q, k, v):
+      def fn(q, k, v, sinks):
         out = row_attention.attend_rows(
-            q, k, v, places, places, window, platform
+            q, k, v, places, places, window, platform, sinks
         )
         out = jnp.where(is_real, out, 0)
         return jnp.sum(jnp.sin(out)), out
@@ -39,8 +40,8 @@ class RowAttentionTest(parameterized.TestCase):
           mock.patch.object(row_attention, "WHOLE", 999 * whole),
           mock.patch.dict(row_attention.BLOCK, cpu=_SIZE, short=_SIZE),
       ):
-        grad = jax.value_and_grad(fn, (0, 1, 2), has_aux=True)
-        return jax.jit(grad)(q, k, v)
+        grad = jax.value_and_grad(fn, (0, 1, 2, 3), has_aux=True)
+        return jax.jit(grad)(q, k, v, sinks)
 
     chex.assert_trees_all_close(run(False), run(True), rtol=1e-5, atol=1e-6)
 

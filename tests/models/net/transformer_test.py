@@ -240,6 +240,7 @@ class DecodeTest(parameterized.TestCase):
       # The layouts of accelerators.
       dict(num_parts=1),
       dict(num_parts=2, num_kv_heads=4),
+      dict(family="gpt_oss", num_parts=1, num_experts=4, experts_per_token=2),
   )
   @pytest.mark.slow
   def test_decoding_equals_full_sequences(self, num_parts=None, **settings):
@@ -281,6 +282,7 @@ class DecodeTest(parameterized.TestCase):
   @parameterized.parameters(
       dict(family="gemma3_text", sliding_window=3),
       dict(num_parts=2, num_kv_heads=4),
+      dict(family="gpt_oss", num_parts=1, num_experts=4, experts_per_token=2),
   )
   @pytest.mark.slow
   def test_tokens_fed_at_once_are_those_of_steps(
