@@ -27,7 +27,7 @@ the bits of its log-probs, does not depend on its batch mates, its row, the
 chunks or the order of the requests.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
@@ -73,8 +73,16 @@ class JaxSampler:
   over its tensor axis, if divisible.
   """
 
-  def __init__(self, model: transformer.Model, settings: Settings):
+  def __init__(
+      self,
+      model: transformer.Model,
+      settings: Settings,
+      on_progress: Callable[[], None] = lambda: None,
+  ):
     """Initializes the sampler; compiles and allocates nothing.
+
+    Args:
+      on_progress: function called after each chunk of tokens.
 
     Raises:
       ValueError: the model has too few positions.
@@ -92,7 +100,7 @@ class JaxSampler:
           " with experts"
       )
     self._model = model
-    self._settings = settings
+    self._settings, self._on_progress = settings, on_progress
     self._convert_on_host = functools.partial(
         model.decode_params, num_positions=P + T
     )
@@ -261,6 +269,7 @@ class JaxSampler:
         newer,
         turns,
         more,
+        self._on_progress,
     )
 
   def programs(self, params: types.PyTree) -> slots_lib.SlotPrograms:
@@ -280,8 +289,10 @@ def make(
     home: samplers.SamplerHome | None,
 ) -> JaxSampler:
   """Returns a sampler; see `samplers.make`."""
-  del config, home
-  return JaxSampler(model, settings)
+  del config
+  if home is None:
+    return JaxSampler(model, settings)
+  return JaxSampler(model, settings, home.on_progress)
 
 
 class _DecodeLoop:
@@ -297,7 +308,9 @@ class _DecodeLoop:
       newer: NewerFn | None,
       turns: requests.Turns | None,
       more: MoreFn | None,
+      on_progress: Callable[[], None],
   ):
+    self._on_progress = on_progress
     self._programs = programs
     self._settings = settings
     self._vocab_size = vocab_size
@@ -389,6 +402,7 @@ class _DecodeLoop:
       self._read()
       yield from self._done()
       slots.advance(int(num_steps))
+      self._on_progress()
       cut_R = None
       if self._watch is not None:
         cut_R, ends = self._cut_at_stop_strings()

@@ -97,7 +97,7 @@ class SamplerHome:
   workdir: run directory.
   index: the searcher's index.
   on_event: function called with (kind, message).
-  on_progress: function called while a server works.
+  on_progress: function called while the sampler works.
   """
 
   workdir: pathlib.Path

@@ -4,6 +4,8 @@
 
 import functools
 import logging
+import pathlib
+from unittest import mock
 
 from absl.testing import parameterized
 import chex
@@ -16,6 +18,7 @@ from tba_jax import types
 from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.sampling import decode
 from tba_jax.sampling import logits as logits_lib
+from tba_jax.sampling import samplers
 from tba_jax.sampling import slots as slots_lib
 from tests.support import sampler_case
 from tests.support import tiny_model
@@ -200,6 +203,16 @@ class DecodeTest(parameterized.TestCase):
       one = self.sampler.sample(self.params, [part], version=0)[0]
       np.testing.assert_array_equal(one.tokens[0], found.tokens[sample])
       np.testing.assert_array_equal(one.logprobs[0], found.logprobs[sample])
+
+  def test_reports_progress_within_a_long_completion(self):
+    progress = mock.Mock()
+    home = samplers.SamplerHome(pathlib.Path(), 0, mock.Mock(), progress)
+    settings = self.sampler.settings
+    sampler = decode.make(None, self.model, settings, home)
+    sampler.sample(self.params, self.requests[:1], version=0)
+    # A completion of 7 tokens has chunks of 3.
+    self.assertEqual(self.found[0].lengths.max(), _T)
+    self.assertEqual(progress.call_count, 3)
 
   @parameterized.parameters(1, 2, 100)
   @pytest.mark.slow
