@@ -11,7 +11,7 @@ import ml_collections
 from tba_jax.models.families import family as family_lib
 
 DTYPES = ("float32", "bfloat16", "float16")
-ROPE_TYPES = ("default", "linear", "llama3")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _SIZES = (
     "vocab_size",
     "num_layers",
@@ -62,13 +62,23 @@ class ModelConfig:
     is none of them.
   local_rope_theta: rope_theta of Gemma's layers with a window, whose positions
     rope_type does not change.
-  rope_type: "default"; "linear" divides positions by rope_factor; "llama3"
-    divides only low frequencies by it.
+  rope_type: "default"; "linear" divides positions by rope_factor; "llama3" and
+    "yarn" divide only low frequencies by it.
   rope_factor: see rope_type.
   rope_low_freq_factor, rope_high_freq_factor: bounds of "llama3": wavelengths
     above rope_original_positions over the first are low, below it over the
     second high; in between it interpolates.
-  rope_original_positions: context length before "llama3" stretched it.
+  rope_original_positions: context length before "llama3" or "yarn" stretched
+    it.
+  rope_beta_fast, rope_beta_slow: bounds of "yarn": pairs that rotate more often
+    than the first over rope_original_positions keep their frequency, those that
+    rotate less often than the second have a low one; it interpolates between.
+  rope_attention_factor: factor of cosines and sines of "yarn"; None derives it
+    from rope_factor.
+  rope_mscale, rope_mscale_all_dim: weights of log(rope_factor) in the numerator
+    and denominator of a derived factor; unless both are set, the denominator
+    is 1 and the weight is too.
+  rope_truncate: whether "yarn" rounds the bounds to whole pairs.
   rotary_fraction: share of a head's entries that rotary positions rotate.
   parallel_residual: whether attention and MLP read the same stream.
   activation: nonlinearity of the MLP; gated ones have "silu", but for Gemma's.
@@ -115,6 +125,12 @@ class ModelConfig:
   rope_low_freq_factor: float = 1.0
   rope_high_freq_factor: float = 4.0
   rope_original_positions: int = 8192
+  rope_beta_fast: float = 32.0
+  rope_beta_slow: float = 1.0
+  rope_attention_factor: float | None = None
+  rope_mscale: float = 0.0
+  rope_mscale_all_dim: float = 0.0
+  rope_truncate: bool = True
   rotary_fraction: float = 1.0
   parallel_residual: bool = False
   activation: str = "silu"
@@ -144,7 +160,8 @@ class ModelConfig:
         ("num_heads", self.num_heads % self.num_kv_heads == 0,
          f"a multiple of num_kv_heads={self.num_kv_heads}"),
         ("head_dim", self.head_dim % 2 == 0, "an even number"),
-        ("rope_theta", self.rope_theta > 0, "above 0"),
+        ("rope_theta", self.rope_theta > (self.rope_type == "yarn"),
+         "above 0, or above 1 for 'yarn'"),
         ("norm_epsilon", self.norm_epsilon > 0, "above 0"),
         ("param_dtype", self.param_dtype in DTYPES, f"one of {DTYPES}"),
         ("compute_dtype", self.compute_dtype in DTYPES, f"one of {DTYPES}"),
@@ -161,6 +178,14 @@ class ModelConfig:
          f"above rope_low_freq_factor={self.rope_low_freq_factor}"),
         ("rope_original_positions", self.rope_original_positions > 0,
          "above 0"),
+        ("rope_beta_slow", self.rope_beta_slow > 0, "above 0"),
+        ("rope_beta_fast", self.rope_beta_fast >= self.rope_beta_slow,
+         f"rope_beta_slow={self.rope_beta_slow} or more"),
+        ("rope_attention_factor",
+         self.rope_attention_factor is None or self.rope_attention_factor > 0,
+         "above 0, or None"),
+        ("rope_mscale", self.rope_mscale >= 0, "0 or more"),
+        ("rope_mscale_all_dim", self.rope_mscale_all_dim >= 0, "0 or more"),
         ("activation", self.activation in family_lib.ACTIVATIONS,
          f"one of {family_lib.ACTIVATIONS}"),
         ("rotary_fraction",
@@ -179,6 +204,10 @@ class ModelConfig:
           ("head_dim", self.head_dim * heads == self.width,
            f"width / num_heads in family {self.family!r}"),
       ]  # fmt: skip
+    if family is not None and family.has_local_rope:
+      # transformers does not read it of layers of one kind.
+      rows.append(("rope_truncate", self.rope_truncate,
+                   f"True in family {self.family!r}"))  # fmt: skip
     if family is not None and family.has_experts:
       experts = self.num_experts
       rows += [

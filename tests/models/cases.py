@@ -38,6 +38,12 @@ _ROPE_3 = dict(
     high_freq_factor=4.0,
     original_max_position_embeddings=16,
 )
+_YARN = dict(
+    rope_type="yarn",
+    rope_theta=100.0,
+    factor=4.0,
+    original_max_position_embeddings=24,
+)
 _SHAPE = dict(
     hidden_size=32,
     intermediate_size=40,
@@ -56,10 +62,34 @@ CASES = {
         "Llama",
         dict(_GATED, rope_parameters=_ROPE_3, tie_word_embeddings=True),
     ),
+    "llama_yarn": (
+        "Llama",
+        dict(
+            _GATED,
+            head_dim=14,
+            rope_parameters=dict(
+                _YARN,
+                beta_fast=3.0,
+                beta_slow=0.3,
+                mscale=0.7,
+                mscale_all_dim=1.9,
+                truncate=False,
+            ),
+        ),
+    ),
     "mistral": ("Mistral", dict(_GATED, sliding_window=6)),
     "mistral_wide": ("Mistral", dict(_GATED, sliding_window=None, head_dim=16)),
     "qwen2": ("Qwen2", dict(_GATED, tie_word_embeddings=True)),
     "qwen3": ("Qwen3", dict(_GATED, head_dim=16)),
+    "qwen2_yarn": ("Qwen2", dict(_GATED, rope_parameters=_YARN)),
+    "qwen3_yarn": (
+        "Qwen3",
+        dict(
+            _GATED,
+            head_dim=16,
+            rope_parameters=dict(_YARN, attention_factor=1.4, beta_fast=4.0),
+        ),
+    ),
     "qwen3_bias": ("Qwen3", dict(_GATED, head_dim=16, attention_bias=True)),
     "qwen3_moe": (
         "Qwen3Moe",

@@ -47,7 +47,14 @@ class FromConfigTest(parameterized.TestCase):
       ("mistral", "attention_bias", True),
       ("qwen2", "mlp_bias", True),
       ("qwen3", "parallel_residual", True),
-      ("llama", "rope_type", "yarn"),
+      ("llama", "rope_type", "dynamic"),
+      ("llama", "rope_beta_fast", 0.5),
+      ("llama", "rope_beta_slow", 0.0),
+      ("llama", "rope_attention_factor", 0.0),
+      ("llama", "rope_mscale", -1.0),
+      ("llama", "rope_mscale_all_dim", -1.0),
+      ("gemma3_text", "rope_truncate", False),
+      ("gpt2", "rope_truncate", False),
       ("llama", "rope_factor", 0.5),
       ("llama", "rope_low_freq_factor", 4.0),
       ("llama", "activation", "gelu"),
@@ -55,8 +62,14 @@ class FromConfigTest(parameterized.TestCase):
   )
   def test_refuses_what_the_family_has_not(self, family, name, value):
     wrong = {"family": family, name: value}
-    with self.assertRaisesRegex(ValueError, "must be"):
+    with self.assertRaisesRegex(
+        ValueError, f"must be.*{name}={value!r}|" f"{name}={value!r}: must be"
+    ):
       _from_config(**wrong)
+
+  def test_refuses_a_base_that_yarn_has_no_logarithm_of(self):
+    with self.assertRaisesRegex(ValueError, "rope_theta=1.0: must be above 0"):
+      _from_config(rope_type="yarn", rope_theta=1.0)
 
   def test_refuses_missing_and_unknown_settings(self):
     settings = settings_lib.get_config().model.to_dict()

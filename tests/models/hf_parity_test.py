@@ -16,7 +16,9 @@ import transformers
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models.families import family as family_lib
 from tba_jax.models.hf import hf
+from tba_jax.models.hf import hf_config
 from tba_jax.models.net import heads
+from tba_jax.models.net import layers
 from tba_jax.models.net import transformer
 from tba_jax.sampling import decode
 from tests.models import cases
@@ -92,6 +94,36 @@ class ParityTest(parameterized.TestCase):
     found = sampler.sample(params, _requests(tokens, mask), version=0)
     found = np.concatenate([f.tokens for f in found])
     np.testing.assert_array_equal(found, completions)
+
+  @parameterized.parameters(
+      # gpt-oss, Kimi K2, Qwen2.5, and a partly rotated head.
+      (dict(factor=32.0, truncate=False), 64, 4096, 150000.0),
+      (dict(factor=32.0, beta_fast=1.0, mscale=1.0, mscale_all_dim=1.0), 64,
+       4096, 50000.0),
+      (dict(factor=4.0), 128, 32768, 1e6),
+      (dict(factor=2.0, partial_rotary_factor=0.25), 48, 2048, 1e4),
+      # All pairs rotate more often than beta_slow; none does.
+      (dict(factor=8.0), 16, 4096, 100.0),
+      (dict(factor=1.0, beta_fast=2.0, mscale=0.5), 6, 3, 20.0),
+  )  # fmt: skip
+  def test_yarn_equals_theirs(self, settings, head_dim, original, theta):
+    theirs = transformers.GPTNeoXConfig(
+        hidden_size=head_dim,
+        num_attention_heads=1,
+        rope_parameters=dict(
+            rope_type="yarn",
+            rope_theta=theta,
+            original_max_position_embeddings=original,
+            **{"partial_rotary_factor": 1.0, **settings},
+        ),
+    )
+    rope_fn = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["yarn"]
+    frequencies, scale = rope_fn(theirs)
+    config = hf_config.from_hf(theirs.to_dict() | {"dtype": "float32"})
+    np.testing.assert_allclose(
+        layers.rotary_frequencies(config), frequencies.numpy(), rtol=1e-6
+    )
+    self.assertAlmostEqual(layers.rotary_scale(config), scale, places=12)
 
   def test_language_model_of_a_multimodal_one_equals_theirs(self):
     theirs = torch_models.multimodal("gemma3_text")

@@ -31,6 +31,12 @@ ROPE = frozenset(
         "rope_low_freq_factor",
         "rope_high_freq_factor",
         "rope_original_positions",
+        "rope_beta_fast",
+        "rope_beta_slow",
+        "rope_attention_factor",
+        "rope_mscale",
+        "rope_mscale_all_dim",
+        "rope_truncate",
     )
 )
 

@@ -101,6 +101,21 @@ _ROPE_SETTINGS = {
         "high_freq_factor": ("rope_high_freq_factor", float),
         "original_max_position_embeddings": ("rope_original_positions", int),
     },
+    "yarn": {
+        "factor": ("rope_factor", float),
+        "original_max_position_embeddings": ("rope_original_positions", int),
+    },
+}
+# Those that may be left out, for our defaults.
+_ROPE_OPTIONS = {
+    "yarn": {
+        "attention_factor": ("rope_attention_factor", float),
+        "beta_fast": ("rope_beta_fast", float),
+        "beta_slow": ("rope_beta_slow", float),
+        "mscale": ("rope_mscale", float),
+        "mscale_all_dim": ("rope_mscale_all_dim", float),
+        "truncate": ("rope_truncate", bool),
+    },
 }
 # Ends of the class name in `architectures`, which tell the model's head.
 _TOKEN_HEADS = ("ForCausalLM", "LMHeadModel")
@@ -433,15 +448,21 @@ def _read_rope(
         f" {supported}"
     )
     return {}
-  rope = {
+  defaults = {
       "rope_theta": facts.rope_theta,
       "partial_rotary_factor": facts.rotary_fraction,
-  } | rope
+  }
+  if rope_type == "yarn":
+    name, _, positions = facts.keys["max_positions"]
+    defaults["original_max_position_embeddings"] = hf.get(name, positions)
+  rope = defaults | rope
   settings = {
       "rope_theta": ("rope_theta", float),
       "partial_rotary_factor": ("rotary_fraction", float),
       **settings,
   }
+  options = _ROPE_OPTIONS.get(rope_type, {})
+  settings |= {name: options[name] for name in options.keys() & rope.keys()}
   fields = {}
   for name, (field, kind) in settings.items():
     value = rope.pop(name, None)
@@ -574,6 +595,9 @@ def _write_rope(config: ModelConfig) -> dict[str, Any]:
       name: getattr(config, field)
       for name, (field, _) in _ROPE_SETTINGS[config.rope_type].items()
   }
+  for name, (field, _) in _ROPE_OPTIONS.get(config.rope_type, {}).items():
+    if getattr(config, field) != getattr(ModelConfig, field):
+      scaling[name] = getattr(config, field)
   scaling["rope_type"] = config.rope_type
   rope = {"rope_theta": config.rope_theta, **scaling}
   # transformers before 5, and tools that build on it, read the old one.

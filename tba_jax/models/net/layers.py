@@ -339,8 +339,9 @@ def rotary_frequencies(
 
   Frequency i is theta^(-2i / E) (Su et al. 2021, arXiv:2104.09864, eq. 15),
   scaled according to `config.rope_type`; "llama3" is that of Llama 3.1 (Dubey
-  et al. 2024, arXiv:2407.21783), as computed by `transformers`. Local layers
-  have `config.local_rope_theta`, not scaled.
+  et al. 2024, arXiv:2407.21783), "yarn" that of Peng et al. 2023
+  (arXiv:2309.00071, section 3.2), as computed by `transformers`. Local
+  layers have `config.local_rope_theta`, not scaled.
   """
   E = config.rotary_dim
   exponents = np.arange(0, E, 2, dtype=np.float32) / np.float32(E)
@@ -351,11 +352,52 @@ def rotary_frequencies(
   scaled = plain / np.float32(config.rope_factor)
   if config.rope_type == "linear":
     return scaled
+  if config.rope_type == "yarn":
+    share = _yarn_share(config)
+    return ((1.0 - share) * scaled + share * plain).astype(np.float32)
   # Rotations of a pair over the original context length.
   turns = config.rope_original_positions * plain / (2 * math.pi)
   low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
   share = np.clip((turns - low) / (high - low), 0.0, 1.0)
   return ((1.0 - share) * scaled + share * plain).astype(np.float32)
+
+
+def _yarn_share(config: config_lib.ModelConfig) -> np.ndarray:
+  """Returns [E / 2] float32, the weight of each pair's own frequency.
+
+  It falls from 1 to 0 between the pairs that make `rope_beta_fast` and
+  `rope_beta_slow` rotations over the original context length, linearly in the
+  index of the pair.
+  """
+  E, theta = config.rotary_dim, config.rope_theta
+
+  def pair_of(rotations: float) -> float:
+    wavelength = config.rope_original_positions / rotations
+    return E * math.log(wavelength / (2 * math.pi)) / (2 * math.log(theta))
+
+  first, last = pair_of(config.rope_beta_fast), pair_of(config.rope_beta_slow)
+  if config.rope_truncate:
+    first, last = math.floor(first), math.ceil(last)
+  first, last = max(first, 0), min(last, E - 1)
+  if first == last:
+    last += 0.001
+  pairs = np.arange(E // 2, dtype=np.float32)
+  return 1.0 - np.clip((pairs - first) / np.float32(last - first), 0.0, 1.0)
+
+
+def rotary_scale(config: config_lib.ModelConfig) -> float:
+  """Returns the factor of cosines and sines of "yarn", else 1.
+
+  The root of the inverse temperature of Peng et al. 2023, section 3.4.
+  """
+  if config.rope_type != "yarn":
+    return 1.0
+  if config.rope_attention_factor is not None:
+    return config.rope_attention_factor
+  scale = lambda weight: 1.0 + 0.1 * weight * math.log(config.rope_factor)
+  if config.rope_mscale and config.rope_mscale_all_dim:
+    return scale(config.rope_mscale) / scale(config.rope_mscale_all_dim)
+  return scale(1.0)
 
 
 def rotary_tables(
@@ -364,10 +406,16 @@ def rotary_tables(
     *,
     local: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns cosines and sines [..., E / 2] float32 of positions [...]."""
+  """Returns cosines and sines [..., E / 2] float32 of positions [...].
+
+  They are multiplied by `rotary_scale`, but for those of local layers.
+  """
   axes = tuple(range(positions.ndim))
   frequencies_E2 = jnp.expand_dims(
       jnp.asarray(rotary_frequencies(config, local=local)), axes
   )
   angles = positions.astype(jnp.float32)[..., None] * frequencies_E2
-  return jnp.cos(angles), jnp.sin(angles)
+  scale = 1.0 if local else rotary_scale(config)
+  if scale == 1.0:
+    return jnp.cos(angles), jnp.sin(angles)
+  return jnp.cos(angles) * scale, jnp.sin(angles) * scale

@@ -57,6 +57,7 @@ _MOE = _PUBLISHED["Qwen/Qwen3-30B-A3B"]
 _NEOX = _PUBLISHED["EleutherAI/pythia-410m-deduped"]
 _GPT2 = _PUBLISHED["openai-community/gpt2"]
 _ROBERTA = "facebook/roberta-hate-speech-dynabench-r4-target"
+_YARN = {"type": "yarn", "factor": 4.0}
 _CLASSIFIER = "LlamaForSequenceClassification"
 
 
@@ -418,6 +419,28 @@ class FromHfTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, named):
       hf_config.from_hf({**hf, name: value})
 
+  @parameterized.parameters(
+      ("attention_factor", "large", "attention_factor='large' is not supp"),
+      ("attention_factor", 0.0, "rope_attention_factor=0.0: must be"),
+      ("attn_factor", 0.88, "rope_parameters.attn_factor=0.88 is an unknown"),
+      ("beta_fast", 0.5, "rope_beta_fast=0.5: must be rope_beta_slow=1.0 or"),
+      ("beta_slow", [1.0], r"beta_slow=\[1.0\] is not supported"),
+      ("beta_slow", 0.0, "rope_beta_slow=0.0: must be above 0"),
+      ("factor", 0.5, "rope_factor=0.5: must be 1 or more"),
+      ("mscale", True, "mscale=True is not supported; supported: float"),
+      ("mscale_all_dim", -1.0, "rope_mscale_all_dim=-1.0: must be 0 or more"),
+      ("original_max_position_embeddings", 8.5, "embeddings=8.5 is not supp"),
+      ("original_max_position_embeddings", 0, "rope_original_positions=0: mu"),
+      ("rope_theta", 1.0, "rope_theta=1.0: must be above 0, or above 1"),
+      ("truncate", 0, "truncate=0 is not supported; supported: bool"),
+  )
+  def test_refuses_settings_of_yarn_by_name(self, name, value, message):
+    rope = {**_YARN, name: value}
+    for spelling in ("rope_parameters", "rope_scaling"):
+      hf = {**_LLAMA, "rope_parameters": None, spelling: rope}
+      with self.assertRaisesRegex(ValueError, message):
+        hf_config.from_hf(hf)
+
   def test_fields_that_a_family_lacks_are_refused(self):
     rope = {"rope_theta": 1e4, "partial_rotary_factor": 0.5}
     with self.assertRaisesRegex(ValueError, "rotary_fraction=0.5"):
@@ -440,6 +463,36 @@ class FromHfTest(parameterized.TestCase):
     config = hf_config.from_hf(scaled)
     self.assertEqual((config.rope_type, config.rope_factor), ("linear", 2.0))
     self.assertEqual(config.rope_theta, 50.0)
+
+  @parameterized.parameters("rope_scaling", "rope_parameters")
+  def test_reads_yarn_as_qwen_publishes_it(self, spelling):
+    """The settings that the model cards of Qwen2.5 and Qwen3 have users add."""
+    yarn = {**_YARN, "original_max_position_embeddings": 32768}
+    for model in ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen3-8B"):
+      hf = {**_PUBLISHED[model], spelling: yarn}
+      config = hf_config.from_hf(hf)
+      self.assertEqual(
+          config,
+          dataclasses.replace(
+              hf_config.from_hf(_PUBLISHED[model]),
+              rope_type="yarn",
+              rope_factor=4.0,
+              rope_original_positions=32768,
+          ),
+      )
+      # Tools that derive the factor of attention by themselves still do so.
+      self.assertEqual(
+          hf_config.to_hf(config)["rope_scaling"],
+          {
+              "factor": 4.0,
+              "original_max_position_embeddings": 32768,
+              "rope_type": "yarn",
+          },
+      )
+
+  def test_yarn_stretches_the_longest_sequence_if_no_other_is_named(self):
+    config = hf_config.from_hf({**_LLAMA, "rope_parameters": _YARN})
+    self.assertEqual(config.rope_original_positions, 1024)
 
   @parameterized.parameters(
       (dict(architectures=["LlamaForCausalLM"], id2label={"0": "good"}), 0),
@@ -475,6 +528,14 @@ class ToHfTest(parameterized.TestCase):
       ("llama", dict(rope_type="llama3", rope_factor=8.0,
                      rope_low_freq_factor=1.0, rope_high_freq_factor=4.0,
                      rope_original_positions=64)),
+      ("llama", dict(rope_type="yarn", rope_factor=8.0,
+                     rope_original_positions=64, rope_beta_fast=16.0,
+                     rope_beta_slow=2.0, rope_mscale=0.5,
+                     rope_mscale_all_dim=0.7, rope_truncate=False)),
+      ("qwen3", dict(rope_type="yarn", rope_factor=4.0,
+                     rope_attention_factor=1.0)),
+      ("gemma3_text", dict(global_layers=(True, False), sliding_window=9,
+                           score_dim=12, rope_type="yarn", rope_factor=8.0)),
       ("mistral", dict(sliding_window=9)),
       ("mistral", dict(sliding_window=0)),
       ("qwen2", {}),
