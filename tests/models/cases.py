@@ -114,6 +114,22 @@ CASES = {
             tie_word_embeddings=True,
         ),
     ),
+    "smollm3": ("SmolLM3", dict(_GATED, no_rope_layers=[1, 0, 1])),
+    "smollm3_yarn": (
+        "SmolLM3",
+        dict(
+            _GATED,
+            hidden_size=30,
+            intermediate_size=37,
+            num_attention_heads=5,
+            num_key_value_heads=1,
+            no_rope_layer_interval=2,
+            attention_bias=True,
+            mlp_bias=True,
+            tie_word_embeddings=False,
+            rope_parameters=_YARN,
+        ),
+    ),
     "gemma3_text": (
         "Gemma3",
         dict(

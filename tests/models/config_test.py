@@ -54,6 +54,8 @@ class FromConfigTest(parameterized.TestCase):
       ("llama", "rope_mscale", -1.0),
       ("llama", "rope_mscale_all_dim", -1.0),
       ("gemma3_text", "rope_truncate", False),
+      ("llama", "rotary_layers", (True, False, True)),
+      ("smollm3", "rotary_layers", (True, False)),
       ("gpt2", "rope_truncate", False),
       ("llama", "rope_factor", 0.5),
       ("llama", "rope_low_freq_factor", 4.0),
@@ -62,10 +64,9 @@ class FromConfigTest(parameterized.TestCase):
   )
   def test_refuses_what_the_family_has_not(self, family, name, value):
     wrong = {"family": family, name: value}
-    with self.assertRaisesRegex(
-        ValueError, f"must be.*{name}={value!r}|" f"{name}={value!r}: must be"
-    ):
+    with self.assertRaisesRegex(ValueError, "must be") as caught:
       _from_config(**wrong)
+    self.assertIn(f"{name}={value!r}", str(caught.exception))
 
   def test_refuses_a_base_that_yarn_has_no_logarithm_of(self):
     with self.assertRaisesRegex(ValueError, "rope_theta=1.0: must be above 0"):

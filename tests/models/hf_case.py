@@ -29,6 +29,12 @@ FAMILIES = (
     dict(family="qwen3"),
     dict(family="qwen3_moe", num_experts=4, experts_per_token=2),
     dict(
+        family="smollm3",
+        attention_bias=True,
+        rotary_layers=(True, False),
+        tie_embeddings=True,
+    ),
+    dict(
         family="gpt_neox",
         num_kv_heads=4,
         head_dim=8,

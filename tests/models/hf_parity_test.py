@@ -137,7 +137,9 @@ class ParityTest(parameterized.TestCase):
     self.assertLess(difference.max(), TOLERANCE)
     self.assertGreater(expected.std(), 0.5)
 
-  @parameterized.parameters("gemma3_text", "gemma3_text_bias", "qwen3_moe")
+  @parameterized.parameters(
+      "gemma3_text", "gemma3_text_bias", "qwen3_moe", "smollm3"
+  )
   @pytest.mark.slow
   def test_gradients_equal_theirs(self, case):
     theirs = torch_models.make(case)
@@ -213,6 +215,7 @@ class ParityTest(parameterized.TestCase):
   @parameterized.parameters(
       *(("llama", 2), ("llama3", 1), ("qwen2", 1), ("gpt_neox", 1)),
       *(("gpt2", 2), ("gemma3_text", 1), ("qwen3_moe", 1)),
+      *(("smollm3", 1),),
   )
   @pytest.mark.slow
   def test_scalar_heads_equal_those_of_transformers(self, case, num_labels):

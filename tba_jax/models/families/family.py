@@ -242,6 +242,7 @@ _NAMES = (
     "qwen2",
     "qwen3",
     "qwen3_moe",
+    "smollm3",
 )
 
 

@@ -251,6 +251,8 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
   others = _READ_APART + rotary * is_rotary
   if facts.has_local_rope:
     others += ("rope_local_base_freq", "sliding_window_pattern")
+  if "rotary_layers" in facts.fields:
+    others += ("no_rope_layer_interval", "no_rope_layers")
   fields, problems = read_settings(hf, facts.keys, facts.only(hf), others)
   if "sliding_window" in fields:
     fields["sliding_window"] = fields["sliding_window"] or 0
@@ -260,6 +262,9 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
     problems.append(_wrong(hf, "layer_types", "'full_attention' alone"))
   if is_rotary:
     fields |= _read_ropes(hf, problems, facts)
+  if "rotary_layers" in facts.fields:
+    num_layers = fields["num_layers"]
+    fields["rotary_layers"] = _read_rotary_layers(hf, problems, num_layers)
   heads = fields["num_heads"]
   if fields.get("num_kv_heads") is None:
     fields["num_kv_heads"] = heads
@@ -381,6 +386,30 @@ def _read_layers(
   if not window and not all(is_global):
     problems.append(_wrong(hf, "sliding_window", "int"))
   return is_global if window and any(is_global) else ()
+
+
+def _read_rotary_layers(
+    hf: Mapping[str, Any], problems: list[str], num_layers: int
+) -> tuple[bool, ...]:
+  """Returns which layers have rotary positions; () is all of them.
+
+  Despite its name `no_rope_layers` has a 1 for each of these. Without it every
+  n-th layer has none, with `no_rope_layer_interval` n.
+  """
+  every, flags = hf.get("no_rope_layer_interval", 4), hf.get("no_rope_layers")
+  if not _is_a(every, int) or every < 1:
+    problems.append(_wrong(hf, "no_rope_layer_interval", "1 or more"))
+    return ()
+  if flags is None:
+    flags = [int((n + 1) % every != 0) for n in range(num_layers)]
+  is_list = isinstance(flags, list) and len(flags) >= num_layers
+  if not is_list or not all(_is_a(f, int) and f in (0, 1) for f in flags):
+    supported = f"num_hidden_layers={num_layers} of 0 and 1"
+    problems.append(_wrong(hf, "no_rope_layers", supported))
+    return ()
+  # transformers reads none behind the last layer's.
+  flags = flags[:num_layers]
+  return () if all(flags) else tuple(map(bool, flags))
 
 
 def _read_ropes(
@@ -571,6 +600,9 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
         "sliding_attention" if window else "full_attention"
         for window in config.windows
     ]
+  if "rotary_layers" in family.fields:
+    is_rotary = config.rotary_layers or (True,) * config.num_layers
+    out["no_rope_layers"] = list(map(int, is_rotary))
   if "score_dim" in family.fields:
     out["query_pre_attn_scalar"] = config.score_dim or config.head_dim
   if config.num_labels:

@@ -8,6 +8,7 @@ Instruct and 7B Instruct, Qwen3 0.6B, 8B and 30B-A3B, Llama 3.1 8B and 8B
 Instruct, Llama 3.2 1B and 1B Instruct (a copy saved in float16), Mistral 7B
 v0.1 and v0.3 (its Instruct's), Pythia 1B (not the deduped one's), GPT-2, MiniLM
 and SmolLM2 135M.
+SmolLM3 3B has the keys and values that a public test of its config.json names.
 The larger Qwen2.5 base, Math and distilled models have the keys of
 R1-Distill-Qwen 7B, the other Pythias those of the 1B. Gemma 3 1B, rho-math,
 Llama Guard 3 and the RoBERTa classifier have those of copies on the hub that
@@ -54,6 +55,7 @@ _LLAMA = {
 }
 _QWEN = {**_LLAMA, "model_type": "qwen3", "rope_theta": 5000.0}
 _MOE = _PUBLISHED["Qwen/Qwen3-30B-A3B"]
+_SMOL = _PUBLISHED["HuggingFaceTB/SmolLM3-3B"]
 _NEOX = _PUBLISHED["EleutherAI/pythia-410m-deduped"]
 _GPT2 = _PUBLISHED["openai-community/gpt2"]
 _ROBERTA = "facebook/roberta-hate-speech-dynabench-r4-target"
@@ -86,6 +88,8 @@ class PublishedTest(parameterized.TestCase):
           scalar = theirs.query_pre_attn_scalar
           self.assertEqual(config.score_dim, scalar)
           rope = rope["full_attention"]
+        flags = getattr(theirs, "no_rope_layers", [1] * config.num_layers)
+        self.assertEqual(config.rotary_layers or (1,) * len(flags), (*flags,))
         self.assertEqual(config.rope_theta, rope["rope_theta"])
         self.assertEqual(config.rope_type, rope["rope_type"])
         self.assertEqual(config.rope_factor, rope.get("factor", 1.0))
@@ -235,6 +239,7 @@ class EverySettingTest(parameterized.TestCase):
       ("qwen2", _PUBLISHED["Qwen/Qwen2.5-0.5B"]),
       ("qwen3", _PUBLISHED["Qwen/Qwen3-0.6B"]),
       ("qwen3_moe", _PUBLISHED["Qwen/Qwen3-30B-A3B"]),
+      ("smollm3", _PUBLISHED["HuggingFaceTB/SmolLM3-3B"]),
       ("bert", _PUBLISHED["sentence-transformers/all-MiniLM-L6-v2"]),
       ("roberta", _PUBLISHED[_ROBERTA]),
   )
@@ -243,7 +248,7 @@ class EverySettingTest(parameterized.TestCase):
     read, names = hf_config.from_hf, _settings_of_class(family)
     # Settings of a scalar head, which this file has not.
     names -= {"id2label", "num_labels"}
-    if family in ("qwen2", "qwen3", "qwen3_moe"):
+    if family in ("qwen2", "qwen3", "qwen3_moe", "smollm3"):
       names -= {"sliding_window"}  # Only with use_sliding_window, refused.
     if family in encoder.FAMILIES:
       read = encoder.encoder_config_from_hf
@@ -397,6 +402,12 @@ class FromHfTest(parameterized.TestCase):
       (_MOE, "decoder_sparse_step", 2),
       (_MOE, "mlp_only_layers", [1]),
       (_MOE, "num_local_experts", 64),
+      (_SMOL, "no_rope_layers", [1] * 35),
+      (_SMOL, "no_rope_layers", [2] * 36),
+      (_SMOL, "no_rope_layers", [True] * 36),
+      (_SMOL, "no_rope_layer_interval", 0),
+      (_SMOL, "layer_types", ["sliding_attention"] * 36),
+      (_SMOL, "use_sliding_window", True),
       (_NEOX, "hidden_dropout", 0.1),
       (_NEOX, "hidden_act", "quick_gelu"),
       (_NEOX, "hidden_act", ["gelu"]),
@@ -509,6 +520,19 @@ class FromHfTest(parameterized.TestCase):
     self.assertEqual(hf_config.from_hf(found), config)
     self.assertEqual(found["architectures"] == [_CLASSIFIER], num_labels > 0)
 
+  def test_reads_layers_without_positions(self):
+    hf = {**_SMOL, "num_hidden_layers": 5, "layer_types": None}
+    for flags, every, rotary in (
+        ([1, 0, 0, 1, 1], 4, (True, False, False, True, True)),
+        ([0, 1, 1, 1, 1, 0], 4, (False, True, True, True, True)),
+        ([1, 1, 1, 1, 1], 2, ()),
+        (None, 2, (True, False, True, False, True)),
+        (None, 6, ()),
+    ):
+      settings = {"no_rope_layers": flags, "no_rope_layer_interval": every}
+      config = hf_config.from_hf(hf | settings)
+      self.assertEqual(config.rotary_layers, rotary)
+
   def test_several_stop_tokens(self):
     config = hf_config.from_hf({**_LLAMA, "eos_token_id": [7, 5]})
     self.assertEqual((config.eos_id, config.stop_ids), (7, (7, 5)))
@@ -548,6 +572,9 @@ class ToHfTest(parameterized.TestCase):
                            score_dim=12, rope_theta=99.0, rope_type="linear",
                            rope_factor=8.0, local_rope_theta=7.0)),
       ("gemma3_text", dict(sliding_window=0, score_dim=8)),
+      ("smollm3", {}),
+      ("smollm3", dict(rotary_layers=(False, True), attention_bias=True,
+                       mlp_bias=True, rope_type="yarn", rope_factor=2.0)),
       ("gpt_neox", dict(activation="gelu")),
       ("gpt_neox", dict(activation="gelu_new", attention_bias=True,
                         parallel_residual=True, rotary_fraction=0.25,
