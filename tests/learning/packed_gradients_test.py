@@ -20,6 +20,10 @@ from tests.support import tiny_model
 _WINDOWS = dict(
     family="gemma3_text", sliding_window=3, global_layers=(False, True)
 )
+_FAMILIES = (
+    dict(family="olmo3", sliding_window=3, global_layers=(False, True)),
+    dict(family="smollm3", rotary_layers=(True, False)),
+)
 _EXPERTS = dict(family="qwen3_moe", num_experts=6, experts_per_token=2)
 
 
@@ -75,6 +79,11 @@ class PackedGradientsTest(parameterized.TestCase):
       self.check(
           tiny_model.make_model(**_WINDOWS), packed_gradients.make_batch()
       )
+
+  @parameterized.parameters(*_FAMILIES)
+  @pytest.mark.slow
+  def test_kinds_of_layers_agree(self, **shape):
+    self.check(tiny_model.make_model(**shape), packed_gradients.make_batch())
 
   @pytest.mark.slow
   def test_adapters_agree(self):

@@ -114,6 +114,35 @@ CASES = {
             tie_word_embeddings=True,
         ),
     ),
+    "olmo3": (
+        "Olmo3",
+        dict(
+            _GATED,
+            num_hidden_layers=4,
+            sliding_window=6,
+            rope_parameters=dict(
+                full_attention=dict(_YARN, attention_factor=1.3),
+                sliding_attention=dict(rope_type="default", rope_theta=50.0),
+            ),
+        ),
+    ),
+    "olmo3_bias": (
+        "Olmo3",
+        dict(
+            _GATED,
+            hidden_size=30,
+            intermediate_size=37,
+            num_attention_heads=5,
+            num_key_value_heads=1,
+            head_dim=8,
+            attention_bias=True,
+            tie_word_embeddings=True,
+            sliding_window=9,
+            layer_types=["full_attention", "sliding_attention"]
+            + ["full_attention"],
+            rope_scaling=dict(rope_type="linear", factor=4.0),
+        ),
+    ),
     "smollm3": ("SmolLM3", dict(_GATED, no_rope_layers=[1, 0, 1])),
     "smollm3_yarn": (
         "SmolLM3",

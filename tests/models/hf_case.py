@@ -29,6 +29,15 @@ FAMILIES = (
     dict(family="qwen3"),
     dict(family="qwen3_moe", num_experts=4, experts_per_token=2),
     dict(
+        family="olmo3",
+        sliding_window=4,
+        global_layers=(False, True),
+        local_rope_theta=100.0,
+        rope_type="yarn",
+        rope_factor=4.0,
+        rope_original_positions=4,
+    ),
+    dict(
         family="smollm3",
         attention_bias=True,
         rotary_layers=(True, False),

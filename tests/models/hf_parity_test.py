@@ -138,7 +138,7 @@ class ParityTest(parameterized.TestCase):
     self.assertGreater(expected.std(), 0.5)
 
   @parameterized.parameters(
-      "gemma3_text", "gemma3_text_bias", "qwen3_moe", "smollm3"
+      "gemma3_text", "gemma3_text_bias", "qwen3_moe", "smollm3", "olmo3"
   )
   @pytest.mark.slow
   def test_gradients_equal_theirs(self, case):
@@ -215,7 +215,7 @@ class ParityTest(parameterized.TestCase):
   @parameterized.parameters(
       *(("llama", 2), ("llama3", 1), ("qwen2", 1), ("gpt_neox", 1)),
       *(("gpt2", 2), ("gemma3_text", 1), ("qwen3_moe", 1)),
-      *(("smollm3", 1),),
+      *(("smollm3", 1), ("olmo3", 1)),
   )
   @pytest.mark.slow
   def test_scalar_heads_equal_those_of_transformers(self, case, num_labels):

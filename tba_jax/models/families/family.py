@@ -65,7 +65,8 @@ class Family:
   norm: "rms" or "layer".
   positions: "rotary", or "learned" ones added to the embeddings.
   norm_offset: number added to the scales of norms, which start at 1 less it.
-  has_out_norms: whether attention and MLP have a norm of their results too.
+  has_in_norms: whether attention and MLP have a norm of their inputs.
+  has_out_norms: whether attention and MLP have a norm of their results.
   scales_embeddings: whether embeddings are multiplied by sqrt(width).
   is_gated: whether MLPs are gated (SwiGLU).
   has_experts: whether a layer has several MLPs, of which a token uses few.
@@ -74,8 +75,13 @@ class Family:
   qkv_bias, out_bias: whether query, key and value, and the output, always have
     biases.
   has_head_norms: whether each query and key head has a norm.
+  joins_head_norms: whether it is over all heads of a token together.
   rope_theta: default of the base of rotary frequencies.
   has_local_rope: whether layers with a sliding window have a base of their own.
+  local_rope_theta: default of it.
+  old_local_rope: old names of it and of `global_every`, "" for none.
+  global_every: every layer of this number sees all tokens, if config.json says
+    nothing of its layers.
   rotary_fraction: default of the rotated share of a head.
   old_rope: old names of rope_theta and of the rotated share, "" for none.
   aliases: other names of settings -> those in `keys`.
@@ -96,6 +102,7 @@ class Family:
   part_others: str = ""
   norm: str = "rms"
   norm_offset: float = 0.0
+  has_in_norms: bool = True
   has_out_norms: bool = False
   scales_embeddings: bool = False
   positions: str = "rotary"
@@ -105,8 +112,14 @@ class Family:
   qkv_bias: bool = False
   out_bias: bool = False
   has_head_norms: bool = False
+  joins_head_norms: bool = False
   rope_theta: float = 10000.0
   has_local_rope: bool = False
+  local_rope_theta: float = 10000.0
+  old_local_rope: tuple[str, str] = (
+      *("rope_local_base_freq", "sliding_window_pattern"),
+  )
+  global_every: int = 6
   rotary_fraction: float = 1.0
   old_rope: tuple[str, str] = ("rope_theta", "")
   aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -239,6 +252,7 @@ _NAMES = (
     "gpt_neox",
     "llama",
     "mistral",
+    "olmo3",
     "qwen2",
     "qwen3",
     "qwen3_moe",

@@ -250,14 +250,14 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
   rotary = ("rope_scaling", "rope_parameters", *_ROPE_NAMES)
   others = _READ_APART + rotary * is_rotary
   if facts.has_local_rope:
-    others += ("rope_local_base_freq", "sliding_window_pattern")
+    others += facts.old_local_rope
   if "rotary_layers" in facts.fields:
     others += ("no_rope_layer_interval", "no_rope_layers")
   fields, problems = read_settings(hf, facts.keys, facts.only(hf), others)
   if "sliding_window" in fields:
     fields["sliding_window"] = fields["sliding_window"] or 0
   if "global_layers" in facts.fields:
-    fields["global_layers"] = _read_layers(hf, problems, fields)
+    fields["global_layers"] = _read_layers(hf, problems, fields, facts)
   elif hf.get("layer_types") and _layer_types(hf) != {"full_attention"}:
     problems.append(_wrong(hf, "layer_types", "'full_attention' alone"))
   if is_rotary:
@@ -362,7 +362,10 @@ def _layer_types(hf: Mapping[str, Any]) -> set[str]:
 
 
 def _read_layers(
-    hf: Mapping[str, Any], problems: list[str], fields: Mapping[str, Any]
+    hf: Mapping[str, Any],
+    problems: list[str],
+    fields: Mapping[str, Any],
+    facts: family_lib.Family,
 ) -> tuple[bool, ...]:
   """Returns which layers see all tokens despite a sliding window; () is none.
 
@@ -371,9 +374,10 @@ def _read_layers(
   num_layers, window = fields["num_layers"], fields["sliding_window"]
   kinds = hf.get("layer_types")
   if kinds is None:
-    every = hf.get("sliding_window_pattern", 6)
+    name = facts.old_local_rope[1]
+    every = hf.get(name, facts.global_every)
     if not _is_a(every, int) or every < 1:
-      problems.append(_wrong(hf, "sliding_window_pattern", "1 or more"))
+      problems.append(_wrong(hf, name, "1 or more"))
       return ()
     is_global = tuple((n + 1) % every == 0 for n in range(num_layers))
   else:
@@ -425,10 +429,18 @@ def _read_ropes(
     both = {}
   full, local = ({"rope_parameters": both.get(kind)} for kind in kinds)
   full = {**hf, **full}
-  if "rope_local_base_freq" in hf:
-    local["rope_theta"] = hf["rope_local_base_freq"]
-  plain = dataclasses.replace(facts, rope_theta=10000.0)
+  name = facts.old_local_rope[0]
+  if name in hf:
+    local["rope_theta"] = hf[name]
+  plain = dataclasses.replace(facts, rope_theta=facts.local_rope_theta)
   fields = _read_rope(local, problems, plain)
+  if not name and "rope_theta" not in (both.get(kinds[1]) or {}):
+    # Versions of transformers differ in whether it is that of both kinds.
+    if hf.get("rope_theta", facts.local_rope_theta) != facts.local_rope_theta:
+      theta = (
+          f"{facts.local_rope_theta}, or one of each kind in rope_parameters"
+      )
+      problems.append(_wrong(hf, "rope_theta", theta))
   if fields.get("rope_type") != "default" or fields["rotary_fraction"] != 1.0:
     problems.append(
         _wrong(both, "sliding_attention", "rope_type='default' and rope_theta")
@@ -642,7 +654,8 @@ def _write_rope(config: ModelConfig) -> dict[str, Any]:
   if family.has_local_rope:
     local = {"rope_type": "default", "rope_theta": config.local_rope_theta}
     rope = {"full_attention": rope, "sliding_attention": local}
-    old["rope_local_base_freq"] = config.local_rope_theta
+    if family.old_local_rope[0]:
+      old[family.old_local_rope[0]] = config.local_rope_theta
   return {
       **old,
       "rope_scaling": scaling if config.rope_type != "default" else None,

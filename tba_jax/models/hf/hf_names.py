@@ -123,6 +123,8 @@ def rows(config: ModelConfig) -> list[TensorRow]:
       "heads": config.num_heads,
       "kv_heads": config.num_kv_heads,
       "head_dim": config.head_dim,
+      "all_heads": config.num_heads * config.head_dim,
+      "all_kv_heads": config.num_kv_heads * config.head_dim,
   }
   lines = family_lib.FAMILIES[config.family].tensors(config)
   return [make_row(sizes, *line) for line in lines]

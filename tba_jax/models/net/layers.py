@@ -267,6 +267,7 @@ class Attention(nnx.Module):
   training, prefill and decoding.
 
   has_norms: whether each query and key head has a norm (Qwen3, Gemma 3).
+  joins_norms: whether it is over all heads together (OLMo 3).
   """
 
   def __init__(
@@ -278,9 +279,11 @@ class Attention(nnx.Module):
       qkv_bias: bool,
       out_bias: bool,
       has_norms: bool = False,
+      joins_norms: bool = False,
       norm_offset: float = 0.0,
   ):
     self.num_kv_heads, self.has_norms = config.num_kv_heads, has_norms
+    self.joins_norms = joins_norms
     width, head_dim = config.width, config.head_dim
     param_dtype = jnp.dtype(config.param_dtype)
     make = lambda heads, axis: Linear(
@@ -304,14 +307,15 @@ class Attention(nnx.Module):
         bias=out_bias,
     )
     if has_norms:
-      norm = lambda: RMSNorm(
-          head_dim,
+      norm = lambda heads, axis: RMSNorm(
+          heads * head_dim if joins_norms else head_dim,
           epsilon=config.norm_epsilon,
           param_dtype=param_dtype,
-          logical_axis="head_dim",
+          logical_axis=f"all_{axis}" if joins_norms else "head_dim",
           offset=norm_offset,
       )
-      self.q_norm, self.k_norm = norm(), norm()
+      self.q_norm = norm(config.num_heads, "heads")
+      self.k_norm = norm(config.num_kv_heads, "kv_heads")
 
   def __call__(
       self,
@@ -321,7 +325,11 @@ class Attention(nnx.Module):
   ) -> tuple[jax.Array, object]:
     """Returns [..., D] and the second output of `attend`, for x [..., D]."""
     q, k, v = self.q(x), self.k(x), self.v(x)
-    if self.has_norms:
+    if self.joins_norms:
+      flat = lambda x: x.reshape(*x.shape[:-2], -1)
+      q = self.q_norm(flat(q)).reshape(q.shape)
+      k = self.k_norm(flat(k)).reshape(k.shape)
+    elif self.has_norms:
       q, k = self.q_norm(q), self.k_norm(k)
     if tables is not None:
       q, k = rotate(q, tables), rotate(k, tables)

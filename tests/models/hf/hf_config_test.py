@@ -8,7 +8,9 @@ Instruct and 7B Instruct, Qwen3 0.6B, 8B and 30B-A3B, Llama 3.1 8B and 8B
 Instruct, Llama 3.2 1B and 1B Instruct (a copy saved in float16), Mistral 7B
 v0.1 and v0.3 (its Instruct's), Pythia 1B (not the deduped one's), GPT-2, MiniLM
 and SmolLM2 135M.
-SmolLM3 3B has the keys and values that a public test of its config.json names.
+SmolLM3 3B has the keys and values that a public test of its config.json names,
+OLMo 3 7B Instruct and 32B Think those of a public survey, with the token ids of
+their tokenizer.
 The larger Qwen2.5 base, Math and distilled models have the keys of
 R1-Distill-Qwen 7B, the other Pythias those of the 1B. Gemma 3 1B, rho-math,
 Llama Guard 3 and the RoBERTa classifier have those of copies on the hub that
@@ -56,6 +58,7 @@ _LLAMA = {
 _QWEN = {**_LLAMA, "model_type": "qwen3", "rope_theta": 5000.0}
 _MOE = _PUBLISHED["Qwen/Qwen3-30B-A3B"]
 _SMOL = _PUBLISHED["HuggingFaceTB/SmolLM3-3B"]
+_OLMO = _PUBLISHED["allenai/Olmo-3-7B-Instruct"]
 _NEOX = _PUBLISHED["EleutherAI/pythia-410m-deduped"]
 _GPT2 = _PUBLISHED["openai-community/gpt2"]
 _ROBERTA = "facebook/roberta-hate-speech-dynabench-r4-target"
@@ -81,13 +84,17 @@ class PublishedTest(parameterized.TestCase):
       if config.family != "gpt2":
         rope = theirs.rope_parameters
         if config.family == "gemma3_text":
+          scalar = theirs.query_pre_attn_scalar
+          self.assertEqual(config.score_dim, scalar)
+        if "sliding_attention" in rope:
           local = rope["sliding_attention"]["rope_theta"]
           self.assertEqual(config.local_rope_theta, local)
           kinds = [kind == "full_attention" for kind in theirs.layer_types]
           self.assertEqual(list(config.global_layers), kinds)
-          scalar = theirs.query_pre_attn_scalar
-          self.assertEqual(config.score_dim, scalar)
           rope = rope["full_attention"]
+        self.assertEqual(
+            config.rope_attention_factor, rope.get("attention_factor")
+        )
         flags = getattr(theirs, "no_rope_layers", [1] * config.num_layers)
         self.assertEqual(config.rotary_layers or (1,) * len(flags), (*flags,))
         self.assertEqual(config.rope_theta, rope["rope_theta"])
@@ -236,6 +243,7 @@ class EverySettingTest(parameterized.TestCase):
       ("gpt_neox", _NEOX),
       ("llama", _LLAMA),
       ("mistral", _PUBLISHED["mistralai/Mistral-7B-v0.1"]),
+      ("olmo3", _OLMO),
       ("qwen2", _PUBLISHED["Qwen/Qwen2.5-0.5B"]),
       ("qwen3", _PUBLISHED["Qwen/Qwen3-0.6B"]),
       ("qwen3_moe", _PUBLISHED["Qwen/Qwen3-30B-A3B"]),
@@ -402,6 +410,17 @@ class FromHfTest(parameterized.TestCase):
       (_MOE, "decoder_sparse_step", 2),
       (_MOE, "mlp_only_layers", [1]),
       (_MOE, "num_local_experts", 64),
+      (_OLMO, "sliding_window", None),
+      (_OLMO, "sliding_window_pattern", 4),
+      (_OLMO, "rope_local_base_freq", 1e4),
+      (_OLMO, "rope_theta", 1e4),
+      (_OLMO, "layer_types", ["full_attention"] * 31),
+      (_OLMO, "rope_parameters", {"rope_type": "yarn", "factor": 8.0}),
+      (
+          _OLMO,
+          "rope_parameters",
+          {"sliding_attention": {"rope_type": "linear", "factor": 8.0}},
+      ),
       (_SMOL, "no_rope_layers", [1] * 35),
       (_SMOL, "no_rope_layers", [2] * 36),
       (_SMOL, "no_rope_layers", [True] * 36),
@@ -520,6 +539,21 @@ class FromHfTest(parameterized.TestCase):
     self.assertEqual(hf_config.from_hf(found), config)
     self.assertEqual(found["architectures"] == [_CLASSIFIER], num_labels > 0)
 
+  def test_scales_positions_of_layers_without_a_window_alone(self):
+    config = hf_config.from_hf(_OLMO)
+    self.assertEqual(config.windows[:5], (4096, 4096, 4096, 0, 4096))
+    self.assertEqual((config.rope_type, config.rope_factor), ("yarn", 8.0))
+    hf = {k: v for k, v in _OLMO.items() if k != "layer_types"}
+    self.assertEqual(hf_config.from_hf(hf), config)
+    both = {
+        "full_attention": {"rope_type": "default", "rope_theta": 7.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5.0},
+    }
+    hf = {**_OLMO, "rope_parameters": both}
+    del hf["rope_theta"], hf["rope_scaling"]
+    config = hf_config.from_hf(hf)
+    self.assertEqual((config.rope_theta, config.local_rope_theta), (7.0, 5.0))
+
   def test_reads_layers_without_positions(self):
     hf = {**_SMOL, "num_hidden_layers": 5, "layer_types": None}
     for flags, every, rotary in (
@@ -572,6 +606,12 @@ class ToHfTest(parameterized.TestCase):
                            score_dim=12, rope_theta=99.0, rope_type="linear",
                            rope_factor=8.0, local_rope_theta=7.0)),
       ("gemma3_text", dict(sliding_window=0, score_dim=8)),
+      ("olmo3", dict(global_layers=(True, False), sliding_window=9,
+                     attention_bias=True, local_rope_theta=7.0,
+                     rope_type="yarn", rope_factor=2.0)),
+      ("olmo3", dict(sliding_window=9)),
+      ("olmo3", dict(global_layers=(True, True), sliding_window=9,
+                     tie_embeddings=True)),
       ("smollm3", {}),
       ("smollm3", dict(rotary_layers=(False, True), attention_bias=True,
                        mlp_bias=True, rope_type="yarn", rope_factor=2.0)),
