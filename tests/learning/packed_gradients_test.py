@@ -21,6 +21,7 @@ _WINDOWS = dict(
     family="gemma3_text", sliding_window=3, global_layers=(False, True)
 )
 _FAMILIES = (
+    dict(family="ministral3", query_growth=0.5, rope_original_positions=3),
     dict(family="olmo3", sliding_window=3, global_layers=(False, True)),
     dict(family="smollm3", rotary_layers=(True, False)),
 )

@@ -77,6 +77,38 @@ CASES = {
             ),
         ),
     ),
+    "ministral3": (
+        "Ministral3",
+        dict(
+            _GATED,
+            head_dim=16,
+            rope_parameters=dict(
+                _YARN,
+                llama_4_scaling_beta=0.6,
+                mscale=1.0,
+                mscale_all_dim=1.0,
+            ),
+        ),
+    ),
+    "ministral3_plain": (
+        "Ministral3",
+        dict(
+            _GATED,
+            hidden_size=30,
+            intermediate_size=37,
+            num_attention_heads=5,
+            num_key_value_heads=1,
+            head_dim=6,
+            sliding_window=7,
+            tie_word_embeddings=True,
+            rope_parameters=dict(
+                rope_type="default",
+                rope_theta=50.0,
+                llama_4_scaling_beta=0.3,
+                original_max_position_embeddings=10,
+            ),
+        ),
+    ),
     "mistral": ("Mistral", dict(_GATED, sliding_window=6)),
     "mistral_wide": ("Mistral", dict(_GATED, sliding_window=None, head_dim=16)),
     "qwen2": ("Qwen2", dict(_GATED, tie_word_embeddings=True)),

@@ -29,6 +29,14 @@ FAMILIES = (
     dict(family="qwen3"),
     dict(family="qwen3_moe", num_experts=4, experts_per_token=2),
     dict(
+        family="ministral3",
+        query_growth=0.25,
+        rope_type="yarn",
+        rope_factor=4.0,
+        rope_original_positions=3,
+        sliding_window=5,
+    ),
+    dict(
         family="olmo3",
         sliding_window=4,
         global_layers=(False, True),

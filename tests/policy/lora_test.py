@@ -47,6 +47,7 @@ _FAMILIES = (
     dict(family="qwen2"),
     dict(family="qwen3"),
     dict(family="qwen3_moe", num_experts=4, experts_per_token=2),
+    dict(family="ministral3", query_growth=0.5, rope_original_positions=3),
     dict(family="olmo3", sliding_window=3, global_layers=(False, True)),
     dict(family="smollm3", rotary_layers=(True, False)),
     dict(

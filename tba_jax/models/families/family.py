@@ -58,8 +58,10 @@ class Family:
   tensors: (config) -> a line for each leaf of params.
   fields: fields of a shape that its models may set and others may not.
   token_head: end of the class name of a model that predicts tokens.
+  eos_id: default of eos_token_id.
   prefix: start of the names of all tensors but the head.
   part_of: model_type of models whose language model it is, "" for none.
+  part_class: start of their class name, "" for class_name.
   part_prefixes: prefixes of the names in their folders.
   part_others: regular expression of their other tensors, which are not read.
   norm: "rms" or "layer".
@@ -80,8 +82,8 @@ class Family:
   has_local_rope: whether layers with a sliding window have a base of their own.
   local_rope_theta: default of it.
   old_local_rope: old names of it and of `global_every`, "" for none.
-  global_every: every layer of this number sees all tokens, if config.json says
-    nothing of its layers.
+  global_every: every layer of this number sees all tokens, if config.json
+    lists no layers.
   rotary_fraction: default of the rotated share of a head.
   old_rope: old names of rope_theta and of the rotated share, "" for none.
   aliases: other names of settings -> those in `keys`.
@@ -96,8 +98,10 @@ class Family:
   fields: frozenset[str] = ROPE
   scalar_class_name: str = ""
   token_head: str = "ForCausalLM"
+  eos_id: int | None = None
   prefix: str = "model."
   part_of: str = ""
+  part_class: str = ""
   part_prefixes: tuple[str, ...] = ()
   part_others: str = ""
   norm: str = "rms"
@@ -251,6 +255,7 @@ _NAMES = (
     "gpt2",
     "gpt_neox",
     "llama",
+    "ministral3",
     "mistral",
     "olmo3",
     "qwen2",

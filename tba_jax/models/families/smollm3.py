@@ -24,6 +24,6 @@ FAMILY = family.Family(
     tensors=family.gated,
     fields=family.ROPE | {"attention_bias", "mlp_bias", "rotary_layers"},
     rope_theta=2000000.0,
-    # Its layers have no window unless use_sliding_window says so.
+    # Without use_sliding_window its layers have no window.
     only=lambda hf: {"sliding_window": (None, hf.get("sliding_window"))},
 )

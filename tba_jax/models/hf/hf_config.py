@@ -80,8 +80,10 @@ _READ_APART = (
 
 # Settings of a multimodal model that say nothing of its language model.
 _MULTIMODAL = (
-    "architectures", "boi_token_index", "eoi_token_index", "image_token_index",
-    "mm_tokens_per_image", "model_type", "text_config", "vision_config",
+    "architectures", "boi_token_index", "eoi_token_index", "image_token_id",
+    "image_token_index", "mm_tokens_per_image", "model_type",
+    "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size",
+    "text_config", "vision_config", "vision_feature_layer",
 )  # fmt: skip
 
 # Names of the rotary settings -> theirs in "rope_parameters".
@@ -116,6 +118,11 @@ _ROPE_OPTIONS = {
         "mscale_all_dim": ("rope_mscale_all_dim", float),
         "truncate": ("rope_truncate", bool),
     },
+}
+# Settings of every rope_type in a family whose queries grow.
+_GROWTH = {
+    "llama_4_scaling_beta": ("query_growth", float),
+    "original_max_position_embeddings": ("rope_original_positions", int),
 }
 # Ends of the class name in `architectures`, which tell the model's head.
 _TOKEN_HEADS = ("ForCausalLM", "LMHeadModel")
@@ -212,16 +219,25 @@ def language_model(hf: Any) -> Any:
   if facts is None:
     return hf
   text, architectures = hf.get("text_config"), hf.get("architectures")
-  if not isinstance(text, dict) or text.get("model_type", name) != name:
+  # Classes with another name default to another family.
+  default = "" if facts.part_class else name
+  if not isinstance(text, dict) or text.get("model_type", default) != name:
     raise ValueError(
         f"config.json: text_config of model_type={kind!r}: must be an object"
         f" with model_type={name!r}"
     )
-  allowed = [f"{facts.class_name}ForConditionalGeneration"]
+  class_name = facts.part_class or facts.class_name
+  allowed = [f"{class_name}ForConditionalGeneration"]
   if architectures not in (None, allowed):
     supported = f"{allowed} or null"
     raise ValueError("config.json: " + _wrong(hf, "architectures", supported))
   own = {k: v for k, v in hf.items() if k not in _MULTIMODAL}
+  tie = "tie_word_embeddings"
+  # Copies that transformers saves of models with a head have True there.
+  if facts.part_class and not own.pop(tie, True) and text.get(tie):
+    raise ValueError(
+        f"config.json: {tie}=False contradicts text_config.{tie}=True"
+    )
   head = facts.class_name + facts.token_head
   return {**text, **own, "model_type": name, "architectures": [head]}
 
@@ -273,7 +289,7 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
   if fields["mlp_width"] is None:
     fields["mlp_width"] = 4 * fields["width"]
   fields["num_labels"] = read_num_labels(hf, problems)
-  fields |= _read_stops(hf, problems)
+  fields |= _read_stops({"eos_token_id": facts.eos_id, **hf}, problems)
   dtype = dtype or hf.get("dtype") or hf.get("torch_dtype") or "float32"
   if problems:
     raise ValueError("config.json: " + "; ".join(problems))
@@ -435,7 +451,7 @@ def _read_ropes(
   plain = dataclasses.replace(facts, rope_theta=facts.local_rope_theta)
   fields = _read_rope(local, problems, plain)
   if not name and "rope_theta" not in (both.get(kinds[1]) or {}):
-    # Versions of transformers differ in whether it is that of both kinds.
+    # transformers 5 uses it for global layers alone, transformers 4 for all.
     if hf.get("rope_theta", facts.local_rope_theta) != facts.local_rope_theta:
       theta = (
           f"{facts.local_rope_theta}, or one of each kind in rope_parameters"
@@ -502,6 +518,10 @@ def _read_rope(
       "partial_rotary_factor": ("rotary_fraction", float),
       **settings,
   }
+  if "query_growth" in facts.fields:
+    settings |= _GROWTH
+    # The class has it there for no use.
+    rope.pop("max_position_embeddings", None)
   options = _ROPE_OPTIONS.get(rope_type, {})
   settings |= {name: options[name] for name in options.keys() & rope.keys()}
   fields = {}
@@ -639,6 +659,8 @@ def _write_rope(config: ModelConfig) -> dict[str, Any]:
       name: getattr(config, field)
       for name, (field, _) in _ROPE_SETTINGS[config.rope_type].items()
   }
+  if "query_growth" in family_lib.FAMILIES[config.family].fields:
+    scaling |= {k: getattr(config, field) for k, (field, _) in _GROWTH.items()}
   for name, (field, _) in _ROPE_OPTIONS.get(config.rope_type, {}).items():
     if getattr(config, field) != getattr(ModelConfig, field):
       scaling[name] = getattr(config, field)

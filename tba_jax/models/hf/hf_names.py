@@ -152,9 +152,13 @@ def match_prefix(
   tail = first.hf_name.removeprefix(own)
   others = ("", *family.part_prefixes)
   prefix = next((p for p in (own, *others) if p + tail in names), own)
+  # The head of a larger model lies beside its stack.
+  head = prefix.removesuffix(own) if prefix in family.part_prefixes else ""
   return [
       dataclasses.replace(row, hf_name=prefix + row.hf_name.removeprefix(own))
       if row.hf_name.startswith(own)
+      else dataclasses.replace(row, hf_name=head + row.hf_name)
+      if head + row.hf_name in names
       else row
       for row in rows
   ]

@@ -83,7 +83,7 @@ class Block(nnx.Module):
   def __call__(
       self,
       x: jax.Array,
-      tables: tuple[jax.Array, jax.Array] | None,
+      tables: tuple[jax.Array, ...] | None,
       attend: layers.AttendFn,
       layer: jax.Array | int,
       routes: jax.Array | None = None,
@@ -165,7 +165,7 @@ class Decoder(nnx.Module):
 
   def tables(
       self, positions: jax.Array
-  ) -> dict[int, tuple[jax.Array, jax.Array] | None]:
+  ) -> dict[int, tuple[jax.Array, ...] | None]:
     """Returns rotary tables of positions [...], by the layers' windows.
 
     None in place of tables if positions are learned.

@@ -320,10 +320,13 @@ class Attention(nnx.Module):
   def __call__(
       self,
       x: jax.Array,
-      tables: tuple[jax.Array, jax.Array] | None,
+      tables: tuple[jax.Array, ...] | None,
       attend: AttendFn,
   ) -> tuple[jax.Array, object]:
-    """Returns [..., D] and the second output of `attend`, for x [..., D]."""
+    """Returns [..., D] and the second output of `attend`, for x [..., D].
+
+    `tables` are those of `rotary_tables`.
+    """
     q, k, v = self.q(x), self.k(x), self.v(x)
     if self.joins_norms:
       flat = lambda x: x.reshape(*x.shape[:-2], -1)
@@ -332,7 +335,9 @@ class Attention(nnx.Module):
     elif self.has_norms:
       q, k = self.q_norm(q), self.k_norm(k)
     if tables is not None:
-      q, k = rotate(q, tables), rotate(k, tables)
+      q, k = rotate(q, tables[:2]), rotate(k, tables[:2])
+      for factors in tables[2:]:
+        q = q * factors[..., None, None].astype(q.dtype)
     *lead, heads, head_dim = q.shape
     groups = self.num_kv_heads
     q = q.reshape(*lead, groups, heads // groups, head_dim)
@@ -413,17 +418,24 @@ def rotary_tables(
     positions: jax.Array,
     *,
     local: bool = False,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
   """Returns cosines and sines [..., E / 2] float32 of positions [...].
 
-  They are multiplied by `rotary_scale`, but for those of local layers.
+  They are multiplied by `rotary_scale`, but for those of local layers. With
+  `config.query_growth` the factors of queries follow, [...] float32 (Llama 4's,
+  as computed by `transformers`).
   """
   axes = tuple(range(positions.ndim))
   frequencies_E2 = jnp.expand_dims(
       jnp.asarray(rotary_frequencies(config, local=local)), axes
   )
   angles = positions.astype(jnp.float32)[..., None] * frequencies_E2
+  tables = jnp.cos(angles), jnp.sin(angles)
   scale = 1.0 if local else rotary_scale(config)
-  if scale == 1.0:
-    return jnp.cos(angles), jnp.sin(angles)
-  return jnp.cos(angles) * scale, jnp.sin(angles) * scale
+  if scale != 1.0:
+    tables = tuple(table * scale for table in tables)
+  if config.query_growth:
+    contexts = positions // config.rope_original_positions
+    growth = config.query_growth * jnp.log1p(contexts.astype(jnp.float32))
+    tables = *tables, 1.0 + growth
+  return tables

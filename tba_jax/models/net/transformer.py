@@ -218,7 +218,7 @@ class _Forward:
 
   def tables_of(
       self, layer: jax.Array | int, tables: PyTree
-  ) -> tuple[jax.Array, jax.Array] | None:
+  ) -> tuple[jax.Array, ...] | None:
     """Returns the rotary tables of a layer, of those by window.
 
     A layer without positions has None, and in a scan tables that rotate by 0.
@@ -230,8 +230,9 @@ class _Forward:
     if isinstance(layer, int):
       return found if is_rotary[layer] else None
     is_rotary = jnp.asarray(is_rotary)[layer]
-    cos, sin = found
-    return jnp.where(is_rotary, cos, 1.0), jnp.where(is_rotary, sin, 0.0)
+    cos, sin, *factors = found
+    cos = jnp.where(is_rotary, cos, 1.0)
+    return cos, jnp.where(is_rotary, sin, 0.0), *factors
 
   def run_blocks(
       self,

@@ -31,6 +31,7 @@ import transformers
 from tba_jax.models import config as config_lib
 from tba_jax.models.families import family as family_lib
 from tba_jax.models.hf import hf_config
+from tba_jax.models.hf import hf_names
 from tba_jax.models.net import encoder
 from tests.models import hf_case
 
@@ -59,6 +60,49 @@ _QWEN = {**_LLAMA, "model_type": "qwen3", "rope_theta": 5000.0}
 _MOE = _PUBLISHED["Qwen/Qwen3-30B-A3B"]
 _SMOL = _PUBLISHED["HuggingFaceTB/SmolLM3-3B"]
 _OLMO = _PUBLISHED["allenai/Olmo-3-7B-Instruct"]
+# The multimodal model's, without the sizes of its vision tower.
+_MINISTRAL = {
+    "architectures": ["Mistral3ForConditionalGeneration"],
+    "dtype": "bfloat16",
+    "image_token_index": 10,
+    "model_type": "mistral3",
+    "multimodal_projector_bias": False,
+    "projector_hidden_act": "gelu",
+    "spatial_merge_size": 2,
+    "text_config": {
+        "attention_dropout": 0.0,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "initializer_range": 0.02,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 262144,
+        "model_type": "ministral3",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 34,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05,
+        "rope_parameters": {
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 16.0,
+            "llama_4_scaling_beta": 0.1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 16384,
+            "rope_theta": 1000000.0,
+            "rope_type": "yarn",
+            "type": "yarn",
+        },
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "vocab_size": 131072,
+    },
+    "transformers_version": "5.0.0.dev0",
+    "vision_config": {"model_type": "pixtral"},
+    "vision_feature_layer": -1,
+}
 _NEOX = _PUBLISHED["EleutherAI/pythia-410m-deduped"]
 _GPT2 = _PUBLISHED["openai-community/gpt2"]
 _ROBERTA = "facebook/roberta-hate-speech-dynabench-r4-target"
@@ -242,6 +286,7 @@ class EverySettingTest(parameterized.TestCase):
       ("gpt2", _GPT2),
       ("gpt_neox", _NEOX),
       ("llama", _LLAMA),
+      ("ministral3", hf_config.language_model(_MINISTRAL)),
       ("mistral", _PUBLISHED["mistralai/Mistral-7B-v0.1"]),
       ("olmo3", _OLMO),
       ("qwen2", _PUBLISHED["Qwen/Qwen2.5-0.5B"]),
@@ -334,6 +379,70 @@ class EverySettingTest(parameterized.TestCase):
     self.assertEqual(config.windows[:7], (1024,) * 5 + (0, 1024))
     with self.assertRaisesRegex(ValueError, "novelty=1 is an unknown setting"):
       read({**hf, "novelty": 1})
+
+  def test_ministral_3_reads_as_the_copies_that_transformers_saves(self):
+    read = lambda hf: hf_config.from_hf(hf_config.language_model(hf))
+    config = read(_MINISTRAL)
+    theirs = transformers.Mistral3Config(**_MINISTRAL)
+    self.assertEqual(read(json.loads(theirs.to_json_string())), config)
+    text = {**_MINISTRAL["text_config"], "dtype": "bfloat16"}
+    own = transformers.Ministral3Config(**text)
+    self.assertEqual(read(json.loads(own.to_json_string())), config)
+    self.assertEqual(config.eos_id, own.eos_token_id)
+    self.assertEqual((config.pad_id, config.bos_id), (11, 1))
+    self.assertEqual((config.query_growth, config.rope_factor), (0.1, 16.0))
+    self.assertEqual(config.rope_original_positions, 16384)
+    # The class's own settings have a key that it does not read.
+    default = json.loads(transformers.Ministral3Config().to_json_string())
+    self.assertIn("max_position_embeddings", default["rope_parameters"])
+    sizes = {**text, "model_type": "ministral3", **default}
+    self.assertEqual(read(sizes).query_growth, 0.1)
+
+  @parameterized.parameters(
+      ("text_config", {"model_type": "mistral"}, "model_type='ministral3'"),
+      # A missing one is "mistral".
+      ("text_config", {}, "model_type='ministral3'"),
+      ("architectures", ["Ministral3ForConditionalGeneration"], "architectur"),
+      ("quantization_config", {"quant_method": "fp8"}, "quantization_config"),
+  )
+  def test_multimodal_models_of_other_kinds_are_refused(
+      self, name, value, message
+  ):
+    with self.assertRaisesRegex(ValueError, message):
+      hf = hf_config.language_model({**_MINISTRAL, name: value})
+      hf_config.from_hf(hf)
+
+  def test_text_config_decides_about_head(self):
+    read = lambda hf: hf_config.from_hf(hf_config.language_model(hf))
+    tie = "tie_word_embeddings"
+    self.assertFalse(read({**_MINISTRAL, tie: True}).tie_embeddings)
+    text = {**_MINISTRAL["text_config"], tie: True}
+    tied = {**_MINISTRAL, "text_config": text}
+    self.assertTrue(read(tied).tie_embeddings)
+    with self.assertRaisesRegex(ValueError, f"contradicts text_config.{tie}"):
+      read({**tied, tie: False})
+
+  @parameterized.parameters(
+      "llama_4_scaling_beta", "original_max_position_embeddings"
+  )
+  def test_growth_of_queries_is_required(self, name):
+    text = hf_config.language_model(_MINISTRAL)
+    rope = {"rope_type": "default", "llama_4_scaling_beta": 0.1}
+    rope |= {"original_max_position_embeddings": 64, name: None}
+    with self.assertRaisesRegex(ValueError, f"{name}=None is not supported"):
+      hf_config.from_hf({**text, "rope_parameters": rope})
+
+  @parameterized.parameters(
+      ("HuggingFaceTB/SmolLM3-3B", 3.075),
+      ("allenai/Olmo-3-7B-Instruct", 7.298),
+      ("allenai/Olmo-3-32B-Think", 32.234),
+      ("Ministral 3 8B", 8.490),
+  )
+  def test_sizes_are_those_of_the_published_models(self, name, billions):
+    hf = {**_PUBLISHED, "Ministral 3 8B": _MINISTRAL}[name]
+    config = hf_config.from_hf(hf_config.language_model(hf))
+    size = hf_names.num_params(config) / 1e9
+    self.assertAlmostEqual(size, billions, delta=0.001)
 
   def test_null_is_no_setting(self):
     hf = {**_LLAMA, "quantization_config": None, "novelty": None}
@@ -612,6 +721,10 @@ class ToHfTest(parameterized.TestCase):
       ("olmo3", dict(sliding_window=9)),
       ("olmo3", dict(global_layers=(True, True), sliding_window=9,
                      tie_embeddings=True)),
+      ("ministral3", {}),
+      ("ministral3", dict(query_growth=0.1, rope_type="yarn", rope_factor=16.0,
+                          rope_original_positions=64, rope_mscale=1.0,
+                          rope_mscale_all_dim=1.0, sliding_window=5)),
       ("smollm3", {}),
       ("smollm3", dict(rotary_layers=(False, True), attention_bias=True,
                        mlp_bias=True, rope_type="yarn", rope_factor=2.0)),
