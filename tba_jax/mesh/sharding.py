@@ -41,6 +41,8 @@ RULES = {
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "head_dim": (),
+    "all_heads": (),
+    "all_kv_heads": (),
     "labels": (),
     "positions": (),
     "lora_rank": (),

@@ -81,6 +81,10 @@ class ModelConfig:
     and denominator of a derived factor; unless both are set, the denominator
     is 1 and the weight is too.
   rope_truncate: whether "yarn" rounds the bounds to whole pairs.
+  query_growth: beta of queries that are multiplied by
+    1 + beta log(1 + floor(position / rope_original_positions)).
+  rotary_layers: whether each layer has rotary positions, or none at all; () is
+    all of them.
   rotary_fraction: share of a head's entries that rotary positions rotate.
   parallel_residual: whether attention and MLP read the same stream.
   activation: nonlinearity of the MLP; gated ones have "silu", but for Gemma's.
@@ -135,6 +139,8 @@ class ModelConfig:
   rope_mscale: float = 0.0
   rope_mscale_all_dim: float = 0.0
   rope_truncate: bool = True
+  query_growth: float = 0.0
+  rotary_layers: tuple[bool, ...] = ()
   rotary_fraction: float = 1.0
   parallel_residual: bool = False
   activation: str = "silu"
@@ -189,8 +195,11 @@ class ModelConfig:
         ("rope_attention_factor",
          self.rope_attention_factor is None or self.rope_attention_factor > 0,
          "above 0, or None"),
+        ("query_growth", self.query_growth >= 0, "0 or more"),
         ("rope_mscale", self.rope_mscale >= 0, "0 or more"),
         ("rope_mscale_all_dim", self.rope_mscale_all_dim >= 0, "0 or more"),
+        ("rotary_layers", len(self.rotary_layers) in (0, self.num_layers),
+         f"() or num_layers={self.num_layers} of them"),
         ("activation", self.activation in family_lib.ACTIVATIONS,
          f"one of {family_lib.ACTIVATIONS}"),
         ("rotary_fraction",

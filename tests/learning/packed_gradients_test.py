@@ -21,6 +21,11 @@ _WINDOWS = dict(
     family="gemma3_text", sliding_window=3, global_layers=(False, True)
 )
 _SINKS = dict(_WINDOWS, family="gpt_oss", num_experts=4, experts_per_token=2)
+_FAMILIES = (
+    dict(family="ministral3", query_growth=0.5, rope_original_positions=3),
+    dict(family="olmo3", sliding_window=3, global_layers=(False, True)),
+    dict(family="smollm3", rotary_layers=(True, False)),
+)
 _EXPERTS = dict(family="qwen3_moe", num_experts=6, experts_per_token=2)
 
 
@@ -74,6 +79,11 @@ class PackedGradientsTest(parameterized.TestCase):
         mock.patch.dict(row_attention.BLOCK, cpu=8),
     ):
       self.check(tiny_model.make_model(**shape), packed_gradients.make_batch())
+
+  @parameterized.parameters(*_FAMILIES)
+  @pytest.mark.slow
+  def test_kinds_of_layers_agree(self, **shape):
+    self.check(tiny_model.make_model(**shape), packed_gradients.make_batch())
 
   @pytest.mark.slow
   def test_adapters_agree(self):

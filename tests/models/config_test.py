@@ -54,6 +54,10 @@ class FromConfigTest(parameterized.TestCase):
       ("llama", "rope_mscale", -1.0),
       ("llama", "rope_mscale_all_dim", -1.0),
       ("gemma3_text", "rope_truncate", False),
+      ("llama", "query_growth", 0.1),
+      ("ministral3", "query_growth", -0.1),
+      ("llama", "rotary_layers", (True, False, True)),
+      ("smollm3", "rotary_layers", (True, False)),
       ("gpt2", "rope_truncate", False),
       ("llama", "rope_factor", 0.5),
       ("llama", "rope_low_freq_factor", 4.0),
@@ -62,12 +66,11 @@ class FromConfigTest(parameterized.TestCase):
   )
   def test_refuses_what_the_family_has_not(self, family, name, value):
     wrong = {"family": family, name: value}
-    with self.assertRaisesRegex(
-        ValueError, f"must be.*{name}={value!r}|" f"{name}={value!r}: must be"
-    ):
+    with self.assertRaisesRegex(ValueError, "must be") as caught:
       _from_config(**wrong)
+    self.assertIn(f"{name}={value!r}", str(caught.exception))
 
-  def test_refuses_a_base_that_yarn_has_no_logarithm_of(self):
+  def test_refuses_yarn_with_rope_theta_1(self):
     with self.assertRaisesRegex(ValueError, "rope_theta=1.0: must be above 0"):
       _from_config(rope_type="yarn", rope_theta=1.0)
 

@@ -125,8 +125,9 @@ class ParityTest(parameterized.TestCase):
     )
     self.assertAlmostEqual(layers.rotary_scale(config), scale, places=12)
 
-  def test_language_model_of_a_multimodal_one_equals_theirs(self):
-    theirs = torch_models.multimodal("gemma3_text")
+  @parameterized.parameters("gemma3_text", "ministral3", "ministral3_plain")
+  def test_language_model_of_a_multimodal_one_equals_theirs(self, case):
+    theirs = torch_models.multimodal(case)
     theirs.save_pretrained(self.folder)
     tokens, mask = cases.batch()
     expected = torch_models.logits(theirs, tokens, mask)
@@ -159,7 +160,14 @@ class ParityTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(
-      "gemma3_text", "gemma3_text_bias", "qwen3_moe", "gpt_oss", "gpt_oss_odd"
+      "gemma3_text",
+      "gemma3_text_bias",
+      "qwen3_moe",
+      "gpt_oss",
+      "gpt_oss_odd",
+      "smollm3",
+      "olmo3",
+      "ministral3",
   )
   @pytest.mark.slow
   def test_gradients_equal_theirs(self, case):
@@ -236,6 +244,7 @@ class ParityTest(parameterized.TestCase):
   @parameterized.parameters(
       *(("llama", 2), ("llama3", 1), ("qwen2", 1), ("gpt_neox", 1)),
       *(("gpt2", 2), ("gemma3_text", 1), ("qwen3_moe", 1), ("gpt_oss", 1)),
+      *(("smollm3", 1), ("olmo3", 1), ("ministral3", 1)),
   )
   @pytest.mark.slow
   def test_scalar_heads_equal_those_of_transformers(self, case, num_labels):

@@ -31,20 +31,24 @@ def make(
 
 
 def multimodal(case: str) -> torch.nn.Module:
-  """Returns a Gemma 3 with a vision tower, and a case as language model."""
+  """Returns a model with a vision tower, and a case as language model."""
   vision = dict(
       hidden_size=16, intermediate_size=16, num_hidden_layers=1,
       num_attention_heads=2, image_size=28, patch_size=14,
   )  # fmt: skip
-  config = transformers.Gemma3Config(
-      text_config=cases.hf_settings(case),
-      vision_config=vision,
-      mm_tokens_per_image=4,
-      eos_token_id=1,
+  text = cases.hf_settings(case)
+  kind, settings = "Gemma3", dict(mm_tokens_per_image=4)
+  if text["model_type"] == "ministral3":
+    tie = text.get("tie_word_embeddings", False)
+    kind, settings = "Mistral3", dict(tie_word_embeddings=tie)
+    vision |= dict(model_type="pixtral")
+  config = getattr(transformers, f"{kind}Config")(
+      text_config=text, vision_config=vision, eos_token_id=1, **settings
   )
-  model = transformers.Gemma3ForConditionalGeneration(config)
-  state = make(case).model.state_dict()
-  model.model.language_model.load_state_dict(state)
+  model = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
+  language = make(case)
+  model.model.language_model.load_state_dict(language.model.state_dict())
+  model.lm_head.load_state_dict(language.lm_head.state_dict())
   model.tie_weights()
   return model.eval()
 

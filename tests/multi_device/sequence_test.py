@@ -156,6 +156,15 @@ class FunctionsTest(parameterized.TestCase):
       # A few positions' logits at a time.
       ({}, 4 * 3 * 4 * tiny_model.VOCAB),
       (dict(family="gpt2", num_kv_heads=4), 2**25),
+      # Norms over heads that are on several devices.
+      (dict(family="olmo3", sliding_window=3), 2**25),
+      (dict(family="smollm3", rotary_layers=(True, False)), 2**25),
+      (
+          dict(
+              family="ministral3", query_growth=0.5, rope_original_positions=3
+          ),
+          2**25,
+      ),
       (dict(family="qwen3_moe", num_experts=4, experts_per_token=2), 2**25),
       # Each of four devices has a query head, with copies of the two of keys;
       # each of two has two.

@@ -48,6 +48,9 @@ _FAMILIES = (
     dict(family="qwen3"),
     dict(family="qwen3_moe", num_experts=4, experts_per_token=2),
     dict(family="gpt_oss", num_experts=4, experts_per_token=2),
+    dict(family="ministral3", query_growth=0.5, rope_original_positions=3),
+    dict(family="olmo3", sliding_window=3, global_layers=(False, True)),
+    dict(family="smollm3", rotary_layers=(True, False)),
     dict(
         family="gpt_neox",
         num_kv_heads=4,
@@ -207,9 +210,11 @@ class ConfigTest(parameterized.TestCase):
       validate.validate(base_config.make(lora__rank=2), program="sweep")
 
   def test_checks_targets_of_a_folder(self):
-    for i, wrong in ((3, 0), (6, 1)):  # qwen2 has a gate, gpt_neox has none.
-      model = tiny_model.make_model(**_FAMILIES[i])
-      folder = pathlib.Path(self.create_tempdir().full_path) / str(i)
+    # The MLPs of qwen2 have gates, those of gpt_neox none.
+    for family, wrong in (("qwen2", 0), ("gpt_neox", 1)):
+      shape = next(s for s in _FAMILIES if s["family"] == family)
+      model = tiny_model.make_model(**shape)
+      folder = pathlib.Path(self.create_tempdir().full_path) / family
       hf.save(folder, model.config, tiny_model.init_params(model))
       c = {"lora.rank": 2, "lora.targets": "gate", "init": str(folder)}
       self.assertLen([*checks.lora_targets(c)], wrong)

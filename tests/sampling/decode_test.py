@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sampler with the real model: log-probs, independence, compilations."""
 
+import dataclasses
 import functools
 import logging
 import pathlib
@@ -207,12 +208,13 @@ class DecodeTest(parameterized.TestCase):
   def test_reports_progress_within_a_long_completion(self):
     progress = mock.Mock()
     home = samplers.SamplerHome(pathlib.Path(), 0, mock.Mock(), progress)
-    settings = self.sampler.settings
+    settings = dataclasses.replace(self.sampler.settings, chunk_steps=1)
     sampler = decode.make(None, self.model, settings, home)
-    sampler.sample(self.params, self.requests[:1], version=0)
-    # A completion of 7 tokens has chunks of 3.
+    sampler.sample(
+        self.params, self.requests[:1], version=0, newer=lambda: None
+    )
     self.assertEqual(self.found[0].lengths.max(), _T)
-    self.assertEqual(progress.call_count, 3)
+    self.assertEqual(progress.call_count, _T)
 
   @parameterized.parameters(1, 2, 100)
   @pytest.mark.slow

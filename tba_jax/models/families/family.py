@@ -58,14 +58,17 @@ class Family:
   tensors: (config) -> a line for each leaf of params.
   fields: names of shape fields that its models may set.
   token_head: end of the class name of a model that predicts tokens.
+  eos_id: default of eos_token_id.
   prefix: start of the names of all tensors but the head.
   part_of: model_type of models whose language model it is, "" for none.
+  part_class: start of their class name, "" for class_name.
   part_prefixes: prefixes of the names in their folders.
   part_others: regular expression of their other tensors, which are not read.
   norm: "rms" or "layer".
   positions: "rotary", or "learned" ones added to the embeddings.
   norm_offset: number added to the scales of norms, which start at 1 less it.
-  has_out_norms: whether attention and MLP have a norm of their results too.
+  has_in_norms: whether attention and MLP have a norm of their inputs.
+  has_out_norms: whether attention and MLP have a norm of their results.
   scales_embeddings: whether embeddings are multiplied by sqrt(width).
   is_gated: whether MLPs are gated (SwiGLU).
   has_experts: whether a layer has several MLPs, of which a token uses few.
@@ -76,10 +79,14 @@ class Family:
   qkv_bias, out_bias: whether query, key and value, and the output, always have
     biases.
   has_head_norms: whether each query and key head has a norm.
+  joins_head_norms: whether it is over all heads of a token together.
   has_sinks: whether each query head has a sink.
   rope_theta: default of the base of rotary frequencies.
   has_local_rope: whether layers with a sliding window have a base of their own.
-  global_every: default of the layers of which the last one has no window.
+  local_rope_theta: default of it.
+  old_local_rope: old names of it and of `global_every`, "" for none.
+  global_every: every layer of this number sees all tokens, if config.json
+    lists no layers.
   rotary_fraction: default of the rotated share of a head.
   rope: rotary settings of a config.json without any; {} is "default".
   old_rope: old names of rope_theta and of the rotated share, "" for none.
@@ -95,12 +102,15 @@ class Family:
   fields: frozenset[str] = ROPE
   scalar_class_name: str = ""
   token_head: str = "ForCausalLM"
+  eos_id: int | None = None
   prefix: str = "model."
   part_of: str = ""
+  part_class: str = ""
   part_prefixes: tuple[str, ...] = ()
   part_others: str = ""
   norm: str = "rms"
   norm_offset: float = 0.0
+  has_in_norms: bool = True
   has_out_norms: bool = False
   scales_embeddings: bool = False
   positions: str = "rotary"
@@ -112,9 +122,14 @@ class Family:
   qkv_bias: bool = False
   out_bias: bool = False
   has_head_norms: bool = False
+  joins_head_norms: bool = False
   has_sinks: bool = False
   rope_theta: float = 10000.0
   has_local_rope: bool = False
+  local_rope_theta: float = 10000.0
+  old_local_rope: tuple[str, str] = (
+      *("rope_local_base_freq", "sliding_window_pattern"),
+  )
   global_every: int = 6
   rotary_fraction: float = 1.0
   rope: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -249,10 +264,13 @@ _NAMES = (
     "gpt_neox",
     "gpt_oss",
     "llama",
+    "ministral3",
     "mistral",
+    "olmo3",
     "qwen2",
     "qwen3",
     "qwen3_moe",
+    "smollm3",
 )
 
 

@@ -80,8 +80,10 @@ _READ_APART = (
 
 # Settings of a multimodal model that do not concern its language model.
 _MULTIMODAL = (
-    "architectures", "boi_token_index", "eoi_token_index", "image_token_index",
-    "mm_tokens_per_image", "model_type", "text_config", "vision_config",
+    "architectures", "boi_token_index", "eoi_token_index", "image_token_id",
+    "image_token_index", "mm_tokens_per_image", "model_type",
+    "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size",
+    "text_config", "vision_config", "vision_feature_layer",
 )  # fmt: skip
 
 # Names of the rotary settings -> theirs in "rope_parameters".
@@ -105,6 +107,11 @@ _ROPE_SETTINGS = {
         "factor": ("rope_factor", float),
         "original_max_position_embeddings": ("rope_original_positions", int),
     },
+}
+# Settings of every rope_type in a family whose queries grow.
+_GROWTH = {
+    "llama_4_scaling_beta": ("query_growth", float),
+    "original_max_position_embeddings": ("rope_original_positions", int),
 }
 # Those that may be left out, for our defaults.
 _ROPE_OPTIONS = {
@@ -212,16 +219,25 @@ def language_model(hf: Any) -> Any:
   if facts is None:
     return hf
   text, architectures = hf.get("text_config"), hf.get("architectures")
-  if not isinstance(text, dict) or text.get("model_type", name) != name:
+  # Classes with another name default to another family.
+  default = "" if facts.part_class else name
+  if not isinstance(text, dict) or text.get("model_type", default) != name:
     raise ValueError(
         f"config.json: text_config of model_type={kind!r}: must be an object"
         f" with model_type={name!r}"
     )
-  allowed = [f"{facts.class_name}ForConditionalGeneration"]
+  class_name = facts.part_class or facts.class_name
+  allowed = [f"{class_name}ForConditionalGeneration"]
   if architectures not in (None, allowed):
     supported = f"{allowed} or null"
     raise ValueError("config.json: " + _wrong(hf, "architectures", supported))
   own = {k: v for k, v in hf.items() if k not in _MULTIMODAL}
+  tie = "tie_word_embeddings"
+  # Copies that transformers saves of models with a head have True there.
+  if facts.part_class and not own.pop(tie, True) and text.get(tie):
+    raise ValueError(
+        f"config.json: {tie}=False contradicts text_config.{tie}=True"
+    )
   head = facts.class_name + facts.token_head
   return {**text, **own, "model_type": name, "architectures": [head]}
 
@@ -250,7 +266,9 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
   rotary = ("rope_scaling", "rope_parameters", *_ROPE_NAMES)
   others = _READ_APART + rotary * is_rotary
   if facts.has_local_rope:
-    others += ("rope_local_base_freq", "sliding_window_pattern")
+    others += facts.old_local_rope
+  if "rotary_layers" in facts.fields:
+    others += ("no_rope_layer_interval", "no_rope_layers")
   fields, problems = read_settings(hf, facts.keys, facts.only(hf), others)
   if "sliding_window" in fields:
     fields["sliding_window"] = fields["sliding_window"] or 0
@@ -260,6 +278,9 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
     problems.append(_wrong(hf, "layer_types", "'full_attention' alone"))
   if is_rotary:
     fields |= _read_ropes(hf, problems, facts)
+  if "rotary_layers" in facts.fields:
+    num_layers = fields["num_layers"]
+    fields["rotary_layers"] = _read_rotary_layers(hf, problems, num_layers)
   heads = fields["num_heads"]
   if fields.get("num_kv_heads") is None:
     fields["num_kv_heads"] = heads
@@ -268,7 +289,7 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
   if fields["mlp_width"] is None:
     fields["mlp_width"] = 4 * fields["width"]
   fields["num_labels"] = read_num_labels(hf, problems)
-  fields |= _read_stops(hf, problems)
+  fields |= _read_stops({"eos_token_id": facts.eos_id, **hf}, problems)
   default = "float32"
   if hf.get("quantization_config"):
     default = "bfloat16"  # As tensors that are not quantized.
@@ -373,9 +394,10 @@ def _read_layers(
   num_layers, window = fields["num_layers"], fields["sliding_window"]
   kinds = hf.get("layer_types")
   if kinds is None:
-    every = hf.get("sliding_window_pattern", facts.global_every)
+    name = facts.old_local_rope[1]
+    every = hf.get(name, facts.global_every)
     if not _is_a(every, int) or every < 1:
-      problems.append(_wrong(hf, "sliding_window_pattern", "1 or more"))
+      problems.append(_wrong(hf, name, "1 or more"))
       return ()
     is_global = tuple((n + 1) % every == 0 for n in range(num_layers))
   else:
@@ -388,6 +410,30 @@ def _read_layers(
   if not window and not all(is_global):
     problems.append(_wrong(hf, "sliding_window", "int"))
   return is_global if window and any(is_global) else ()
+
+
+def _read_rotary_layers(
+    hf: Mapping[str, Any], problems: list[str], num_layers: int
+) -> tuple[bool, ...]:
+  """Returns which layers have rotary positions; () is all of them.
+
+  Despite its name `no_rope_layers` has a 1 for each of these. Without it every
+  n-th layer has none, with `no_rope_layer_interval` n.
+  """
+  every, flags = hf.get("no_rope_layer_interval", 4), hf.get("no_rope_layers")
+  if not _is_a(every, int) or every < 1:
+    problems.append(_wrong(hf, "no_rope_layer_interval", "1 or more"))
+    return ()
+  if flags is None:
+    flags = [int((n + 1) % every != 0) for n in range(num_layers)]
+  is_list = isinstance(flags, list) and len(flags) >= num_layers
+  if not is_list or not all(_is_a(f, int) and f in (0, 1) for f in flags):
+    supported = f"num_hidden_layers={num_layers} of 0 and 1"
+    problems.append(_wrong(hf, "no_rope_layers", supported))
+    return ()
+  # transformers reads none behind the last layer's.
+  flags = flags[:num_layers]
+  return () if all(flags) else tuple(map(bool, flags))
 
 
 def _read_ropes(
@@ -403,10 +449,18 @@ def _read_ropes(
     both = {}
   full, local = ({"rope_parameters": both.get(kind)} for kind in kinds)
   full = {**hf, **full}
-  if "rope_local_base_freq" in hf:
-    local["rope_theta"] = hf["rope_local_base_freq"]
-  plain = dataclasses.replace(facts, rope_theta=10000.0)
+  name = facts.old_local_rope[0]
+  if name in hf:
+    local["rope_theta"] = hf[name]
+  plain = dataclasses.replace(facts, rope_theta=facts.local_rope_theta)
   fields = _read_rope(local, problems, plain)
+  if not name and "rope_theta" not in (both.get(kinds[1]) or {}):
+    # transformers 5 uses it for global layers alone, transformers 4 for all.
+    if hf.get("rope_theta", facts.local_rope_theta) != facts.local_rope_theta:
+      theta = (
+          f"{facts.local_rope_theta}, or one of each kind in rope_parameters"
+      )
+      problems.append(_wrong(hf, "rope_theta", theta))
   if fields.get("rope_type") != "default" or fields["rotary_fraction"] != 1.0:
     problems.append(
         _wrong(both, "sliding_attention", "rope_type='default' and rope_theta")
@@ -470,6 +524,10 @@ def _read_rope(
       "partial_rotary_factor": ("rotary_fraction", float),
       **settings,
   }
+  if "query_growth" in facts.fields:
+    settings |= _GROWTH
+    # The class has it there for no use.
+    rope.pop("max_position_embeddings", None)
   options = _ROPE_OPTIONS.get(rope_type, {})
   settings |= {name: options[name] for name in options.keys() & rope.keys()}
   fields = {}
@@ -580,6 +638,9 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
         "sliding_attention" if window else "full_attention"
         for window in config.windows
     ]
+  if "rotary_layers" in family.fields:
+    is_rotary = config.rotary_layers or (True,) * config.num_layers
+    out["no_rope_layers"] = list(map(int, is_rotary))
   if "score_dim" in family.fields:
     out["query_pre_attn_scalar"] = config.score_dim or config.head_dim
   if config.num_labels:
@@ -604,6 +665,8 @@ def _write_rope(config: ModelConfig) -> dict[str, Any]:
       name: getattr(config, field)
       for name, (field, _) in _ROPE_SETTINGS[config.rope_type].items()
   }
+  if "query_growth" in family_lib.FAMILIES[config.family].fields:
+    scaling |= {k: getattr(config, field) for k, (field, _) in _GROWTH.items()}
   for name, (field, _) in _ROPE_OPTIONS.get(config.rope_type, {}).items():
     if getattr(config, field) != getattr(ModelConfig, field):
       scaling[name] = getattr(config, field)
@@ -619,7 +682,8 @@ def _write_rope(config: ModelConfig) -> dict[str, Any]:
   if family.has_local_rope:
     local = {"rope_type": "default", "rope_theta": config.local_rope_theta}
     rope = {"full_attention": rope, "sliding_attention": local}
-    old["rope_local_base_freq"] = config.local_rope_theta
+    if family.old_local_rope[0]:
+      old[family.old_local_rope[0]] = config.local_rope_theta
   return {
       **old,
       "rope_scaling": scaling if config.rope_type != "default" else None,

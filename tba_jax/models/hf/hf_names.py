@@ -123,6 +123,8 @@ def rows(config: ModelConfig) -> list[TensorRow]:
       "heads": config.num_heads,
       "kv_heads": config.num_kv_heads,
       "head_dim": config.head_dim,
+      "all_heads": config.num_heads * config.head_dim,
+      "all_kv_heads": config.num_kv_heads * config.head_dim,
   }
   lines = family_lib.FAMILIES[config.family].tensors(config)
   return [make_row(sizes, *line) for line in lines]
@@ -150,9 +152,13 @@ def match_prefix(
   tail = first.hf_name.removeprefix(own)
   others = ("", *family.part_prefixes)
   prefix = next((p for p in (own, *others) if p + tail in names), own)
+  # The head of a larger model lies beside its stack.
+  head = prefix.removesuffix(own) if prefix in family.part_prefixes else ""
   return [
       dataclasses.replace(row, hf_name=prefix + row.hf_name.removeprefix(own))
       if row.hf_name.startswith(own)
+      else dataclasses.replace(row, hf_name=head + row.hf_name)
+      if head + row.hf_name in names
       else row
       for row in rows
   ]

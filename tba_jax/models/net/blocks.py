@@ -3,8 +3,8 @@
 """Modules of a decoder, built from the facts of its family (`family.py`).
 
 Blocks are pre-norm: x + attention(norm(x)), then x + mlp(norm(x)), or both in
-parallel; results of attention and MLP may have a norm too. Attention has
-grouped queries; positions are rotary or learned.
+parallel; results of attention and MLP may have a norm too, or instead.
+Attention has grouped queries; positions are rotary or learned.
 """
 
 import math
@@ -60,7 +60,10 @@ class Block(nnx.Module):
     family = family_lib.FAMILIES[config.family]
     # Keeps the stream's variance near 1 over its 2N branches.
     out_scale = 1.0 / math.sqrt(2 * config.num_layers)
-    self.attention_norm = make_norm(config)
+    self.has_in_norms = family.has_in_norms
+    if self.has_in_norms:
+      self.attention_norm = make_norm(config)
+      self.mlp_norm = make_norm(config)
     self.attention = layers.Attention(
         config,
         rngs=rngs,
@@ -68,10 +71,10 @@ class Block(nnx.Module):
         qkv_bias=config.attention_bias or family.qkv_bias,
         out_bias=config.attention_bias or family.out_bias,
         has_norms=family.has_head_norms,
+        joins_norms=family.joins_head_norms,
         norm_offset=family.norm_offset,
         has_sinks=family.has_sinks,
     )
-    self.mlp_norm = make_norm(config)
     self.mlp = _make_mlp(config, rngs, out_scale)
     self.has_out_norms = family.has_out_norms
     if self.has_out_norms:
@@ -81,7 +84,7 @@ class Block(nnx.Module):
   def __call__(
       self,
       x: jax.Array,
-      tables: tuple[jax.Array, jax.Array] | None,
+      tables: tuple[jax.Array, ...] | None,
       attend: layers.AttendFn,
       layer: jax.Array | int,
       routes: jax.Array | None = None,
@@ -95,12 +98,13 @@ class Block(nnx.Module):
     def attend_scaled(q, *others):
       return attend(self._scaled(q, layer), *others)
 
-    out, kept = self.attention(self.attention_norm(x), tables, attend_scaled)
+    inputs = self.attention_norm(x) if self.has_in_norms else x
+    out, kept = self.attention(inputs, tables, attend_scaled)
     if self.has_out_norms:
       out = self.attention_out_norm(out)
     after = x + out
     read = x if self.config.parallel_residual else after
-    inputs, chosen = self.mlp_norm(read), None
+    inputs, chosen = self.mlp_norm(read) if self.has_in_norms else read, None
     if self.config.num_experts:
       out, chosen = self.mlp(inputs, routes)
     else:
@@ -162,7 +166,7 @@ class Decoder(nnx.Module):
 
   def tables(
       self, positions: jax.Array
-  ) -> dict[int, tuple[jax.Array, jax.Array] | None]:
+  ) -> dict[int, tuple[jax.Array, ...] | None]:
     """Returns rotary tables of positions [...], by the layers' windows.
 
     None in place of tables if positions are learned.

@@ -271,6 +271,7 @@ class Attention(nnx.Module):
   training, prefill and decoding.
 
   has_norms: whether each query and key head has a norm (Qwen3, Gemma 3).
+  joins_norms: whether it is over all heads together (OLMo 3).
   has_sinks: whether each query head has a sink (gpt-oss), a logit without a
     value: `sinks` [H], initially zeros.
   """
@@ -284,11 +285,13 @@ class Attention(nnx.Module):
       qkv_bias: bool,
       out_bias: bool,
       has_norms: bool = False,
+      joins_norms: bool = False,
       norm_offset: float = 0.0,
       has_sinks: bool = False,
   ):
     self.has_sinks = has_sinks
     self.num_kv_heads, self.has_norms = config.num_kv_heads, has_norms
+    self.joins_norms = joins_norms
     width, head_dim = config.width, config.head_dim
     param_dtype = jnp.dtype(config.param_dtype)
     make = lambda heads, axis: Linear(
@@ -312,14 +315,15 @@ class Attention(nnx.Module):
         bias=out_bias,
     )
     if has_norms:
-      norm = lambda: RMSNorm(
-          head_dim,
+      norm = lambda heads, axis: RMSNorm(
+          heads * head_dim if joins_norms else head_dim,
           epsilon=config.norm_epsilon,
           param_dtype=param_dtype,
-          logical_axis="head_dim",
+          logical_axis=f"all_{axis}" if joins_norms else "head_dim",
           offset=norm_offset,
       )
-      self.q_norm, self.k_norm = norm(), norm()
+      self.q_norm = norm(config.num_heads, "heads")
+      self.k_norm = norm(config.num_kv_heads, "kv_heads")
     if has_sinks:
       self.sinks = nnx.Param(
           jnp.zeros((config.num_heads,), param_dtype), logical_axes=("heads",)
@@ -328,15 +332,24 @@ class Attention(nnx.Module):
   def __call__(
       self,
       x: jax.Array,
-      tables: tuple[jax.Array, jax.Array] | None,
+      tables: tuple[jax.Array, ...] | None,
       attend: AttendFn,
   ) -> tuple[jax.Array, object]:
-    """Returns [..., D] and the second output of `attend`, for x [..., D]."""
+    """Returns [..., D] and the second output of `attend`, for x [..., D].
+
+    `tables` are those of `rotary_tables`.
+    """
     q, k, v = self.q(x), self.k(x), self.v(x)
-    if self.has_norms:
+    if self.joins_norms:
+      flat = lambda x: x.reshape(*x.shape[:-2], -1)
+      q = self.q_norm(flat(q)).reshape(q.shape)
+      k = self.k_norm(flat(k)).reshape(k.shape)
+    elif self.has_norms:
       q, k = self.q_norm(q), self.k_norm(k)
     if tables is not None:
-      q, k = rotate(q, tables), rotate(k, tables)
+      q, k = rotate(q, tables[:2]), rotate(k, tables[:2])
+      for factors in tables[2:]:
+        q = q * factors[..., None, None].astype(q.dtype)
     *lead, heads, head_dim = q.shape
     groups = self.num_kv_heads
     q = q.reshape(*lead, groups, heads // groups, head_dim)
@@ -420,17 +433,24 @@ def rotary_tables(
     positions: jax.Array,
     *,
     local: bool = False,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
   """Returns cosines and sines [..., E / 2] float32 of positions [...].
 
-  They are multiplied by `rotary_scale`, but for those of local layers.
+  They are multiplied by `rotary_scale`, but for those of local layers. With
+  `config.query_growth` the factors of queries follow, [...] float32 (Llama 4's,
+  as computed by `transformers`).
   """
   axes = tuple(range(positions.ndim))
   frequencies_E2 = jnp.expand_dims(
       jnp.asarray(rotary_frequencies(config, local=local)), axes
   )
   angles = positions.astype(jnp.float32)[..., None] * frequencies_E2
+  tables = jnp.cos(angles), jnp.sin(angles)
   scale = 1.0 if local else rotary_scale(config)
-  if scale == 1.0:
-    return jnp.cos(angles), jnp.sin(angles)
-  return jnp.cos(angles) * scale, jnp.sin(angles) * scale
+  if scale != 1.0:
+    tables = tuple(table * scale for table in tables)
+  if config.query_growth:
+    contexts = positions // config.rope_original_positions
+    growth = config.query_growth * jnp.log1p(contexts.astype(jnp.float32))
+    tables = *tables, 1.0 + growth
+  return tables

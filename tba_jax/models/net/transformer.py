@@ -216,6 +216,24 @@ class _Forward:
     local = branches[self.config.sliding_window]
     return jax.lax.cond(is_local_N[layer], local, branches[0], *args)
 
+  def tables_of(
+      self, layer: jax.Array | int, tables: PyTree
+  ) -> tuple[jax.Array, ...] | None:
+    """Returns the rotary tables of a layer, of those by window.
+
+    A layer without positions has None, and in a scan tables that rotate by 0.
+    """
+    found = self.by_window(layer, lambda tables, window: tables[window], tables)
+    is_rotary = self.config.rotary_layers
+    if all(is_rotary):
+      return found
+    if isinstance(layer, int):
+      return found if is_rotary[layer] else None
+    is_rotary = jnp.asarray(is_rotary)[layer]
+    cos, sin, *factors = found
+    cos = jnp.where(is_rotary, cos, 1.0)
+    return cos, jnp.where(is_rotary, sin, 0.0), *factors
+
   def run_blocks(
       self,
       params: PyTree,
@@ -242,7 +260,7 @@ class _Forward:
         layer_params: PyTree,
         routes: jax.Array | None = None,
     ) -> tuple[jax.Array, PyTree, PyTree]:
-      own = self.by_window(n, lambda tables, window: tables[window], tables)
+      own = self.tables_of(n, tables)
       attend_n = functools.partial(attend, layer=n)
       return self.block(layer_params)(x, own, attend_n, n, routes)
 
@@ -479,7 +497,7 @@ class _Forward:
       layer = [b["layers"][n] for b in cache]
       attend = functools.partial(attend_fn, layer, updates[n])
       block = self.block(layer_params)
-      x, layer, chosen = block(x, tables[self.config.windows[n]], attend, n)
+      x, layer, chosen = block(x, self.tables_of(n, tables), attend, n)
       layers.append(layer)
       routes.append(chosen)
     x, layers = cache_lib.write_columns(x, layers, updates)

@@ -8,6 +8,9 @@ Instruct and 7B Instruct, Qwen3 0.6B, 8B and 30B-A3B, Llama 3.1 8B and 8B
 Instruct, Llama 3.2 1B and 1B Instruct (a copy saved in float16), Mistral 7B
 v0.1 and v0.3 (its Instruct's), Pythia 1B (not the deduped one's), GPT-2, MiniLM
 and SmolLM2 135M.
+SmolLM3 3B has the keys and values that a public test of its config.json names,
+OLMo 3 7B Instruct and 32B Think those of a public survey, with the token ids of
+their tokenizer.
 The larger Qwen2.5 base, Math and distilled models have the keys of
 R1-Distill-Qwen 7B, the other Pythias those of the 1B. Gemma 3 1B, rho-math,
 Llama Guard 3 and the RoBERTa classifier have those of copies on the hub that
@@ -28,6 +31,7 @@ import transformers
 from tba_jax.models import config as config_lib
 from tba_jax.models.families import family as family_lib
 from tba_jax.models.hf import hf_config
+from tba_jax.models.hf import hf_names
 from tba_jax.models.net import encoder
 from tests.models import hf_case
 
@@ -55,6 +59,51 @@ _LLAMA = {
 _QWEN = {**_LLAMA, "model_type": "qwen3", "rope_theta": 5000.0}
 _MOE = _PUBLISHED["Qwen/Qwen3-30B-A3B"]
 _OSS = _PUBLISHED["openai/gpt-oss-20b"]
+_SMOL = _PUBLISHED["HuggingFaceTB/SmolLM3-3B"]
+_OLMO = _PUBLISHED["allenai/Olmo-3-7B-Instruct"]
+# The multimodal model's, without the sizes of its vision tower.
+_MINISTRAL = {
+    "architectures": ["Mistral3ForConditionalGeneration"],
+    "dtype": "bfloat16",
+    "image_token_index": 10,
+    "model_type": "mistral3",
+    "multimodal_projector_bias": False,
+    "projector_hidden_act": "gelu",
+    "spatial_merge_size": 2,
+    "text_config": {
+        "attention_dropout": 0.0,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "initializer_range": 0.02,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 262144,
+        "model_type": "ministral3",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 34,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05,
+        "rope_parameters": {
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 16.0,
+            "llama_4_scaling_beta": 0.1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 16384,
+            "rope_theta": 1000000.0,
+            "rope_type": "yarn",
+            "type": "yarn",
+        },
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "vocab_size": 131072,
+    },
+    "transformers_version": "5.0.0.dev0",
+    "vision_config": {"model_type": "pixtral"},
+    "vision_feature_layer": -1,
+}
 _NEOX = _PUBLISHED["EleutherAI/pythia-410m-deduped"]
 _GPT2 = _PUBLISHED["openai-community/gpt2"]
 _ROBERTA = "facebook/roberta-hate-speech-dynabench-r4-target"
@@ -80,13 +129,19 @@ class PublishedTest(parameterized.TestCase):
       if config.family != "gpt2":
         rope = theirs.rope_parameters
         if config.family == "gemma3_text":
+          scalar = theirs.query_pre_attn_scalar
+          self.assertEqual(config.score_dim, scalar)
+        if "sliding_attention" in rope:
           local = rope["sliding_attention"]["rope_theta"]
           self.assertEqual(config.local_rope_theta, local)
           kinds = [kind == "full_attention" for kind in theirs.layer_types]
           self.assertEqual(list(config.global_layers), kinds)
-          scalar = theirs.query_pre_attn_scalar
-          self.assertEqual(config.score_dim, scalar)
           rope = rope["full_attention"]
+        self.assertEqual(
+            config.rope_attention_factor, rope.get("attention_factor")
+        )
+        flags = getattr(theirs, "no_rope_layers", [1] * config.num_layers)
+        self.assertEqual(config.rotary_layers or (1,) * len(flags), (*flags,))
         self.assertEqual(config.rope_theta, rope["rope_theta"])
         self.assertEqual(config.rope_type, rope["rope_type"])
         self.assertEqual(config.rope_factor, rope.get("factor", 1.0))
@@ -233,10 +288,13 @@ class EverySettingTest(parameterized.TestCase):
       ("gpt_neox", _NEOX),
       ("gpt_oss", _OSS),
       ("llama", _LLAMA),
+      ("ministral3", hf_config.language_model(_MINISTRAL)),
       ("mistral", _PUBLISHED["mistralai/Mistral-7B-v0.1"]),
+      ("olmo3", _OLMO),
       ("qwen2", _PUBLISHED["Qwen/Qwen2.5-0.5B"]),
       ("qwen3", _PUBLISHED["Qwen/Qwen3-0.6B"]),
       ("qwen3_moe", _PUBLISHED["Qwen/Qwen3-30B-A3B"]),
+      ("smollm3", _PUBLISHED["HuggingFaceTB/SmolLM3-3B"]),
       ("bert", _PUBLISHED["sentence-transformers/all-MiniLM-L6-v2"]),
       ("roberta", _PUBLISHED[_ROBERTA]),
   )
@@ -245,7 +303,7 @@ class EverySettingTest(parameterized.TestCase):
     read, names = hf_config.from_hf, _settings_of_class(family)
     # Settings of a scalar head, which this file has not.
     names -= {"id2label", "num_labels"}
-    if family in ("qwen2", "qwen3", "qwen3_moe"):
+    if family in ("qwen2", "qwen3", "qwen3_moe", "smollm3"):
       names -= {"sliding_window"}  # Only with use_sliding_window, refused.
     if family in encoder.FAMILIES:
       read = encoder.encoder_config_from_hf
@@ -324,6 +382,70 @@ class EverySettingTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "novelty=1 is an unknown setting"):
       read({**hf, "novelty": 1})
 
+  def test_ministral_3_reads_as_the_copies_that_transformers_saves(self):
+    read = lambda hf: hf_config.from_hf(hf_config.language_model(hf))
+    config = read(_MINISTRAL)
+    theirs = transformers.Mistral3Config(**_MINISTRAL)
+    self.assertEqual(read(json.loads(theirs.to_json_string())), config)
+    text = {**_MINISTRAL["text_config"], "dtype": "bfloat16"}
+    own = transformers.Ministral3Config(**text)
+    self.assertEqual(read(json.loads(own.to_json_string())), config)
+    self.assertEqual(config.eos_id, own.eos_token_id)
+    self.assertEqual((config.pad_id, config.bos_id), (11, 1))
+    self.assertEqual((config.query_growth, config.rope_factor), (0.1, 16.0))
+    self.assertEqual(config.rope_original_positions, 16384)
+    # The class's own settings have a key that it does not read.
+    default = json.loads(transformers.Ministral3Config().to_json_string())
+    self.assertIn("max_position_embeddings", default["rope_parameters"])
+    sizes = {**text, "model_type": "ministral3", **default}
+    self.assertEqual(read(sizes).query_growth, 0.1)
+
+  @parameterized.parameters(
+      ("text_config", {"model_type": "mistral"}, "model_type='ministral3'"),
+      # A missing one is "mistral".
+      ("text_config", {}, "model_type='ministral3'"),
+      ("architectures", ["Ministral3ForConditionalGeneration"], "architectur"),
+      ("quantization_config", {"quant_method": "fp8"}, "quantization_config"),
+  )
+  def test_multimodal_models_of_other_kinds_are_refused(
+      self, name, value, message
+  ):
+    with self.assertRaisesRegex(ValueError, message):
+      hf = hf_config.language_model({**_MINISTRAL, name: value})
+      hf_config.from_hf(hf)
+
+  def test_text_config_decides_about_head(self):
+    read = lambda hf: hf_config.from_hf(hf_config.language_model(hf))
+    tie = "tie_word_embeddings"
+    self.assertFalse(read({**_MINISTRAL, tie: True}).tie_embeddings)
+    text = {**_MINISTRAL["text_config"], tie: True}
+    tied = {**_MINISTRAL, "text_config": text}
+    self.assertTrue(read(tied).tie_embeddings)
+    with self.assertRaisesRegex(ValueError, f"contradicts text_config.{tie}"):
+      read({**tied, tie: False})
+
+  @parameterized.parameters(
+      "llama_4_scaling_beta", "original_max_position_embeddings"
+  )
+  def test_growth_of_queries_is_required(self, name):
+    text = hf_config.language_model(_MINISTRAL)
+    rope = {"rope_type": "default", "llama_4_scaling_beta": 0.1}
+    rope |= {"original_max_position_embeddings": 64, name: None}
+    with self.assertRaisesRegex(ValueError, f"{name}=None is not supported"):
+      hf_config.from_hf({**text, "rope_parameters": rope})
+
+  @parameterized.parameters(
+      ("HuggingFaceTB/SmolLM3-3B", 3.075),
+      ("allenai/Olmo-3-7B-Instruct", 7.298),
+      ("allenai/Olmo-3-32B-Think", 32.234),
+      ("Ministral 3 8B", 8.490),
+  )
+  def test_sizes_are_those_of_the_published_models(self, name, billions):
+    hf = {**_PUBLISHED, "Ministral 3 8B": _MINISTRAL}[name]
+    config = hf_config.from_hf(hf_config.language_model(hf))
+    size = hf_names.num_params(config) / 1e9
+    self.assertAlmostEqual(size, billions, delta=0.001)
+
   def test_null_is_no_setting(self):
     hf = {**_LLAMA, "quantization_config": None, "novelty": None}
     self.assertEqual(hf_config.from_hf(hf), hf_config.from_hf(_LLAMA))
@@ -399,6 +521,23 @@ class FromHfTest(parameterized.TestCase):
       (_MOE, "decoder_sparse_step", 2),
       (_MOE, "mlp_only_layers", [1]),
       (_MOE, "num_local_experts", 64),
+      (_OLMO, "sliding_window", None),
+      (_OLMO, "sliding_window_pattern", 4),
+      (_OLMO, "rope_local_base_freq", 1e4),
+      (_OLMO, "rope_theta", 1e4),
+      (_OLMO, "layer_types", ["full_attention"] * 31),
+      (_OLMO, "rope_parameters", {"rope_type": "yarn", "factor": 8.0}),
+      (
+          _OLMO,
+          "rope_parameters",
+          {"sliding_attention": {"rope_type": "linear", "factor": 8.0}},
+      ),
+      (_SMOL, "no_rope_layers", [1] * 35),
+      (_SMOL, "no_rope_layers", [2] * 36),
+      (_SMOL, "no_rope_layers", [True] * 36),
+      (_SMOL, "no_rope_layer_interval", 0),
+      (_SMOL, "layer_types", ["sliding_attention"] * 36),
+      (_SMOL, "use_sliding_window", True),
       (_NEOX, "hidden_dropout", 0.1),
       (_NEOX, "hidden_act", "quick_gelu"),
       (_NEOX, "hidden_act", ["gelu"]),
@@ -545,6 +684,34 @@ class FromHfTest(parameterized.TestCase):
     self.assertEqual(hf_config.from_hf(found), config)
     self.assertEqual(found["architectures"] == [_CLASSIFIER], num_labels > 0)
 
+  def test_scales_positions_of_layers_without_a_window_alone(self):
+    config = hf_config.from_hf(_OLMO)
+    self.assertEqual(config.windows[:5], (4096, 4096, 4096, 0, 4096))
+    self.assertEqual((config.rope_type, config.rope_factor), ("yarn", 8.0))
+    hf = {k: v for k, v in _OLMO.items() if k != "layer_types"}
+    self.assertEqual(hf_config.from_hf(hf), config)
+    both = {
+        "full_attention": {"rope_type": "default", "rope_theta": 7.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5.0},
+    }
+    hf = {**_OLMO, "rope_parameters": both}
+    del hf["rope_theta"], hf["rope_scaling"]
+    config = hf_config.from_hf(hf)
+    self.assertEqual((config.rope_theta, config.local_rope_theta), (7.0, 5.0))
+
+  def test_reads_layers_without_positions(self):
+    hf = {**_SMOL, "num_hidden_layers": 5, "layer_types": None}
+    for flags, every, rotary in (
+        ([1, 0, 0, 1, 1], 4, (True, False, False, True, True)),
+        ([0, 1, 1, 1, 1, 0], 4, (False, True, True, True, True)),
+        ([1, 1, 1, 1, 1], 2, ()),
+        (None, 2, (True, False, True, False, True)),
+        (None, 6, ()),
+    ):
+      settings = {"no_rope_layers": flags, "no_rope_layer_interval": every}
+      config = hf_config.from_hf(hf | settings)
+      self.assertEqual(config.rotary_layers, rotary)
+
   def test_several_stop_tokens(self):
     config = hf_config.from_hf({**_LLAMA, "eos_token_id": [7, 5]})
     self.assertEqual((config.eos_id, config.stop_ids), (7, (7, 5)))
@@ -589,6 +756,19 @@ class ToHfTest(parameterized.TestCase):
                        swiglu_alpha=1.5, swiglu_limit=3.0, rope_type="yarn",
                        rope_factor=8.0, rope_truncate=False)),
       ("gpt_oss", dict(num_experts=6, experts_per_token=3)),
+      ("olmo3", dict(global_layers=(True, False), sliding_window=9,
+                     attention_bias=True, local_rope_theta=7.0,
+                     rope_type="yarn", rope_factor=2.0)),
+      ("olmo3", dict(sliding_window=9)),
+      ("olmo3", dict(global_layers=(True, True), sliding_window=9,
+                     tie_embeddings=True)),
+      ("ministral3", {}),
+      ("ministral3", dict(query_growth=0.1, rope_type="yarn", rope_factor=16.0,
+                          rope_original_positions=64, rope_mscale=1.0,
+                          rope_mscale_all_dim=1.0, sliding_window=5)),
+      ("smollm3", {}),
+      ("smollm3", dict(rotary_layers=(False, True), attention_bias=True,
+                       mlp_bias=True, rope_type="yarn", rope_factor=2.0)),
       ("gpt_neox", dict(activation="gelu")),
       ("gpt_neox", dict(activation="gelu_new", attention_bias=True,
                         parallel_residual=True, rotary_fraction=0.25,

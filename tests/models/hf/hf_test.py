@@ -99,6 +99,22 @@ class RoundTripTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "architectures.*not supported"):
       hf.load(self.folder)
 
+  def test_reads_the_head_of_a_multimodal_model(self):
+    config = _config(family="ministral3", query_growth=0.5)
+    params = _params(config)
+    hf.save(self.folder, config, params)
+    path = self.folder / "config.json"
+    text = json.loads(path.read_text())
+    settings = {"model_type": "mistral3", "text_config": text}
+    path.write_text(json.dumps(settings))
+    path = self.folder / "model.safetensors"
+    saved = safetensors.numpy.load_file(path)
+    tensors = {f"language_model.{name}": x for name, x in saved.items()}
+    safetensors.numpy.save_file(tensors, path)
+    loaded_config, loaded = hf.load(self.folder)
+    self.assertEqual(loaded_config, config)
+    chex.assert_trees_all_equal(loaded, params)
+
   @parameterized.parameters(
       dict(tie_embeddings=True),
       dict(param_dtype="bfloat16", compute_dtype="bfloat16"),

@@ -20,6 +20,9 @@ _SHAPES = (
     dict(tie_embeddings=True),
     dict(family="gpt2", num_kv_heads=4, tie_embeddings=True),
     dict(family="gpt_neox", num_kv_heads=4),
+    dict(family="ministral3", query_growth=0.5, rope_original_positions=3),
+    dict(family="olmo3", sliding_window=3),
+    dict(family="smollm3", rotary_layers=(True, False)),
 )
 _is_quantized = lambda x: isinstance(x, quantized.Quantized)
 
