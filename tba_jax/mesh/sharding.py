@@ -41,6 +41,12 @@ RULES = {
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "head_dim": (),
+    "gates": (),
+    # The fused channels of a delta net are whole, so its heads are, too.
+    "delta_channels": (),
+    "delta_heads": (),
+    "delta_dim": (),
+    "taps": (),
     "labels": (),
     "positions": (),
     "lora_rank": (),

@@ -132,9 +132,7 @@ class JaxSampler:
     sharding = slots_lib.params_sharding(params)
     if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(params)):
       if shardings is not None:
-        sharding = slots_lib.decode_shardings(
-            shardings, self._model.config.num_layers
-        )
+        sharding = slots_lib.decode_shardings(shardings, self._model.config)
       cast = self._convert_on_host(params)
       if self._settings.weights:
         return self._put_quantized(cast, sharding)

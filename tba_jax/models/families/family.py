@@ -69,6 +69,8 @@ class Family:
     biases.
   has_head_norms: whether each query and key head has a norm.
   rope_theta: default of the base of rotary frequencies.
+  unused_rope: settings in "rope_parameters" without effect on texts.
+  has_output_gate: whether attention's results are multiplied by a gate.
   has_local_rope: whether layers with a sliding window have a base of their own.
   rotary_fraction: default of the rotated share of a head.
   old_rope: old names of rope_theta and of the rotated share, "" for none.
@@ -100,6 +102,8 @@ class Family:
   out_bias: bool = False
   has_head_norms: bool = False
   rope_theta: float = 10000.0
+  unused_rope: tuple[str, ...] = ()
+  has_output_gate: bool = False
   has_local_rope: bool = False
   rotary_fraction: float = 1.0
   old_rope: tuple[str, str] = ("rope_theta", "")
@@ -175,6 +179,7 @@ def gated(
     qkv_bias: bool = False,
     head_norms: bool = False,
     norms: Sequence[tuple[str, str]] = NORMS,
+    qkv: Sequence[tuple[str, str]] = QKV,
     mlp: Callable[[Any], Iterator[Line]] | None = None,
 ) -> Iterator[Line]:
   """Yields the tensors of Llama and its descendants: one per leaf."""
@@ -183,7 +188,7 @@ def gated(
   yield "model.norm.weight", "final_norm.scale", "width"
   for name, path in norms:
     yield f"{layer}.{name}.weight", f"blocks.{path}.scale", "width"
-  for name, axis in QKV:
+  for name, axis in qkv:
     source, path = f"{attention}.{name}_proj", f"blocks.attention.{name}"
     bias = c.attention_bias or qkv_bias
     yield from linear(source, path, f"{axis}*head_dim", "width", bias=bias)
@@ -235,6 +240,7 @@ _NAMES = (
     "mistral",
     "qwen2",
     "qwen3",
+    "qwen3_5_text",
     "qwen3_moe",
 )
 

@@ -52,6 +52,8 @@ _WITHOUT_EFFECT = re.compile(
     r"|(cls|decoder_start|mask|sep|unk)_token_id|finetuning_task"
     r"|gradient_checkpointing|initializer_range|is_llama_config|label2id"
     r"|max_window_layers|model_type|n_special|name_or_path"
+    # Layers that predict further tokens, which are not read.
+    r"|mtp_(num_hidden_layers|use_dedicated_embeddings)"
     r"|output_(attentions|hidden_states|past|router_logits)"
     r"|predict_special_tokens|prefix"
     r"|pretraining_tp|problem_type|reorder_and_upcast_attn|return_dict"
@@ -80,8 +82,10 @@ _READ_APART = (
 
 # Settings of a multimodal model that say nothing of its language model.
 _MULTIMODAL = (
-    "architectures", "boi_token_index", "eoi_token_index", "image_token_index",
-    "mm_tokens_per_image", "model_type", "text_config", "vision_config",
+    "architectures", "boi_token_index", "eoi_token_index", "image_token_id",
+    "image_token_index", "mm_tokens_per_image", "model_type", "text_config",
+    "video_token_id", "vision_config", "vision_end_token_id",
+    "vision_start_token_id",
 )  # fmt: skip
 
 # Names of the rotary settings -> theirs in "rope_parameters".
@@ -236,11 +240,17 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
   others = _READ_APART + rotary * is_rotary
   if facts.has_local_rope:
     others += ("rope_local_base_freq", "sliding_window_pattern")
+  if "delta_layers" in facts.fields:
+    others += ("full_attention_interval",)
   fields, problems = read_settings(hf, facts.keys, facts.only(hf), others)
   if "sliding_window" in fields:
     fields["sliding_window"] = fields["sliding_window"] or 0
   if "global_layers" in facts.fields:
     fields["global_layers"] = _read_layers(hf, problems, fields)
+  elif "delta_layers" in facts.fields:
+    fields["delta_layers"] = _read_delta_layers(
+        hf, problems, fields["num_layers"]
+    )
   elif hf.get("layer_types") and _layer_types(hf) != {"full_attention"}:
     problems.append(_wrong(hf, "layer_types", "'full_attention' alone"))
   if is_rotary:
@@ -368,6 +378,40 @@ def _read_layers(
   return is_global if window and any(is_global) else ()
 
 
+def _read_delta_layers(
+    hf: Mapping[str, Any], problems: list[str], num_layers: int
+) -> tuple[bool, ...]:
+  """Returns which layers have a delta net; () is none of them.
+
+  Every n-th has attention if config.json says no more than
+  `full_attention_interval` n.
+  """
+  kinds = hf.get("layer_types")
+  if kinds is None:
+    every = hf.get("full_attention_interval", 4)
+    if not _is_a(every, int) or not 1 <= every <= num_layers:
+      supported = f"1 to num_hidden_layers={num_layers}"
+      problems.append(_wrong(hf, "full_attention_interval", supported))
+      return ()
+    is_delta = tuple((n + 1) % every != 0 for n in range(num_layers))
+  else:
+    allowed = {"full_attention", "linear_attention"}
+    types = _layer_types(hf)
+    if (
+        not types <= allowed
+        or len(kinds) != num_layers
+        or "full_attention" not in types
+    ):
+      supported = (
+          f"num_hidden_layers={num_layers} of {sorted(allowed)}, at least one"
+          " of them 'full_attention'"
+      )
+      problems.append(_wrong(hf, "layer_types", supported))
+      return ()
+    is_delta = tuple(kind == "linear_attention" for kind in kinds)
+  return is_delta if any(is_delta) else ()
+
+
 def _read_ropes(
     hf: Mapping[str, Any], problems: list[str], facts: family_lib.Family
 ) -> dict[str, Any]:
@@ -424,6 +468,8 @@ def _read_rope(
       )
     rope[key] = value
     names[key] = name
+  for name in facts.unused_rope:
+    rope.pop(name, None)
   rope_type = rope.pop("rope_type")
   settings = _ROPE_SETTINGS.get(str(rope_type))
   if settings is None:
@@ -549,6 +595,11 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
     out["layer_types"] = [
         "sliding_attention" if window else "full_attention"
         for window in config.windows
+    ]
+  if "delta_layers" in family.fields:
+    out["layer_types"] = [
+        "linear_attention" if "delta" in kind else "full_attention"
+        for kind in config.kinds
     ]
   if "score_dim" in family.fields:
     out["query_pre_attn_scalar"] = config.score_dim or config.head_dim

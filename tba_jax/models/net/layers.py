@@ -267,6 +267,8 @@ class Attention(nnx.Module):
   training, prefill and decoding.
 
   has_norms: whether each query and key head has a norm (Qwen3, Gemma 3).
+  has_gate: whether results are multiplied by a sigmoid; `q` then has the gate
+    of each head's entries beside its query (Qwen3.5).
   """
 
   def __init__(
@@ -279,21 +281,26 @@ class Attention(nnx.Module):
       out_bias: bool,
       has_norms: bool = False,
       norm_offset: float = 0.0,
+      has_gate: bool = False,
   ):
     self.num_kv_heads, self.has_norms = config.num_kv_heads, has_norms
+    self.has_gate = has_gate
     width, head_dim = config.width, config.head_dim
     param_dtype = jnp.dtype(config.param_dtype)
-    make = lambda heads, axis: Linear(
+    make = lambda shape, *axes: Linear(
         (width,),
-        (heads, head_dim),
-        (axis, "head_dim", "width"),
+        (*shape, head_dim),
+        (*axes, "head_dim", "width"),
         rngs=rngs,
         param_dtype=param_dtype,
         bias=qkv_bias,
     )
-    self.q = make(config.num_heads, "heads")
-    self.k = make(config.num_kv_heads, "kv_heads")
-    self.v = make(config.num_kv_heads, "kv_heads")
+    if has_gate:
+      self.q = make((config.num_heads, 2), "heads", "gates")
+    else:
+      self.q = make((config.num_heads,), "heads")
+    self.k = make((config.num_kv_heads,), "kv_heads")
+    self.v = make((config.num_kv_heads,), "kv_heads")
     self.o = Linear(
         (config.num_heads, head_dim),
         (width,),
@@ -321,6 +328,8 @@ class Attention(nnx.Module):
   ) -> tuple[jax.Array, object]:
     """Returns [..., D] and the second output of `attend`, for x [..., D]."""
     q, k, v = self.q(x), self.k(x), self.v(x)
+    if self.has_gate:
+      q, gate = q[..., 0, :], q[..., 1, :]
     if self.has_norms:
       q, k = self.q_norm(q), self.k_norm(k)
     if tables is not None:
@@ -329,7 +338,10 @@ class Attention(nnx.Module):
     groups = self.num_kv_heads
     q = q.reshape(*lead, groups, heads // groups, head_dim)
     out, kept = attend(q, k, v)
-    return self.o(out.reshape(*lead, heads, head_dim)), kept
+    out = out.reshape(*lead, heads, head_dim)
+    if self.has_gate:
+      out *= jax.nn.sigmoid(gate)
+    return self.o(out), kept
 
 
 def rotary_frequencies(
