@@ -88,6 +88,13 @@ class JaxSampler:
           f" sampling.max_completion_tokens={T}: must be at most"
           f" model.max_positions={model.config.max_positions} together"
       )
+    if model.config.has_states and settings.has_turns and settings.stop_strings:
+      raise ValueError(
+          f"sampling.stop_strings={settings.stop_strings!r}: must be () for an"
+          " environment's turns and a model with delta nets, whose states"
+          " include the tokens that a stop string cuts off; its stop tokens end"
+          " turns too"
+      )
     if settings.weights and model.config.num_experts:
       raise ValueError(
           f"search.quantization={settings.weights!r}: must be '' for a model"

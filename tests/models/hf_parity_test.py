@@ -93,8 +93,9 @@ class ParityTest(parameterized.TestCase):
     found = np.concatenate([f.tokens for f in found])
     np.testing.assert_array_equal(found, completions)
 
-  def test_language_model_of_a_multimodal_one_equals_theirs(self):
-    theirs = torch_models.multimodal("gemma3_text")
+  @parameterized.parameters("gemma3_text", "qwen3_5_text")
+  def test_language_model_of_a_multimodal_one_equals_theirs(self, case):
+    theirs = torch_models.multimodal(case)
     theirs.save_pretrained(self.folder)
     tokens, mask = cases.batch()
     expected = torch_models.logits(theirs, tokens, mask)
@@ -105,7 +106,10 @@ class ParityTest(parameterized.TestCase):
     self.assertLess(difference.max(), TOLERANCE)
     self.assertGreater(expected.std(), 0.5)
 
-  @parameterized.parameters("gemma3_text", "gemma3_text_bias", "qwen3_moe")
+  @parameterized.parameters(
+      *("gemma3_text", "gemma3_text_bias", "qwen3_moe"),
+      *("qwen3_5_text", "qwen3_5_text_tied"),
+  )
   @pytest.mark.slow
   def test_gradients_equal_theirs(self, case):
     theirs = torch_models.make(case)
@@ -181,6 +185,7 @@ class ParityTest(parameterized.TestCase):
   @parameterized.parameters(
       *(("llama", 2), ("llama3", 1), ("qwen2", 1), ("gpt_neox", 1)),
       *(("gpt2", 2), ("gemma3_text", 1), ("qwen3_moe", 1)),
+      ("qwen3_5_text", 1),
   )
   @pytest.mark.slow
   def test_scalar_heads_equal_those_of_transformers(self, case, num_labels):

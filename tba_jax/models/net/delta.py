@@ -227,11 +227,8 @@ def _chunk(
   seen = seen_RxCxC.astype(jnp.float32)
   log_decay = _product("rcs,rsgm->rgmc", seen, log_decay)
   decay = jnp.exp(log_decay)
-  between = jnp.where(
-      seen_RxCxC[:, None, None],
-      log_decay[..., :, None] - log_decay[..., None, :],
-      -jnp.inf,
-  )
+  between = log_decay[..., :, None] - log_decay[..., None, :]
+  between = jnp.where(seen_RxCxC[:, None, None], between, -jnp.inf)
   between = jnp.exp(between)  # [R, G, M, C, C], γ_t / γ_s.
   beta = jnp.moveaxis(beta, 1, -1)[..., None]
 
