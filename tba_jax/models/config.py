@@ -269,6 +269,13 @@ class ModelConfig:
     return 2 * keys + self.delta_value_heads * self.delta_value_dim
 
   @property
+  def delta_state(self) -> int:
+    """Numbers of a row's state in a layer with a delta net."""
+    matrix = self.delta_key_dim * self.delta_value_dim
+    recent = (self.delta_taps - 1) * self.delta_channels
+    return self.delta_value_heads * matrix + recent
+
+  @property
   def route_dtype(self) -> str:
     """Name of the smallest dtype that holds the number of an expert."""
     return "uint8" if self.num_experts <= 256 else "uint16"

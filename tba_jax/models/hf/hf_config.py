@@ -384,31 +384,34 @@ def _read_delta_layers(
   """Returns which layers have a delta net; () is none of them.
 
   Every n-th has attention if config.json says no more than
-  `full_attention_interval` n.
+  `full_attention_interval` n; of both, they must agree.
   """
-  kinds = hf.get("layer_types")
-  if kinds is None:
-    every = hf.get("full_attention_interval", 4)
+  kinds, every = hf.get("layer_types"), hf.get("full_attention_interval")
+  if every is None and kinds is None:
+    every = 4
+  if every is not None:
     if not _is_a(every, int) or not 1 <= every <= num_layers:
       supported = f"1 to num_hidden_layers={num_layers}"
       problems.append(_wrong(hf, "full_attention_interval", supported))
       return ()
     is_delta = tuple((n + 1) % every != 0 for n in range(num_layers))
-  else:
+  if kinds is not None:
     allowed = {"full_attention", "linear_attention"}
     types = _layer_types(hf)
-    if (
-        not types <= allowed
-        or len(kinds) != num_layers
-        or "full_attention" not in types
-    ):
+    is_right = types <= allowed and "full_attention" in types
+    if not is_right or len(kinds) != num_layers:
       supported = (
           f"num_hidden_layers={num_layers} of {sorted(allowed)}, at least one"
           " of them 'full_attention'"
       )
       problems.append(_wrong(hf, "layer_types", supported))
       return ()
-    is_delta = tuple(kind == "linear_attention" for kind in kinds)
+    of_list = tuple(kind == "linear_attention" for kind in kinds)
+    if every is not None and of_list != is_delta:
+      problems.append(
+          f"layer_types={kinds} contradicts full_attention_interval={every}"
+      )
+    is_delta = of_list
   return is_delta if any(is_delta) else ()
 
 
