@@ -188,6 +188,7 @@ class FunctionsTest(parameterized.TestCase):
       ("sequence", {}),
       ("mixed", _LOCAL),
       ("fsdp", dict(family="qwen3_moe", num_experts=4, experts_per_token=2)),
+      ("fsdp", tiny_model.STATES),
   )
   def test_packed_rows_have_gradients_of_sequences_alone(
       self, mesh_name, changes

@@ -54,14 +54,7 @@ _FAMILIES = (
         activation="gelu",
         attention_bias=True,
     ),
-    dict(
-        family="qwen3_5_text",
-        delta_layers=(True, False),
-        delta_key_heads=1,
-        delta_value_heads=2,
-        delta_key_dim=4,
-        delta_value_dim=6,
-    ),
+    tiny_model.STATES,
     dict(family="gpt2", num_kv_heads=4, activation="gelu_new"),
 )
 

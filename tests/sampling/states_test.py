@@ -18,22 +18,11 @@ from tests.support import sampler_case
 from tests.support import scripted_turns
 from tests.support import tiny_model
 
-_SHAPE = dict(
-    family="qwen3_5_text",
-    num_layers=3,
-    delta_layers=(True, False, True),
-    delta_key_heads=1,
-    delta_value_heads=2,
-    delta_key_dim=4,
-    delta_value_dim=6,
-)
-
-
 class StatesTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.model = tiny_model.make_model(**_SHAPE)
+    self.model = tiny_model.make_model(**tiny_model.STATES)
     self.params = jax.tree.map(
         lambda x: 2 * x, tiny_model.init_params(self.model)
     )

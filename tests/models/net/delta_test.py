@@ -17,12 +17,7 @@ from tests.support import rows
 from tests.support import tiny_model
 
 _CONFIG = tiny_model.make_model(
-    family="qwen3_5_text",
-    delta_layers=(True, False),
-    delta_key_heads=2,
-    delta_value_heads=4,
-    delta_key_dim=6,
-    delta_value_dim=5,
+    **dict(tiny_model.STATES, delta_key_heads=2, delta_value_heads=4),
     delta_taps=4,
 ).config
 
@@ -44,7 +39,7 @@ def _inputs(R, L, seed=0):
 def _by_steps(places, mixed, conv, log_decay, beta):
   """Returns each place's result after the steps of its path alone, in numpy."""
   places = jax.tree.map(np.asarray, places)
-  out = np.zeros((*mixed.shape[:2], 4, 5), np.float32)
+  out = np.zeros((*mixed.shape[:2], 4, 6), np.float32)
   step = jax.jit(lambda *args: delta.step(_CONFIG, *args))
   for r, l in np.ndindex(*mixed.shape[:2]):
     if places.group[r, l] < 0:
