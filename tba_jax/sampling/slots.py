@@ -699,7 +699,9 @@ def _fill_cache(
 
   def spec_of(path: Any, x: jax.Array) -> Spec:
     if path[-1].key == "state":
-      return Spec(None, _TENSOR) if _splits_heads(sharding, x.shape[1]) else Spec()
+      return (
+          Spec(None, _TENSOR) if _splits_heads(sharding, x.shape[1]) else Spec()
+      )
     return of_prompts if x.ndim == 4 else Spec()
 
   return jax.shard_map(
@@ -842,9 +844,7 @@ def decode_shardings(
   replicated.
   """
   place = lambda mesh, *axes: jax.sharding.NamedSharding(mesh, Spec(*axes))
-  each = jax.tree.map(
-      lambda s: place(s.mesh, *s.spec[1:]), shardings["blocks"]
-  )
+  each = jax.tree.map(lambda s: place(s.mesh, *s.spec[1:]), shardings["blocks"])
   layers = [stacks.of_kind(config, each, kind) for kind in config.kinds]
   others = {name: s for name, s in shardings.items() if name != "blocks"}
   whole = place(jax.tree.leaves(each)[0].mesh)

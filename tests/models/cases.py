@@ -47,7 +47,7 @@ _SHAPE = dict(
 )
 _GATED = dict(_SHAPE, num_key_value_heads=2)
 _DELTA = dict(
-    # A first token's result is normed whatever its size: noise where it is small.
+    # A first token's result is normed whatever its size: if small, noise.
     rms_norm_eps=1e-3,
     linear_num_key_heads=2,
     linear_num_value_heads=6,

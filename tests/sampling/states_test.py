@@ -18,6 +18,7 @@ from tests.support import sampler_case
 from tests.support import scripted_turns
 from tests.support import tiny_model
 
+
 class StatesTest(parameterized.TestCase):
 
   def setUp(self):
@@ -97,9 +98,7 @@ class StatesTest(parameterized.TestCase):
     self.enter_context(mock.patch.object(requests_lib, "FEWEST_FED", 3))
     turns = scripted_turns.Scripted(delay, longest)
     sampler = self.make(has_turns=True, **changes)
-    found = sampler.sample(
-        self.params, self.requests, version=0, turns=turns
-    )
+    found = sampler.sample(self.params, self.requests, version=0, turns=turns)
     self.check(sampler, found)
     self.assertGreater(
         sum((~c.sampled_mask[k, :n]).sum()

@@ -62,9 +62,7 @@ class Block(nnx.Module):
   every one; it is not run.
   """
 
-  def __init__(
-      self, config: ModelConfig, rngs: nnx.Rngs, kind: Sequence[str]
-  ):
+  def __init__(self, config: ModelConfig, rngs: nnx.Rngs, kind: Sequence[str]):
     """Initializes the modules of a kind, of `config.kinds`."""
     self.config = config
     family = family_lib.FAMILIES[config.family]
@@ -103,8 +101,9 @@ class Block(nnx.Module):
   ) -> tuple[jax.Array, object, jax.Array | None]:
     """Returns the stream [..., D] after the block, and what its mixer keeps.
 
-    A layer with a state calls `recur` where others call `attend`. The third is the experts of each token, [..., A], or None without experts;
-    those of `routes` if given.
+    A layer with a state calls `recur` where others call `attend`. The third is
+    the experts of each token, [..., A], or None without experts; those of
+    `routes` if given.
     """
 
     def attend_scaled(q, k, v):
@@ -145,8 +144,9 @@ class Block(nnx.Module):
 class Decoder(nnx.Module):
   """Embeddings, N stacked blocks, final norm and head.
 
-  Every parameter of `blocks` has a leading axis of the layers that have it, which
-  `transformer.py` scans over (`stacks.py`). Learned positions are added to the embeddings.
+  Every parameter of `blocks` has a leading axis of the layers that have it, over
+  which `transformer.py` scans (`stacks.py`). Learned positions are added to the
+  embeddings.
   """
 
   def __init__(self, config: ModelConfig, rngs: nnx.Rngs):

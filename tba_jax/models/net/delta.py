@@ -113,9 +113,7 @@ class GatedDeltaNet(nnx.Module):
     axes = ("width", "delta_heads", "delta_dim")
     self.out = make((H, Dv), (D,), axes, scale=out_scale)
 
-  def __call__(
-      self, x: jax.Array, recur: RecurFn
-  ) -> tuple[jax.Array, PyTree]:
+  def __call__(self, x: jax.Array, recur: RecurFn) -> tuple[jax.Array, PyTree]:
     """Returns [..., D] and the second output of `recur`, for x [..., D]."""
     of_heads = lambda p: products.expand_to(p[...].astype(jnp.float32), x.ndim)
     steps = jax.nn.softplus(
@@ -293,9 +291,7 @@ def _take(x_RxLxX: jax.Array, at_RxN: jax.Array) -> jax.Array:
   return jnp.where(at_RxN[..., None] >= 0, taken, jnp.zeros((), x_RxLxX.dtype))
 
 
-def _recent(
-    x_RxLxX: jax.Array, places: packed.Places, count: int
-) -> jax.Array:
+def _recent(x_RxLxX: jax.Array, places: packed.Places, count: int) -> jax.Array:
   """Returns [R, count, X], inputs of the last tokens of each row's path."""
   is_real = places.group >= 0
   last_Rx1 = jnp.max(
@@ -387,7 +383,9 @@ def steps(
   mixed, conv, *others = inputs
   first = lambda x: jnp.moveaxis(x, 1, 0)
 
-  def run(held: PyTree, token: tuple[jax.Array, ...]) -> tuple[PyTree, jax.Array]:
+  def run(
+      held: PyTree, token: tuple[jax.Array, ...]
+  ) -> tuple[PyTree, jax.Array]:
     is_fed, mixed, *others = token
     out, held = step(config, held, is_fed, mixed, conv, *others)
     return held, out

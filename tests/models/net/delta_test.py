@@ -41,22 +41,22 @@ def _by_steps(places, mixed, conv, log_decay, beta):
   places = jax.tree.map(np.asarray, places)
   out = np.zeros((*mixed.shape[:2], 4, 6), np.float32)
   step = jax.jit(lambda *args: delta.step(_CONFIG, *args))
-  for r, l in np.ndindex(*mixed.shape[:2]):
-    if places.group[r, l] < 0:
+  for r, at in np.ndindex(*mixed.shape[:2]):
+    if places.group[r, at] < 0:
       continue
     held = delta.empty(_CONFIG, 1, jnp.float32)
     path = [
         n
-        for n in range(l + 1)
-        if places.group[r, n] == places.group[r, l]
-        and places.owner[r, n] in (0, places.owner[r, l])
+        for n in range(at + 1)
+        if places.group[r, n] == places.group[r, at]
+        and places.owner[r, n] in (0, places.owner[r, at])
     ]
     for n in path:
       last, held = step(
           held, np.ones(1, bool), mixed[r, n][None], conv,
           log_decay[r, n][None], beta[r, n][None],
       )  # fmt: skip
-    out[r, l] = last[0]
+    out[r, at] = last[0]
   return out
 
 
@@ -104,7 +104,9 @@ class DeltaTest(parameterized.TestCase):
     for owner in np.unique(np.asarray(places.owner[0])):
       # Tokens planted in place of a whole sequence.
       is_planted = np.asarray(places.owner == owner)
-      plant = lambda x, is_it=is_planted: jnp.where(is_it[..., None], 1.7 * x, x)
+      plant = lambda x, is_it=is_planted: jnp.where(
+          is_it[..., None], 1.7 * x, x
+      )
       mixed, conv, log_decay, beta = inputs
       found = self.over_rows(
           places, (plant(mixed), conv, plant(log_decay), plant(beta)), size
@@ -141,9 +143,7 @@ class DeltaTest(parameterized.TestCase):
     )
     # The second row's states are those of two tokens: of fewer than the taps.
     mask = np.arange(9) < np.array([[9], [2]])
-    _, held = self.over_rows(
-        packed.whole(jnp.asarray(mask)), part(9), 4, False
-    )
+    _, held = self.over_rows(packed.whole(jnp.asarray(mask)), part(9), 4, False)
     is_fed = np.array([True, False])
     token = lambda x: x[:, 9:]
     out, after = delta.steps(
