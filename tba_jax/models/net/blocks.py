@@ -144,9 +144,9 @@ class Block(nnx.Module):
 class Decoder(nnx.Module):
   """Embeddings, N stacked blocks, final norm and head.
 
-  Every parameter of `blocks` has a leading axis of the layers that have it, over
-  which `transformer.py` scans (`stacks.py`). Learned positions are added to the
-  embeddings.
+  Every parameter of `blocks` has a leading axis of the layers that have it,
+  which `transformer.py` scans over (`stacks.py`). Learned positions are added
+  to the embeddings.
   """
 
   def __init__(self, config: ModelConfig, rngs: nnx.Rngs):

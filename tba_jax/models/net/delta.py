@@ -215,12 +215,11 @@ def _chunk(
   S, C = states.shape[1], q.shape[1]
   is_real_RxC = places.group >= 0
   seen_RxCxC = row_attention.sees(places, places, 0)
-  seen_RxCxC &= is_real_RxC[:, None] & is_real_RxC[:, :, None]
+  # Places without a token see each other, and no others do.
   # [R, C, S], which state a place's path starts from; none is zero.
   is_group = places.group == last_Rx2[:, :1]
   is_same = is_group & (places.owner == last_Rx2[:, 1:])
   begins = jnp.stack([is_same, is_group & ~is_same], axis=-1)[..., :S]
-  begins &= is_real_RxC[..., None]
 
   seen = seen_RxCxC.astype(jnp.float32)
   log_decay = _product("rcs,rsgm->rgmc", seen, log_decay)
