@@ -42,7 +42,7 @@ RULES = {
     "kv_heads": ("tensor",),
     "head_dim": (),
     "gates": (),
-    # The fused channels of a delta net are whole, so its heads are, too.
+    # The fused channels of a delta net are whole, and so are its heads.
     "delta_channels": (),
     "delta_heads": (),
     "delta_dim": (),

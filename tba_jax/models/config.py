@@ -245,7 +245,7 @@ class ModelConfig:
 
   @property
   def kinds(self) -> tuple[tuple[str, ...], ...]:
-    """Modules of each layer's block beside its norms.
+    """Modules of each layer's block except its norms.
 
     Layers with the same modules are of one kind, see `net/stacks.py`.
     """

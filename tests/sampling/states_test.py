@@ -65,7 +65,7 @@ class StatesTest(parameterized.TestCase):
 
   @parameterized.parameters(dict(parts=None), dict(parts=1))
   @pytest.mark.slow
-  def test_rows_that_share_a_prompt_begin_with_its_state(self, parts):
+  def test_rows_sharing_a_prompt_begin_with_its_state(self, parts):
     self.enter_context(mock.patch.object(sharing, "OWN_PROMPTS", ()))
     self.enter_context(
         mock.patch.object(slots_lib, "head_parts", lambda *_: parts)
@@ -105,7 +105,7 @@ class StatesTest(parameterized.TestCase):
             for c in found for k, n in enumerate(c.lengths)), 20
     )  # fmt: skip
 
-  def test_tokens_that_a_stop_string_cuts_off_cannot_be_taken_back(self):
+  def test_stop_strings_within_turns_are_refused(self):
     with self.assertRaisesRegex(ValueError, "sampling.stop_strings=.*must be"):
       self.make(has_turns=True, stop_strings=("a",), text_fn=str)
     self.make(stop_strings=("a",), text_fn=str)

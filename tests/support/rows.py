@@ -12,7 +12,6 @@ import numpy as np
 from tba_jax import types
 from tba_jax.learning import packing
 from tba_jax.models.net import packed
-from tba_jax.models.net import row_attention
 
 
 def make_places(*, B=5, K=3, P=20, T=60, length=256, seed=0) -> packed.Places:
@@ -82,7 +81,7 @@ def make_inputs(places: packed.Places) -> list[jax.Array]:
 
 def needed_blocks(places: packed.Places, window: int, size: int) -> np.ndarray:
   """Returns [R, blocks, blocks] bool, blocks in which some query sees a key."""
-  seen = np.asarray(row_attention.sees(places, places, window))
+  seen = np.asarray(packed.sees(places, places, window))
   seen = seen & np.asarray(places.group >= 0)[..., None]
   R, L, _ = seen.shape
   return seen.reshape(R, L // size, size, L // size, size).any((2, 4))

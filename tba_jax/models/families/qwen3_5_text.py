@@ -28,7 +28,7 @@ DELTA_KEYS: family.Keys = {
 
 
 def _tensors(c: Any) -> Iterator[family.Line]:
-  """Yields the tensors; those of queries hold their gates too."""
+  """Yields the tensors; a query's also holds its gate."""
   yield from family.gated(
       c,
       head_norms=True,
@@ -85,7 +85,7 @@ FAMILY = family.Family(
     has_output_gate=True,
     rotary_fraction=0.25,
     old_rope=("rope_theta", "partial_rotary_factor"),
-    # Coordinates of images; those of a text are all its position.
+    # Coordinates of images; a text has its position in all of them.
     unused_rope=("mrope_section", "mrope_interleaved"),
     only=lambda hf: {
         "attn_output_gate": (True,),

@@ -40,7 +40,7 @@ class TensorRow:
   part: (axis, index) of the split tensor that is our leaf; None if all of it.
   order: permutation of the remaining split axes into ours.
   num_experts: experts that the leaf stacks, 0 for none.
-  layers: layers that a leaf under "blocks" stacks; None is all of them.
+  layers: indices of what a leaf under "blocks" stacks; None is all layers.
   """
 
   hf_name: str

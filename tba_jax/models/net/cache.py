@@ -37,10 +37,11 @@ heads of one, H = G * M, Dh head width, C columns of a block, B prompts, L their
 columns, A experts of a token, X and E as above.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +49,6 @@ import jax.numpy as jnp
 from tba_jax import types
 from tba_jax.models import config as config_lib
 from tba_jax.models.net import attention
-from tba_jax.models.net import delta
 
 ModelConfig = config_lib.ModelConfig
 PyTree = types.PyTree
@@ -84,7 +84,7 @@ def empty(
 
   def layer(R: int, C: int, kind: Sequence[str], is_first_own: bool) -> PyTree:
     if "delta" in kind:
-      made = delta.empty(config, R, dtype) if is_first_own else {}
+      made = _empty_states(config, R, dtype) if is_first_own else {}
     elif num_parts is None:
       made = {"k_last": zeros(R, X, E, C), "v": zeros(R, X, C, E)}
     else:
@@ -106,6 +106,21 @@ def empty(
       block(num_rows // rows_per_prompt, prompts),
       *(block(num_rows, length, i == 0) for i, length in enumerate(own)),
   ]
+
+
+def _empty_states(config: ModelConfig, num_rows: int, dtype: Any) -> PyTree:
+  """Returns the states of a delta net's rows before their first token.
+
+  state: [R, heads, key width, value width] float32.
+  conv: [R, taps - 1, channels], the convolution's inputs of the last tokens.
+  """
+  c = config
+  heads = c.delta_value_heads, c.delta_key_dim, c.delta_value_dim
+  recent = num_rows, c.delta_taps - 1, c.delta_channels
+  return {
+      "state": jnp.zeros((num_rows, *heads), jnp.float32),
+      "conv": jnp.zeros(recent, dtype),
+  }
 
 
 def num_columns(block: PyTree) -> int:
@@ -287,13 +302,13 @@ def recur(
     config: ModelConfig,
     layer: Sequence[PyTree],
     is_fed: jax.Array,
-    recur_fn: delta.RecurFn,
+    recur_fn: Callable[..., tuple[jax.Array, PyTree]],
     *inputs: jax.Array,
 ) -> tuple[jax.Array, list[PyTree]]:
   """Runs a layer with a state: returns its output, and the layer after it.
 
   Args:
-    config: config of the model.
+    config: shape of the model.
     layer: leaves of each block.
     is_fed: [R] or [R, Q] bool, whether a row has the token.
     recur_fn: `delta.step`, or `delta.steps` of Q tokens a row.
@@ -416,9 +431,9 @@ def write_columns(
     return x, list(layers)
   x, columns = jax.lax.optimization_barrier((x, columns))
   written = []
-  for layer, update, beside in zip(layers, updates, columns):
+  for layer, update, new_columns in zip(layers, updates, columns):
     layer = layer[: len(update)]
-    for own in beside:
+    for own in new_columns:
       new = {name: leaf[:, :, 0] for name, leaf in own.items()}
       layer = _put(layer, update, new)
     written.append(layer)

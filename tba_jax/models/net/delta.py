@@ -19,11 +19,11 @@ chunk's begin up to t, and u_t = β_t (v_t - α_t S_{t-1}ᵀ k_t),
     S_C = γ_C S_0 + Σ_s γ_C/γ_s k_s u_sᵀ
 
 a triangular system and products. In a packed row (`packed.py`) "before" means
-"seen": a completion's tokens follow those of its prompt, whatever stands
-between them. Both sums, γ, and the tokens of the convolution run along that
-path, and S_0 is the state of the path at the chunk's begin: that of the
-sequence that the chunk before ended in, that of its prompt, or zero. So each
-completion starts from its prompt's state, which is computed once.
+"seen": a completion's tokens follow its prompt's, whatever stands between them.
+Both sums, γ, and the tokens of the convolution run along that path, and S_0 is
+the path's state at the chunk's begin: of the sequence in which the chunk before
+ended, of its prompt, or zero. So each completion starts from its prompt's
+state, which is computed once.
 
 Source: Yang et al. 2024 (arXiv:2412.06464), eq. 10 and §3.3, as computed by
 Hugging Face's `Qwen3_5GatedDeltaNet`.
@@ -37,7 +37,6 @@ axes written `...` are free.
 from collections.abc import Callable
 import functools
 import math
-from typing import Any
 
 from flax import nnx
 import jax
@@ -48,7 +47,6 @@ from tba_jax.models import config as config_lib
 from tba_jax.models.net import layers
 from tba_jax.models.net import packed
 from tba_jax.models.net import products
-from tba_jax.models.net import row_attention
 
 ModelConfig = config_lib.ModelConfig
 PyTree = types.PyTree
@@ -155,7 +153,7 @@ def over_rows(
 
   Args:
     config: shape of the model.
-    places: places of the rows.
+    places: [R, L] each.
     has_completions: whether a row may hold more than one sequence.
     mixed_RxLxX: queries, keys and values before the convolution.
     conv_XxT: kernel of the convolution.
@@ -214,7 +212,7 @@ def _chunk(
   (states, last_Rx2), ((q, k, v, log_decay, beta), places) = carry, chunk
   S, C = states.shape[1], q.shape[1]
   is_real_RxC = places.group >= 0
-  seen_RxCxC = row_attention.sees(places, places, 0)
+  seen_RxCxC = packed.sees(places, places, 0)
   # Places without a token see each other, and no others do.
   # [R, C, S], which state a place's path starts from; none is zero.
   is_group = places.group == last_Rx2[:, :1]
@@ -304,21 +302,6 @@ def _recent(x_RxLxX: jax.Array, places: packed.Places, count: int) -> jax.Array:
   return _take(x_RxLxX, jnp.where(last_Rx1 >= 0, at_RxN, -1))
 
 
-def empty(config: ModelConfig, num_rows: int, dtype: Any) -> PyTree:
-  """Returns the states of a layer's rows before their first token.
-
-  state: [R, H, Dk, Dv] float32.
-  conv: [R, T - 1, X], inputs of the convolution of the last tokens.
-  """
-  c = config
-  heads = c.delta_value_heads, c.delta_key_dim, c.delta_value_dim
-  recent = num_rows, c.delta_taps - 1, c.delta_channels
-  return {
-      "state": jnp.zeros((num_rows, *heads), jnp.float32),
-      "conv": jnp.zeros(recent, dtype),
-  }
-
-
 def step(
     config: ModelConfig,
     held: PyTree,
@@ -332,7 +315,8 @@ def step(
 
   Args:
     config: shape of the model.
-    held: states of the rows, as `empty` has them.
+    held: "state" [R, H, Dk, Dv] float32, and "conv" [R, T - 1, X], inputs of
+      the convolution of the last tokens.
     is_fed_R: bool, False leaves a row's state as it is.
     mixed_RxX: queries, keys and values before the convolution.
     conv_XxT: kernel of the convolution.

@@ -268,7 +268,7 @@ class Attention(nnx.Module):
 
   has_norms: whether each query and key head has a norm (Qwen3, Gemma 3).
   has_gate: whether results are multiplied by a sigmoid; `q` then has the gate
-    of each head's entries beside its query (Qwen3.5).
+    of each head's entries next to its query (Qwen3.5).
   """
 
   def __init__(

@@ -111,13 +111,24 @@ def whole(mask_BxL: jax.Array) -> Places:
 def before(places: Places, count: int) -> jax.Array:
   """Returns [R, L] int32, the place that many tokens before; -1 if none.
 
-  Before a completion's tokens come those of its prompt.
+  Before a completion's tokens come its prompt's.
   """
   index = places.index - count
   in_prompt = places.prompt_stop - (places.start - index)
   has_prompt = (places.owner > 0) & (in_prompt >= places.prompt_start)
   in_prompt = jnp.where(has_prompt, in_prompt, -1)
   return jnp.where(index >= places.start, index, in_prompt)
+
+
+def sees(queries: Places, keys: Places, window: int) -> jax.Array:
+  """Returns [..., Q, S] bool, True where a query of a row sees a key."""
+  queries = jax.tree.map(lambda x: x[..., :, None], queries)
+  keys = jax.tree.map(lambda x: x[..., None, :], keys)
+  seen = (queries.group == keys.group) & (keys.index <= queries.index)
+  seen &= (keys.owner == 0) | (keys.owner == queries.owner)
+  if window:
+    seen &= queries.position - keys.position < window
+  return seen
 
 
 def seen_blocks(

@@ -59,7 +59,7 @@ def attend_rows(
     [R, Q, G, M, Dh]; of places without a token finite and meaningless.
   """
   if k.shape[1] <= WHOLE:
-    seen_RxQxL = sees(queries, keys, window)
+    seen_RxQxL = packed.sees(queries, keys, window)
     return attention.attend_self(q, k, v, seen_RxQxL)
   return _attend_blocks(q, k, v, queries, keys, window, platform)
 
@@ -70,17 +70,6 @@ def block_size(places: packed.Places, platform: str) -> int:
     return BLOCK["cpu"]
   longest = max(places.num_prompt, places.num_completion)
   return BLOCK["long" if longest > _LONG else "short"]
-
-
-def sees(queries: packed.Places, keys: packed.Places, window: int) -> jax.Array:
-  """Returns [..., Q, S] bool, True where a query of a row sees a key."""
-  queries = jax.tree.map(lambda x: x[..., :, None], queries)
-  keys = jax.tree.map(lambda x: x[..., None, :], keys)
-  seen = (queries.group == keys.group) & (keys.index <= queries.index)
-  seen &= (keys.owner == 0) | (keys.owner == queries.owner)
-  if window:
-    seen &= queries.position - keys.position < window
-  return seen
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
@@ -211,7 +200,7 @@ def _scores(q, k, v, queries, keys, window, size, n):
       lambda x: jax.lax.dynamic_slice_in_dim(x, first, size), (k, v, keys)
   )
   k_S, v_S, keys = block
-  seen_QxS = sees(queries, keys, window)
+  seen_QxS = packed.sees(queries, keys, window)
   scores = _product("qgmd,sgd->gmqs", q, k_S) / math.sqrt(q.shape[-1])
   scores = jnp.where(seen_QxS[None, None], scores, attention.MASKED_SCORE)
   return scores, first, (k_S, v_S)

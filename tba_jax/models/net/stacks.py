@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers of several kinds: stacks of their params, and scans over periods.
 
-A kind is the set of modules that a layer's block has beside its norms
+A kind is the set of modules of a layer's block, except its norms
 (`ModelConfig.kinds`). Params have one stack a module, of the layers with it:
 
     kinds = delta mlp, delta mlp, attention mlp, delta mlp, …

@@ -243,7 +243,7 @@ class _Forward:
   ) -> tuple[jax.Array, PyTree, PyTree]:
     """Returns the stream [..., D] after all blocks, and the mixers' outputs.
 
-    These are a list of those of each layer of decode params, and None
+    These are a list with an entry for each layer of decode params, and None
     otherwise. The third, the experts of each token, are a list likewise, or [N,
     ..., A].
 

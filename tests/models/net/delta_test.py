@@ -44,7 +44,10 @@ def _by_steps(places, mixed, conv, log_decay, beta):
   for r, at in np.ndindex(*mixed.shape[:2]):
     if places.group[r, at] < 0:
       continue
-    held = delta.empty(_CONFIG, 1, jnp.float32)
+    held = {
+        "state": np.zeros((1, 4, 4, 6), np.float32),
+        "conv": np.zeros((1, 3, _CONFIG.delta_channels), np.float32),
+    }
     path = [
         n
         for n in range(at + 1)
