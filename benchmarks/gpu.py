@@ -55,7 +55,6 @@ from tba_jax.models.kernels import gpu_rows
 from tba_jax.models.kernels import kernels
 from tba_jax.models.net import attention
 from tba_jax.models.net import packed
-from tba_jax.models.net import row_attention
 from tba_jax.models.net import transformer
 from tba_jax.system import accelerators
 from tba_jax.tools import memory_model
@@ -186,7 +185,7 @@ def _values(work: Work):
     errors = _errors(
         ((R, L, G, M, Dh), (R, L, G, Dh), (R, L, G, Dh)),
         places.group >= 0,
-        row_attention.sees(places, places, window),
+        packed.sees(places, places, window),
         functools.partial(gpu_rows.attend, places=places, window=window),
     )
     yield {"packed_row": row, **errors}

@@ -43,6 +43,12 @@ RULES = {
     "head_dim": (),
     "all_heads": (),
     "all_kv_heads": (),
+    "gates": (),
+    # The fused channels of a delta net are whole, and so are its heads.
+    "delta_channels": (),
+    "delta_heads": (),
+    "delta_dim": (),
+    "taps": (),
     "labels": (),
     "positions": (),
     "lora_rank": (),

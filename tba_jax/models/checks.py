@@ -207,4 +207,24 @@ def check_folder(
     folders.check_tokenizer(folder, shape, ids if key in _STARTS else [])
 
 
-CHECKS = (_positions, _pair_positions, _shape)
+def _states(c: rules.Values) -> rules.Problems:
+  """Models whose layers have states run on whole sequences."""
+  if c["mesh.sequence"] == 1:
+    return
+  shapes = {"init": start(c)[1]}
+  for key in ("reference.init", "loss.value_init"):
+    if c.get(key, "") in ("", *_MODELS[key][0]) or key in _unread_models(c):
+      continue
+    try:
+      shapes[key] = hf_config.read(c[key])
+    except ValueError:
+      continue  # `named` reports it.
+  for key, shape in shapes.items():
+    if shape is not None and shape.has_states:
+      yield "mesh.sequence", (
+          f"must be 1 for the model of config.{key}, whose delta nets pass a"
+          " state from token to token; config.mesh.fsdp splits it as well"
+      )
+
+
+CHECKS = (_positions, _pair_positions, _shape, _states)

@@ -22,6 +22,13 @@ _SIZES = (
     "mlp_width",
     "max_positions",
 )
+_DELTA = (
+    "delta_key_heads",
+    "delta_value_heads",
+    "delta_key_dim",
+    "delta_value_dim",
+    "delta_taps",
+)
 
 
 def compute_dtype(config_model: Mapping[str, Any], backend: str) -> str:
@@ -92,6 +99,12 @@ class ModelConfig:
   scale_attention: whether scores are divided by sqrt(score_dim).
   scale_attention_by_layer: whether also by 1 + the layer's index.
   pad_id, bos_id, eos_id: token ids, None if the tokenizer has none.
+  delta_layers: whether each layer has a gated delta net (`delta.py`) in place
+    of attention; () is none of them.
+  delta_key_heads, delta_value_heads: heads of a delta net's keys, and of its
+    values, a multiple of them.
+  delta_key_dim, delta_value_dim: widths of these heads.
+  delta_taps: tokens that its convolution sees, the token itself included.
   num_labels: outputs per position of a scalar head (reward model, value model,
     classifier); 0 is a head of token logits.
   stop_ids: all tokens that end a text if config.json lists several; eos_id is
@@ -147,6 +160,12 @@ class ModelConfig:
   score_dim: int = 0
   scale_attention: bool = True
   scale_attention_by_layer: bool = False
+  delta_layers: tuple[bool, ...] = ()
+  delta_key_heads: int = 16
+  delta_value_heads: int = 32
+  delta_key_dim: int = 128
+  delta_value_dim: int = 128
+  delta_taps: int = 4
   num_labels: int = 0
   stop_ids: tuple[int, ...] = ()
   attention: str = "auto"
@@ -200,6 +219,13 @@ class ModelConfig:
         ("rope_mscale_all_dim", self.rope_mscale_all_dim >= 0, "0 or more"),
         ("rotary_layers", len(self.rotary_layers) in (0, self.num_layers),
          f"() or num_layers={self.num_layers} of them"),
+        ("delta_layers", len(self.delta_layers) in (0, self.num_layers)
+         and (not self.delta_layers or not all(self.delta_layers)),
+         f"() or num_layers={self.num_layers} of them, not all True"),
+        *((name, getattr(self, name) > 0, "1 or more") for name in _DELTA),
+        ("delta_value_heads",
+         self.delta_value_heads % max(self.delta_key_heads, 1) == 0,
+         f"a multiple of delta_key_heads={self.delta_key_heads}"),
         ("activation", self.activation in family_lib.ACTIVATIONS,
          f"one of {family_lib.ACTIVATIONS}"),
         ("rotary_fraction",
@@ -259,6 +285,38 @@ class ModelConfig:
         0 if is_global else self.sliding_window
         for is_global in self.global_layers
     )
+
+  @property
+  def kinds(self) -> tuple[tuple[str, ...], ...]:
+    """Modules of each layer's block except its norms.
+
+    Layers with the same modules are of one kind, see `net/stacks.py`.
+    """
+    is_delta = self.delta_layers or (False,) * self.num_layers
+    return tuple(("delta" if d else "attention", "mlp") for d in is_delta)
+
+  def layers_with(self, module: str) -> tuple[int, ...]:
+    """Returns the layers with a module; all if it is in no kind, as norms."""
+    own = tuple(n for n, kind in enumerate(self.kinds) if module in kind)
+    return own or tuple(range(self.num_layers))
+
+  @property
+  def has_states(self) -> bool:
+    """Whether some layers have a state in place of a KV cache."""
+    return any(self.delta_layers)
+
+  @property
+  def delta_channels(self) -> int:
+    """Channels of a delta net's convolution: queries, keys and values."""
+    keys = self.delta_key_heads * self.delta_key_dim
+    return 2 * keys + self.delta_value_heads * self.delta_value_dim
+
+  @property
+  def delta_state(self) -> int:
+    """Numbers of a row's state in a layer with a delta net."""
+    matrix = self.delta_key_dim * self.delta_value_dim
+    recent = (self.delta_taps - 1) * self.delta_channels
+    return self.delta_value_heads * matrix + recent
 
   @property
   def route_dtype(self) -> str:

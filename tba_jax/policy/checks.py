@@ -45,6 +45,8 @@ def lora_targets(c: rules.Values) -> rules.Problems:
   family = c["model.family"] if shape is None else shape.family
   facts = family_lib.FAMILIES[family]
   lacked = () if facts.is_gated else ("gate",)
+  if shape is None or not shape.has_states:
+    lacked += settings.DELTA
   known = [n for n in settings.LORA_TARGETS if n not in lacked]
   lacking = set(settings.lora_names(c["lora.targets"])) - set(known)
   if c["lora.rank"] and lacking:

@@ -5,7 +5,9 @@
 from tba_jax.system import rules
 
 MESH_AXES = ("data", "fsdp", "sequence", "tensor")
-LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
+# Matrices of a delta net.
+DELTA = ("in_qkv", "in_z", "in_b", "in_a", "out")
+LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down", *DELTA)
 
 
 def lora_names(text: str) -> tuple[str, ...]:

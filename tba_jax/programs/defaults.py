@@ -21,6 +21,7 @@ from tba_jax.config import hardware
 from tba_jax.config import load
 from tba_jax.config import settings
 from tba_jax.models import config as config_lib
+from tba_jax.models.families import family as family_lib
 from tba_jax.models.hf import hf_config
 from tba_jax.models.hf import hf_names
 from tba_jax.policy import prompt_preview
@@ -293,7 +294,14 @@ def activation_bytes(
   With "dots" of each layer the results of matrix products and the input, with
   "full" the input alone, and once what a layer computes.
   """
-  heads = (2 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+  # A gate is as wide as the query that it belongs to.
+  gates = family_lib.FAMILIES[shape.family].has_output_gate
+  heads = (2 + gates) * shape.num_heads + 2 * shape.num_kv_heads
+  heads *= shape.head_dim
+  if shape.has_states:
+    # Channels, gates and results of delta nets, which are most of the layers.
+    values = shape.delta_value_heads * shape.delta_value_dim
+    heads = max(heads, shape.delta_channels + 2 * values)
   experts = max(shape.experts_per_token, 1)
   layer = heads + 4 * shape.width + 3 * experts * shape.mlp_width
   layer += 2 * shape.num_experts  # Scores of routers, in float32.
@@ -315,8 +323,11 @@ def num_slots(
   )
   bytes_per_param = hardware.bytes_a_param(config, machine.hardware)["searcher"]
   free = machine.role_bytes * size - model.billions * 1e9 * bytes_per_param
-  cache = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+  layers = len(shape.layers_with("attention"))
+  cache = 2 * layers * shape.num_kv_heads * shape.head_dim
   cache *= _length(config) * _dtype_bytes(config, machine)
+  if shape.has_states:
+    cache += 4 * len(shape.layers_with("delta")) * shape.delta_state
   fits = max(int(free * _CACHE_SHARE / cache), size)
   if wanted_slots <= fits:
     return _multiple(wanted_slots, size), "all completions of a round"

@@ -94,6 +94,13 @@ class JaxSampler:
           f" sampling.max_completion_tokens={T}: must be at most"
           f" model.max_positions={model.config.max_positions} together"
       )
+    if model.config.has_states and settings.has_turns and settings.stop_strings:
+      raise ValueError(
+          f"sampling.stop_strings={settings.stop_strings!r}: must be () for an"
+          " environment's turns and a model with delta nets, whose states"
+          " include the tokens that a stop string cuts off; its stop tokens end"
+          " turns too"
+      )
     if settings.weights and model.config.num_experts:
       raise ValueError(
           f"search.quantization={settings.weights!r}: must be '' for a model"
@@ -138,9 +145,7 @@ class JaxSampler:
     sharding = slots_lib.params_sharding(params)
     if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(params)):
       if shardings is not None:
-        sharding = slots_lib.decode_shardings(
-            shardings, self._model.config.num_layers
-        )
+        sharding = slots_lib.decode_shardings(shardings, self._model.config)
       cast = self._convert_on_host(params)
       if self._settings.weights:
         return self._put_quantized(cast, sharding)

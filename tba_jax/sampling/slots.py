@@ -27,7 +27,9 @@ import numpy as np
 from tba_jax import types
 from tba_jax.losses import logprobs
 from tba_jax.models.kernels import ragged_attention
+from tba_jax.models.net import cache as cache_lib
 from tba_jax.models.net import sequence
+from tba_jax.models.net import stacks
 from tba_jax.models.net import transformer
 from tba_jax.sampling import logits
 from tba_jax.sampling import requests
@@ -223,9 +225,7 @@ def refill(
   """
   logits_BxV, prompt_cache, mask_BxP = prefilled
   shared = len(source_R) // len(state.prompt_mask)
-  # The first of a prompt's rows fills its cache.
-  fills_R = jnp.where(jnp.arange(len(source_R)) % shared > 0, -1, source_R)
-  cache = _fill_cache(model, sharding, state.cache, prompt_cache, fills_R)
+  cache = _fill_cache(model, sharding, state.cache, prompt_cache, source_R)
   fills_U = source_R[::shared, None]
   new_R = source_R >= 0
   source_R = jnp.maximum(source_R, 0)
@@ -288,7 +288,7 @@ def decode_chunk(
 
   def body(carry):
     step, state = carry
-    # An idle row feeds its last token again, which leaves it unchanged.
+    # An idle row feeds its last token again, which leaves a KV cache unchanged.
     last_R = state.lengths - 1
     shared = len(last_R) // len(state.prompt_mask)
     prompt_mask_RxP = jnp.repeat(state.prompt_mask, shared, axis=0)
@@ -303,13 +303,17 @@ def decode_chunk(
       # Kernels skip idle rows, which write garbage to the column of their last
       # token. A row that continues feeds that token again.
       seen_RxC &= state.active[:, None]
+    write_R = P + last_R
+    if model.config.has_states:
+      # A state would have the token twice: past the end nothing is written.
+      write_R = jnp.where(state.active, write_R, P + T)
     logits_RxV, cache = decode_step(
         decode_params,
         state.last_token,
         prompt_lengths_R + last_R,
         state.cache[:num_segments],
         seen_RxC[:, :num_columns],
-        P + last_R,
+        write_R,
     )
     state = dataclasses.replace(
         state, cache=[*cache, *state.cache[num_segments:]]
@@ -543,7 +547,7 @@ def _move(
     return jax.lax.fori_loop(0, count, copy_row, target)
 
   prompts, *own = target.cache
-  columns = (segment["layers"][0]["v"].shape[2] for segment in own)
+  columns = map(cache_lib.num_columns, own)
   starts = itertools.accumulate(columns, initial=0)
   without_own = lambda state: dataclasses.replace(state, cache=state.cache[:1])
   moved = copy(without_own(target), without_own(source), 0)
@@ -694,14 +698,20 @@ def _fill_cache(
   specs = jax.tree.map(lambda of_leaf: of_leaf.spec, shardings)
   heads = _splits_heads(sharding, model.config.num_kv_heads)
   of_prompts = Spec(None, None, _TENSOR) if heads else Spec()
+
+  def spec_of(path: Any, x: jax.Array) -> Spec:
+    if path[-1].key == "state":
+      return (
+          Spec(None, _TENSOR) if _splits_heads(sharding, x.shape[1]) else Spec()
+      )
+    return of_prompts if x.ndim == 4 else Spec()
+
   return jax.shard_map(
       model.fill_cache,
       mesh=sharding.mesh,
       in_specs=(
           specs,
-          jax.tree.map(
-              lambda x: of_prompts if x.ndim == 4 else Spec(), prompt_cache
-          ),
+          jax.tree_util.tree_map_with_path(spec_of, prompt_cache),
           _row_spec(sharding, num_rows),
       ),
       out_specs=specs,
@@ -828,7 +838,7 @@ def decode_params(
 
 
 def decode_shardings(
-    shardings: types.PyTree, num_layers: int
+    shardings: types.PyTree, config: transformer.ModelConfig
 ) -> transformer.DecodeParams:
   """Returns the shardings of decode params in the compute dtype.
 
@@ -839,12 +849,11 @@ def decode_shardings(
     num_layers: N.
   """
   place = lambda mesh, *axes: jax.sharding.NamedSharding(mesh, Spec(*axes))
-  layer = jax.tree.map(
-      lambda s: place(s.mesh, *s.spec[1:]), shardings["blocks"]
-  )
+  each = jax.tree.map(lambda s: place(s.mesh, *s.spec[1:]), shardings["blocks"])
+  layers = [stacks.of_kind(config, each, kind) for kind in config.kinds]
   others = {name: s for name, s in shardings.items() if name != "blocks"}
-  whole = place(jax.tree.leaves(layer)[0].mesh)
-  return transformer.DecodeParams([layer] * num_layers, others, whole)
+  whole = place(jax.tree.leaves(each)[0].mesh)
+  return transformer.DecodeParams(layers, others, whole)
 
 
 def rows_sharding(sharding: Sharding, num_rows: int) -> Sharding:
@@ -962,7 +971,7 @@ def _shardings(sharding: Sharding, num_rows: int, tree: Any) -> Any:
   rows, num_shards = rows_sharding(sharding, num_rows), _tensor_size(sharding)
 
   def of_leaf(leaf: Any) -> Sharding:
-    # Only keys and values have four axes; the second is heads.
+    # Only keys, values and states have four axes; the second is heads.
     if leaf.ndim < 4 or num_shards == 1 or leaf.shape[1] % num_shards:
       return rows
     spec = _row_spec(sharding, num_rows, _TENSOR)

@@ -374,7 +374,7 @@ def _sampler(
     decode_params = placed(decode_params, place)
   else:
     shardings = slots_lib.decode_shardings(
-        jax.tree.map(lambda x: x.sharding, params), model.config.num_layers
+        jax.tree.map(lambda x: x.sharding, params), model.config
     )
     decode_params = jax.tree.map(
         lambda s, shapes: jax.tree.map(lambda x: _cut(x, s), shapes),

@@ -450,6 +450,22 @@ class RelationsTest(parameterized.TestCase):
         self.assertStartsWith(line, f"config.{key} = ")
         self.assertIn("a model of 40 positions or more", line)
 
+  @parameterized.parameters("init", "reference__init")
+  def test_states_refuse_split_sequences(self, key):
+    folder = self.create_tempdir().full_path
+    (shape,) = (s for s in hf_case.FAMILIES if "delta_layers" in s)
+    config = hf_case.make_config(max_positions=40, **shape)
+    words = tokenizer.word_level(("a",), ".")
+    hf.save(folder, config, hf_case.make_params(config), words)
+    make = lambda size: base_config.make(
+        **{"init": "scratch", key: folder}, mesh__sequence=size
+    )
+    self.assertEqual(_problems(make(1)), [])
+    line = next(x for x in _problems(make(2)) if "mesh.sequence" in x)
+    self.assertIn(
+        f"must be 1 for the model of config.{key.replace('__', '.')}", line
+    )
+
   def test_reward_model_needs_positions_for_pairs(self):
     folder = self.create_tempdir().full_path
     shape, words = hf_case.make_config(max_positions=40), ("a",)

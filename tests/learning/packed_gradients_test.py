@@ -11,6 +11,7 @@ import pytest
 
 from tba_jax.learning import train_step
 from tba_jax.losses import objective_table
+from tba_jax.models.net import delta
 from tba_jax.models.net import row_attention
 from tba_jax.policy import lora
 from tests.support import packed_gradients
@@ -84,6 +85,17 @@ class PackedGradientsTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_kinds_of_layers_agree(self, **shape):
     self.check(tiny_model.make_model(**shape), packed_gradients.make_batch())
+
+  @parameterized.parameters(4, 64)
+  @pytest.mark.slow
+  def test_layers_with_states_agree(self, chunk):
+    model = tiny_model.make_model(
+        **dict(tiny_model.STATES, delta_layers=(True, False) * 2),
+        num_layers=4,
+    )
+    with mock.patch.object(delta, "CHUNK", chunk):
+      self.check(model, packed_gradients.make_batch(has_turns=True))
+      self.check(model, packed_gradients.make_batch(), micro_completions=2)
 
   @pytest.mark.slow
   def test_adapters_agree(self):

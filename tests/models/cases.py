@@ -52,6 +52,15 @@ _SHAPE = dict(
     max_position_embeddings=128,
 )
 _GATED = dict(_SHAPE, num_key_value_heads=2)
+_DELTA = dict(
+    # A first token's result is normed whatever its size: if small, noise.
+    rms_norm_eps=1e-3,
+    linear_num_key_heads=2,
+    linear_num_value_heads=6,
+    linear_key_head_dim=12,
+    linear_value_head_dim=10,
+    linear_conv_kernel_dim=4,
+)
 _GPT2 = dict(n_embd=32, n_layer=3, n_head=4, n_positions=128)
 # Name of a case -> class of transformers' and its settings.
 CASES = {
@@ -191,6 +200,36 @@ CASES = {
             rope_parameters=_YARN,
         ),
     ),
+    # Published ones: more value heads than key heads, a quarter of each head
+    # rotated, and settings of images beside the rotary ones.
+    "qwen3_5_text": (
+        "Qwen3_5",
+        dict(
+            _GATED,
+            **_DELTA,
+            head_dim=16,
+            num_hidden_layers=4,
+            full_attention_interval=2,
+            rope_parameters=dict(
+                rope_type="default",
+                rope_theta=500.0,
+                partial_rotary_factor=0.25,
+                mrope_section=[1, 1, 0],
+                mrope_interleaved=True,
+            ),
+        ),
+    ),
+    "qwen3_5_text_tied": (
+        "Qwen3_5",
+        dict(
+            _GATED,
+            **dict(_DELTA, linear_num_value_heads=2, linear_conv_kernel_dim=3),
+            head_dim=8,
+            attention_bias=True,
+            layer_types=["full_attention"] + 2 * ["linear_attention"],
+            tie_word_embeddings=True,
+        ),
+    ),
     "gemma3_text": (
         "Gemma3",
         dict(
@@ -300,7 +339,7 @@ def hf_settings(case: str, num_labels: int = 0) -> dict:
   """Returns a case's config.json, as `transformers` writes it."""
   name, settings = CASES[case]
   head = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
-  kind = "Gemma3Text" if name == "Gemma3" else name
+  kind = name + "Text" * (name in ("Gemma3", "Qwen3_5"))
   config = getattr(transformers, f"{kind}Config")(
       vocab_size=VOCAB,
       pad_token_id=0,
@@ -324,7 +363,12 @@ def tensors(config: config_lib.ModelConfig, seed: int) -> dict[str, np.ndarray]:
       rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
       # Uniform with deviation 1: numpy keeps these numbers the same.
       values = (rng.random(row.hf_shape) - 0.5) * math.sqrt(12)
-      if len(row.hf_shape) == 1:
+      if name.endswith("A_log"):
+        # Some heads of a delta net forget in a few tokens, others in hundreds.
+        values = 1.5 * values - 3
+      elif name.endswith("conv1d.weight"):
+        values = 0.5 * values
+      elif len(row.hf_shape) == 1:
         values = 0.3 * values + name.endswith("weight")
       else:
         values = (0.35 if config.family.startswith("gpt") else 0.2) * values

@@ -27,6 +27,16 @@ FAMILIES = (
     dict(family="mistral", sliding_window=4),
     dict(family="qwen2"),
     dict(family="qwen3"),
+    dict(
+        family="qwen3_5_text",
+        delta_layers=(True, False),
+        delta_key_heads=2,
+        delta_value_heads=4,
+        delta_key_dim=6,
+        delta_value_dim=10,
+        delta_taps=3,
+        rotary_fraction=0.25,
+    ),
     dict(family="qwen3_moe", num_experts=4, experts_per_token=2),
     dict(
         family="ministral3",

@@ -125,7 +125,9 @@ class ParityTest(parameterized.TestCase):
     )
     self.assertAlmostEqual(layers.rotary_scale(config), scale, places=12)
 
-  @parameterized.parameters("gemma3_text", "ministral3", "ministral3_plain")
+  @parameterized.parameters(
+      "gemma3_text", "ministral3", "ministral3_plain", "qwen3_5_text"
+  )
   def test_language_model_of_a_multimodal_one_equals_theirs(self, case):
     theirs = torch_models.multimodal(case)
     theirs.save_pretrained(self.folder)
@@ -168,6 +170,8 @@ class ParityTest(parameterized.TestCase):
       "smollm3",
       "olmo3",
       "ministral3",
+      "qwen3_5_text",
+      "qwen3_5_text_tied",
   )
   @pytest.mark.slow
   def test_gradients_equal_theirs(self, case):
@@ -244,7 +248,7 @@ class ParityTest(parameterized.TestCase):
   @parameterized.parameters(
       *(("llama", 2), ("llama3", 1), ("qwen2", 1), ("gpt_neox", 1)),
       *(("gpt2", 2), ("gemma3_text", 1), ("qwen3_moe", 1), ("gpt_oss", 1)),
-      *(("smollm3", 1), ("olmo3", 1), ("ministral3", 1)),
+      *(("smollm3", 1), ("olmo3", 1), ("ministral3", 1), ("qwen3_5_text", 1)),
   )
   @pytest.mark.slow
   def test_scalar_heads_equal_those_of_transformers(self, case, num_labels):

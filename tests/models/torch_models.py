@@ -32,11 +32,24 @@ def make(
 
 def multimodal(case: str) -> torch.nn.Module:
   """Returns a model with a vision tower, and a case as language model."""
+  text = cases.hf_settings(case)
+  if text["model_type"] == "qwen3_5_text":
+    vision = dict(
+        hidden_size=16, intermediate_size=16, depth=1, num_heads=2,
+        out_hidden_size=32, num_position_embeddings=4,
+    )  # fmt: skip
+    config = transformers.Qwen3_5Config(
+        text_config=text, vision_config=vision, eos_token_id=1
+    )
+    model = transformers.Qwen3_5ForConditionalGeneration(config)
+    state = make(case).model.state_dict()
+    model.model.language_model.load_state_dict(state)
+    model.lm_head.load_state_dict(make(case).lm_head.state_dict())
+    return model.eval()
   vision = dict(
       hidden_size=16, intermediate_size=16, num_hidden_layers=1,
       num_attention_heads=2, image_size=28, patch_size=14,
   )  # fmt: skip
-  text = cases.hf_settings(case)
   kind, settings = "Gemma3", dict(mm_tokens_per_image=4)
   if text["model_type"] == "ministral3":
     tie = text.get("tie_word_embeddings", False)

@@ -58,8 +58,8 @@ def setUpModule():
   cpu_devices.skip_without(4)
 
 
-def make_policy(rank=0):
-  model = tiny_model.make_model(num_kv_heads=2)
+def make_policy(rank=0, **changes):
+  model = tiny_model.make_model(num_kv_heads=2, **changes)
   settings = {"rank": rank, "alpha": 4.0, "targets": "all"}
   adapters = lora.make(settings, model)
   return types.SimpleNamespace(
@@ -205,6 +205,24 @@ class SamplingTest(parameterized.TestCase):
     place = make_place(self.policy, data=2, tensor=2)
     actual = self.sample(place, check, most_rows_per_prompt=12)
     expected = self.sample(sharding.ONE_DEVICE, most_rows_per_prompt=12)
+    for one, other in zip(actual, expected, strict=True):
+      np.testing.assert_array_equal(one.tokens, other.tokens)
+      np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+
+  @mock.patch.object(sharing, "OWN_PROMPTS", ())
+  def test_states_are_sharded_with_their_rows(self):
+    policy = make_policy(**tiny_model.STATES)
+    init = lambda n: policy.model.init(jax.random.PRNGKey(n))
+    params_of = {n: jax.device_get(init(n)) for n in range(3)}
+
+    def check(programs):
+      state = programs.abstract_state.cache[1]["layers"][0]["state"]
+      self.assertEqual(state.sharding.shard_shape(state.shape), (32, 1, 4, 6))
+
+    with mock.patch.multiple(SamplingTest, policy=policy, params_of=params_of):
+      place = make_place(policy, data=2, tensor=2)
+      actual = self.sample(place, check, most_rows_per_prompt=12)
+      expected = self.sample(sharding.ONE_DEVICE, most_rows_per_prompt=12)
     for one, other in zip(actual, expected, strict=True):
       np.testing.assert_array_equal(one.tokens, other.tokens)
       np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)

@@ -208,6 +208,7 @@ class FunctionsTest(parameterized.TestCase):
       ("mixed", _LOCAL),
       ("fsdp", dict(family="qwen3_moe", num_experts=4, experts_per_token=2)),
       ("mixed", _OSS),
+      ("fsdp", tiny_model.STATES),
   )
   def test_packed_rows_have_gradients_of_sequences_alone(
       self, mesh_name, changes

@@ -58,6 +58,7 @@ _FAMILIES = (
         activation="gelu",
         attention_bias=True,
     ),
+    tiny_model.STATES,
     dict(family="gpt2", num_kv_heads=4, activation="gelu_new"),
 )
 
@@ -145,13 +146,19 @@ class AdaptersTest(parameterized.TestCase):
     for part in moved["blocks"].values():
       found |= part
     lacking = set(policy_settings.LORA_TARGETS) - set(found)
-    self.assertEqual(lacking, {"gate"} - set(found))
+    self.assertEqual(lacking, {"gate", *policy_settings.DELTA} - set(found))
+    self.assertContainsSubset(found, policy_settings.LORA_TARGETS)
+    init = "scratch"
+    if "delta" in moved["blocks"]:  # Models from scratch have none.
+      model, base, *_ = make(**family)
+      init = self.create_tempdir().full_path
+      hf.save(init, model.config, base)
     for name in policy_settings.LORA_TARGETS:
       problems = checks.lora_targets(
           {
               "lora.rank": 1,
               "lora.targets": name,
-              "init": "scratch",
+              "init": init,
               "model.family": family["family"],
           }
       )
@@ -292,11 +299,18 @@ class TrainTest(parameterized.TestCase):
     self.assertCountEqual(lora.kernel_names(model), names)
 
   @parameterized.parameters(
-      dict(), dict(family="qwen3_moe", num_experts=4, experts_per_token=2)
+      dict(num_layers=1),
+      dict(
+          num_layers=1,
+          family="qwen3_moe",
+          num_experts=4,
+          experts_per_token=2,
+      ),
+      _FAMILIES[-2],
   )
   @pytest.mark.slow
   def test_attached_and_merged_params_agree(self, **family):
-    model, base, functions, moved = make(num_layers=1, **family)
+    model, base, functions, moved = make(**family)
     tokens = np.arange(2, 10)[None]
 
     def loss(tree, put):

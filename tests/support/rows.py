@@ -136,7 +136,7 @@ def assert_equals_plain(
 
 def needed_blocks(places: packed.Places, window: int, size: int) -> np.ndarray:
   """Returns [R, blocks, blocks] bool, blocks in which some query sees a key."""
-  seen = np.asarray(row_attention.sees(places, places, window))
+  seen = np.asarray(packed.sees(places, places, window))
   seen = seen & np.asarray(places.group >= 0)[..., None]
   R, L, _ = seen.shape
   return seen.reshape(R, L // size, size, L // size, size).any((2, 4))

@@ -60,6 +60,16 @@ class BigramModel:
 
 BIGRAM = BigramModel()
 
+# Changed fields of a model whose first layer has a state.
+STATES = dict(
+    family="qwen3_5_text",
+    delta_layers=(True, False),
+    delta_key_heads=1,
+    delta_value_heads=2,
+    delta_key_dim=4,
+    delta_value_dim=6,
+)
+
 
 @functools.cache
 def make_model(**changes) -> transformer.Model:

@@ -82,6 +82,8 @@ class Family:
   joins_head_norms: whether it is over all heads of a token together.
   has_sinks: whether each query head has a sink.
   rope_theta: default of the base of rotary frequencies.
+  unused_rope: settings in "rope_parameters" without effect on texts.
+  has_output_gate: whether attention's results are multiplied by a gate.
   has_local_rope: whether layers with a sliding window have a base of their own.
   local_rope_theta: default of it.
   old_local_rope: old names of it and of `global_every`, "" for none.
@@ -125,6 +127,8 @@ class Family:
   joins_head_norms: bool = False
   has_sinks: bool = False
   rope_theta: float = 10000.0
+  unused_rope: tuple[str, ...] = ()
+  has_output_gate: bool = False
   has_local_rope: bool = False
   local_rope_theta: float = 10000.0
   old_local_rope: tuple[str, str] = (
@@ -206,6 +210,7 @@ def gated(
     qkv_bias: bool = False,
     head_norms: bool = False,
     norms: Sequence[tuple[str, str]] = NORMS,
+    qkv: Sequence[tuple[str, str]] = QKV,
     mlp: Callable[[Any], Iterator[Line]] | None = None,
 ) -> Iterator[Line]:
   """Yields the tensors of Llama and its descendants: one per leaf."""
@@ -214,7 +219,7 @@ def gated(
   yield "model.norm.weight", "final_norm.scale", "width"
   for name, path in norms:
     yield f"{layer}.{name}.weight", f"blocks.{path}.scale", "width"
-  for name, axis in QKV:
+  for name, axis in qkv:
     source, path = f"{attention}.{name}_proj", f"blocks.attention.{name}"
     bias = c.attention_bias or qkv_bias
     yield from linear(source, path, f"{axis}*head_dim", "width", bias=bias)
@@ -269,6 +274,7 @@ _NAMES = (
     "olmo3",
     "qwen2",
     "qwen3",
+    "qwen3_5_text",
     "qwen3_moe",
     "smollm3",
 )

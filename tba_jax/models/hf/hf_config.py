@@ -52,6 +52,8 @@ _WITHOUT_EFFECT = re.compile(
     r"|(cls|decoder_start|mask|sep|unk)_token_id|finetuning_task"
     r"|gradient_checkpointing|initializer_range|is_llama_config|label2id"
     r"|max_window_layers|model_type|n_special|name_or_path"
+    # Layers that predict further tokens, which are not read.
+    r"|mtp_(num_hidden_layers|use_dedicated_embeddings)"
     r"|output_(attentions|hidden_states|past|router_logits)"
     r"|predict_special_tokens|prefix"
     r"|pretraining_tp|problem_type|reorder_and_upcast_attn|return_dict"
@@ -83,7 +85,8 @@ _MULTIMODAL = (
     "architectures", "boi_token_index", "eoi_token_index", "image_token_id",
     "image_token_index", "mm_tokens_per_image", "model_type",
     "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size",
-    "text_config", "vision_config", "vision_feature_layer",
+    "text_config", "video_token_id", "vision_config", "vision_end_token_id",
+    "vision_feature_layer", "vision_start_token_id",
 )  # fmt: skip
 
 # Names of the rotary settings -> theirs in "rope_parameters".
@@ -269,11 +272,17 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
     others += facts.old_local_rope
   if "rotary_layers" in facts.fields:
     others += ("no_rope_layer_interval", "no_rope_layers")
+  if "delta_layers" in facts.fields:
+    others += ("full_attention_interval",)
   fields, problems = read_settings(hf, facts.keys, facts.only(hf), others)
   if "sliding_window" in fields:
     fields["sliding_window"] = fields["sliding_window"] or 0
   if "global_layers" in facts.fields:
     fields["global_layers"] = _read_layers(hf, problems, fields, facts)
+  elif "delta_layers" in facts.fields:
+    fields["delta_layers"] = _read_delta_layers(
+        hf, problems, fields["num_layers"]
+    )
   elif hf.get("layer_types") and _layer_types(hf) != {"full_attention"}:
     problems.append(_wrong(hf, "layer_types", "'full_attention' alone"))
   if is_rotary:
@@ -436,6 +445,43 @@ def _read_rotary_layers(
   return () if all(flags) else tuple(map(bool, flags))
 
 
+def _read_delta_layers(
+    hf: Mapping[str, Any], problems: list[str], num_layers: int
+) -> tuple[bool, ...]:
+  """Returns which layers have a delta net; () is none of them.
+
+  Every n-th has attention if config.json says no more than
+  `full_attention_interval` n; of both, they must agree.
+  """
+  kinds, every = hf.get("layer_types"), hf.get("full_attention_interval")
+  if every is None and kinds is None:
+    every = 4
+  if every is not None:
+    if not _is_a(every, int) or not 1 <= every <= num_layers:
+      supported = f"1 to num_hidden_layers={num_layers}"
+      problems.append(_wrong(hf, "full_attention_interval", supported))
+      return ()
+    is_delta = tuple((n + 1) % every != 0 for n in range(num_layers))
+  if kinds is not None:
+    allowed = {"full_attention", "linear_attention"}
+    types = _layer_types(hf)
+    is_right = types <= allowed and "full_attention" in types
+    if not is_right or len(kinds) != num_layers:
+      supported = (
+          f"num_hidden_layers={num_layers} of {sorted(allowed)}, at least one"
+          " of them 'full_attention'"
+      )
+      problems.append(_wrong(hf, "layer_types", supported))
+      return ()
+    of_list = tuple(kind == "linear_attention" for kind in kinds)
+    if every is not None and of_list != is_delta:
+      problems.append(
+          f"layer_types={kinds} contradicts full_attention_interval={every}"
+      )
+    is_delta = of_list
+  return is_delta if any(is_delta) else ()
+
+
 def _read_ropes(
     hf: Mapping[str, Any], problems: list[str], facts: family_lib.Family
 ) -> dict[str, Any]:
@@ -502,6 +548,8 @@ def _read_rope(
       )
     rope[key] = value
     names[key] = name
+  for name in facts.unused_rope:
+    rope.pop(name, None)
   rope_type = rope.pop("rope_type")
   settings = _ROPE_SETTINGS.get(str(rope_type))
   if settings is None:
@@ -641,6 +689,11 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
   if "rotary_layers" in family.fields:
     is_rotary = config.rotary_layers or (True,) * config.num_layers
     out["no_rope_layers"] = list(map(int, is_rotary))
+  if "delta_layers" in family.fields:
+    out["layer_types"] = [
+        "linear_attention" if "delta" in kind else "full_attention"
+        for kind in config.kinds
+    ]
   if "score_dim" in family.fields:
     out["query_pre_attn_scalar"] = config.score_dim or config.head_dim
   if config.num_labels:

@@ -40,6 +40,7 @@ class TensorRow:
   part: (axis, index) of the split tensor that is our leaf; None if all of it.
   order: permutation of the remaining split axes into ours.
   num_experts: experts that the leaf stacks, 0 for none.
+  layers: indices of what a leaf under "blocks" stacks; None is all layers.
   """
 
   hf_name: str
@@ -49,6 +50,7 @@ class TensorRow:
   part: tuple[int, int] | None
   order: tuple[int, ...]
   num_experts: int = 0
+  layers: tuple[int, ...] | None = None
 
   @property
   def stacked_axes(self) -> tuple[str, ...]:
@@ -58,8 +60,13 @@ class TensorRow:
 
   def stack(self, num_layers: int) -> tuple[int, ...]:
     """Returns the sizes of `stacked_axes`."""
-    sizes = {"layers": num_layers, "experts": self.num_experts}
-    return tuple(sizes[axis] for axis in self.stacked_axes)
+    return tuple(map(len, self._indices(num_layers)))
+
+  def _indices(self, num_layers: int) -> list[Sequence[int]]:
+    """Returns the numbers of layers and experts along `stacked_axes`."""
+    layers = range(num_layers) if self.layers is None else self.layers
+    indices = {"layers": layers, "experts": range(self.num_experts)}
+    return [indices[axis] for axis in self.stacked_axes]
 
   @property
   def hf_shape(self) -> tuple[int, ...]:
@@ -81,7 +88,7 @@ class TensorRow:
 
   def hf_names(self, num_layers: int) -> list[str]:
     """Returns the names of the tensors, in the order of the stack."""
-    indices = itertools.product(*map(range, self.stack(num_layers)))
+    indices = itertools.product(*self._indices(num_layers))
     # Names of stacks are "layers" and "experts".
     names = [axis.removesuffix("s") for axis in self.stacked_axes]
     return [self.hf_name.format(**dict(zip(names, i))) for i in indices]
@@ -125,9 +132,20 @@ def rows(config: ModelConfig) -> list[TensorRow]:
       "head_dim": config.head_dim,
       "all_heads": config.num_heads * config.head_dim,
       "all_kv_heads": config.num_kv_heads * config.head_dim,
+      "gates": 2,  # A query and the gate of its results.
+      "delta_channels": config.delta_channels,
+      "delta_heads": config.delta_value_heads,
+      "delta_dim": config.delta_value_dim,
+      "taps": config.delta_taps,
   }
   lines = family_lib.FAMILIES[config.family].tensors(config)
-  return [make_row(sizes, *line) for line in lines]
+  made = [make_row(sizes, *line) for line in lines]
+  return [
+      dataclasses.replace(row, layers=config.layers_with(row.path[1]))
+      if row.path[0] == "blocks"
+      else row
+      for row in made
+  ]
 
 
 def num_params(config: ModelConfig) -> int:

@@ -7,6 +7,8 @@ parallel; results of attention and MLP may have a norm too, or instead.
 Attention has grouped queries; positions are rotary or learned.
 """
 
+from collections.abc import Sequence
+import itertools
 import math
 
 from flax import nnx
@@ -15,6 +17,7 @@ import jax.numpy as jnp
 
 from tba_jax.models import config as config_lib
 from tba_jax.models.families import family as family_lib
+from tba_jax.models.net import delta
 from tba_jax.models.net import experts
 from tba_jax.models.net import layers
 
@@ -53,28 +56,38 @@ def _make_mlp(
 
 
 class Block(nnx.Module):
-  """Attention and MLP, each with its norms and its residual."""
+  """Attention or another mixer of tokens, and MLP.
 
-  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+  Each has its norms and its residual. A block of all kinds has the modules of
+  every one; it is not run.
+  """
+
+  def __init__(self, config: ModelConfig, rngs: nnx.Rngs, kind: Sequence[str]):
+    """Initializes the modules of a kind, of `config.kinds`."""
     self.config = config
     family = family_lib.FAMILIES[config.family]
     # Keeps the stream's variance near 1 over its 2N branches.
     out_scale = 1.0 / math.sqrt(2 * config.num_layers)
+    self.kind = tuple(kind)
     self.has_in_norms = family.has_in_norms
     if self.has_in_norms:
       self.attention_norm = make_norm(config)
       self.mlp_norm = make_norm(config)
-    self.attention = layers.Attention(
-        config,
-        rngs=rngs,
-        out_scale=out_scale,
-        qkv_bias=config.attention_bias or family.qkv_bias,
-        out_bias=config.attention_bias or family.out_bias,
-        has_norms=family.has_head_norms,
-        joins_norms=family.joins_head_norms,
-        norm_offset=family.norm_offset,
-        has_sinks=family.has_sinks,
-    )
+    if "attention" in kind:
+      self.attention = layers.Attention(
+          config,
+          rngs=rngs,
+          out_scale=out_scale,
+          qkv_bias=config.attention_bias or family.qkv_bias,
+          out_bias=config.attention_bias or family.out_bias,
+          has_norms=family.has_head_norms,
+          joins_norms=family.joins_head_norms,
+          norm_offset=family.norm_offset,
+          has_sinks=family.has_sinks,
+          has_gate=family.has_output_gate,
+      )
+    if "delta" in kind:
+      self.delta = delta.GatedDeltaNet(config, rngs=rngs, out_scale=out_scale)
     self.mlp = _make_mlp(config, rngs, out_scale)
     self.has_out_norms = family.has_out_norms
     if self.has_out_norms:
@@ -88,18 +101,23 @@ class Block(nnx.Module):
       attend: layers.AttendFn,
       layer: jax.Array | int,
       routes: jax.Array | None = None,
+      recur: delta.RecurFn | None = None,
   ) -> tuple[jax.Array, object, jax.Array | None]:
-    """Returns the stream [..., D] after the block, and what `attend` keeps.
+    """Returns the stream [..., D] after the block, and what its mixer keeps.
 
-    The third is the experts of each token, [..., A], as in `routes` if given,
-    or None without experts.
+    A layer with a state calls `recur` where others call `attend`. The third is
+    the experts of each token, [..., A], as in `routes` if given, or None
+    without experts.
     """
 
     def attend_scaled(q, *others):
       return attend(self._scaled(q, layer), *others)
 
     inputs = self.attention_norm(x) if self.has_in_norms else x
-    out, kept = self.attention(inputs, tables, attend_scaled)
+    if "delta" in self.kind:
+      out, kept = self.delta(inputs, recur)
+    else:
+      out, kept = self.attention(inputs, tables, attend_scaled)
     if self.has_out_norms:
       out = self.attention_out_norm(out)
     after = x + out
@@ -130,8 +148,9 @@ class Block(nnx.Module):
 class Decoder(nnx.Module):
   """Embeddings, N stacked blocks, final norm and head.
 
-  Every parameter of `blocks` has a leading axis [num_layers, ...], which
-  `transformer.py` scans over. Learned positions are added to the embeddings.
+  Every parameter of `blocks` has a leading axis of the layers that have it,
+  which `transformer.py` scans over (`stacks.py`). Learned positions are added
+  to the embeddings.
   """
 
   def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
@@ -140,8 +159,15 @@ class Decoder(nnx.Module):
     self.embed = layers.Embedding(
         config.vocab_size, config.width, rngs=rngs, param_dtype=dtype
     )
-    make_block = lambda rngs: Block(config, rngs)
+    modules = dict.fromkeys(itertools.chain(*config.kinds))
+    make_block = lambda rngs: Block(config, rngs, tuple(modules))
     self.blocks = nnx.vmap(make_block)(rngs.split(config.num_layers))
+    for name in modules:
+      own = config.layers_with(name)
+      if len(own) < config.num_layers:
+        module = getattr(self.blocks, name)
+        take = lambda x, own=jnp.asarray(own): x[own]
+        nnx.update(module, jax.tree.map(take, nnx.state(module)))
     self.final_norm = make_norm(config)
     make_head = lambda size, axis: layers.Linear(
         *((config.width,), (size,), (axis, "width")),

@@ -8,13 +8,17 @@ decode step may be given the first few blocks only, which is cheaper and changes
 no bits: a block with all columns masked adds exact zeros at the end of a sum.
 
     block = {
-        "layers": N times {"k" or "k_last", "v", "routes" if asked for},
+        "layers": N times {"k" or "k_last", "v", "routes" if asked for}, or
+          {"state", "conv", "routes" if asked for} of the second block and
+          {"routes" if asked for} of the others if the layer has a state,
         "position": [R, C] int32, only if layers have a sliding window,
     }
     "k", "v": [R, X, C, E];  "k_last": [R, X, E, C]
     "routes": [R, C, A] uint8 or uint16, the experts that each token used
 
-In the first block R / S takes the place of R.
+In the first block R / S takes the place of R. A layer with a state (`delta.py`)
+has one of each row, after its last fed token, and no columns. It is written in
+place: a row whose tokens are cut off can't go on.
 
 The G heads form X parts; the heads of a part lie side by side, E = G / X * Dh.
 
@@ -33,10 +37,11 @@ heads of one, H = G * M, Dh head width, C columns of a block, B prompts, L their
 columns, A experts of a token, X and E as above.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -76,8 +81,10 @@ def empty(
   dtype = "float32" if num_parts is None else config.compute_dtype
   zeros = lambda *shape: jnp.zeros(shape, dtype)
 
-  def layer(R: int, C: int) -> PyTree:
-    if num_parts is None:
+  def layer(R: int, C: int, kind: Sequence[str], is_first_own: bool) -> PyTree:
+    if "delta" in kind:
+      made = _empty_states(config, R, dtype) if is_first_own else {}
+    elif num_parts is None:
       made = {"k_last": zeros(R, X, E, C), "v": zeros(R, X, C, E)}
     else:
       made = {"k": zeros(R, X, C, E), "v": zeros(R, X, C, E)}
@@ -86,8 +93,9 @@ def empty(
       made["routes"] = jnp.zeros(shape, config.route_dtype)
     return made
 
-  def block(R: int, C: int) -> PyTree:
-    made = {"layers": [layer(R, C) for _ in range(config.num_layers)]}
+  def block(R: int, C: int, is_first_own: bool = False) -> PyTree:
+    layers = [layer(R, C, kind, is_first_own) for kind in config.kinds]
+    made = {"layers": layers}
     if config.sliding_window:
       made["position"] = jnp.zeros((R, C), jnp.int32)
     return made
@@ -95,8 +103,28 @@ def empty(
   prompts, *own = lengths
   return [
       block(num_rows // rows_per_prompt, prompts),
-      *(block(num_rows, length) for length in own),
+      *(block(num_rows, length, i == 0) for i, length in enumerate(own)),
   ]
+
+
+def _empty_states(config: ModelConfig, num_rows: int, dtype: Any) -> PyTree:
+  """Returns the states of a delta net's rows before their first token.
+
+  state: [R, heads, key width, value width] float32.
+  conv: [R, taps - 1, channels], the convolution's inputs of the last tokens.
+  """
+  c = config
+  heads = c.delta_value_heads, c.delta_key_dim, c.delta_value_dim
+  recent = num_rows, c.delta_taps - 1, c.delta_channels
+  return {
+      "state": jnp.zeros((num_rows, *heads), jnp.float32),
+      "conv": jnp.zeros(recent, dtype),
+  }
+
+
+def num_columns(block: PyTree) -> int:
+  """Returns C of a block."""
+  return next(x["v"].shape[2] for x in block["layers"] if "v" in x)
 
 
 def fill(
@@ -106,18 +134,23 @@ def fill(
 
   Args:
     cache: KV cache of R rows.
-    prompt_cache: {"layers": N times {"k", "v"} [B, L, G, Dh] and "routes" [B,
-      L, A] if the model has experts, and "position" [B, L] if the cache has
-      it}; the L columns fill the first block, or the first few together.
-    slots: [R] int32, the prompt of each row; below 0 keeps the row. Of the S
-      rows of a prompt, one is enough to fill the first block.
+    prompt_cache: {"layers": N times {"k", "v"} [B, L, G, Dh], or {"state",
+      "conv"} [B, ...], and "routes" [B, L, A] if the model has experts, and
+      "position" [B, L] if the cache has it}; the L columns fill the first
+      block, or the first few together.
+    slots: [R] int32, the prompt of each row; below 0 keeps the row. The first
+      of the S rows of a prompt fills the first block.
   """
-  num_columns = prompt_cache["layers"][0]["v"].shape[1]
-  lengths = [block["layers"][0]["v"].shape[2] for block in cache]
+  length = next(x["v"].shape[1] for x in prompt_cache["layers"] if "v" in x)
+  lengths = list(map(num_columns, cache))
   num_blocks = next(
-      n for n in range(1, len(lengths) + 1) if sum(lengths[:n]) >= num_columns
+      n for n in range(1, len(lengths) + 1) if sum(lengths[:n]) >= length
   )
   slots = jnp.asarray(slots)
+  cache = _fill_states(cache, prompt_cache, slots)
+  if num_blocks == 1:
+    shared = len(slots) // len(jax.tree.leaves(cache[0])[0])
+    slots = jnp.where(jnp.arange(len(slots)) % shared > 0, -1, slots)
   # Rows that take a prompt come first.
   rows_R = jnp.argsort(slots < 0, stable=True)
 
@@ -134,14 +167,13 @@ def fill(
       columns = slice(start, start + length)
       made = {"layers": []}
       for n, layer in enumerate(block["layers"]):
-        X = layer["v"].shape[1]
-        new = {
-            name: _to_layout(name, layers[n][_SOURCES[name]][columns], X)
-            for name in layer
-        }
-        made["layers"].append(
-            {name: put(layer[name], new[name], row) for name in layer}
-        )
+        filled_layer = dict(layer)
+        for name in _SOURCES.keys() & layer:
+          new = layers[n][_SOURCES[name]][columns]
+          X = layer["v"].shape[1] if name != "routes" else 0
+          new = _to_layout(name, new, X)
+          filled_layer[name] = put(layer[name], new, row)
+        made["layers"].append(filled_layer)
       if "position" in block:
         position_C = prompt_cache["position"][slots[row], columns]
         made["position"] = put(block["position"], position_C, row)
@@ -153,6 +185,37 @@ def fill(
       0, jnp.sum(slots >= 0), fill_row, cache[:num_blocks]
   )
   return [*filled, *cache[num_blocks:]]
+
+
+def _fill_states(
+    cache: list[PyTree], prompt_cache: PyTree, slots_R: jax.Array
+) -> list[PyTree]:
+  """Returns the cache with the states of rows that take a prompt.
+
+  For arguments, see `fill`.
+  """
+  sources = [_states(layer) for layer in prompt_cache["layers"]]
+  if not any(sources):
+    return cache
+  prompts, block, *others = cache
+  rows_R = jnp.argsort(slots_R < 0, stable=True)
+
+  def fill_row(i: jax.Array, layers: list[PyTree]) -> list[PyTree]:
+    row = rows_R[i]
+    put = lambda leaf, source: jax.lax.dynamic_update_index_in_dim(
+        leaf, source[slots_R[row]].astype(leaf.dtype), row, 0
+    )
+    return jax.tree.map(put, layers, sources)
+
+  states = list(map(_states, block["layers"]))
+  states = jax.lax.fori_loop(0, jnp.sum(slots_R >= 0), fill_row, states)
+  layers = [{**x, **state} for x, state in zip(block["layers"], states)]
+  return [prompts, {**block, "layers": layers}, *others]
+
+
+def _states(layer: PyTree) -> PyTree:
+  """Returns the leaves of a layer that are no columns."""
+  return {name: x for name, x in layer.items() if name in ("state", "conv")}
 
 
 def _to_layout(name: str, x: jax.Array, num_parts: int) -> jax.Array:
@@ -206,7 +269,7 @@ def plan_updates(
   updates, written = {window: [] for window in windows}, []
   start = 0
   for block in cache:
-    C = block["layers"][0]["v"].shape[2]
+    C = num_columns(block)
     # A negative index would count from the block's end.
     column = jnp.where(index < start, C, index - start)
     block_seen = mask[..., start : start + C]
@@ -226,6 +289,33 @@ def plan_updates(
     written.append(block)
     start += C
   return written, updates
+
+
+def writes(updates: Sequence[BlockUpdate]) -> jax.Array:
+  """Returns [R] bool, or [R, Q], whether a token is written to some block."""
+  of_blocks = [x.column < x.seen.shape[-1] for x in updates[1:]]
+  return functools.reduce(jnp.logical_or, of_blocks)
+
+
+def recur(
+    config: ModelConfig,
+    layer: Sequence[PyTree],
+    is_fed: jax.Array,
+    recur_fn: Callable[..., tuple[jax.Array, PyTree]],
+    *inputs: jax.Array,
+) -> tuple[jax.Array, list[PyTree]]:
+  """Runs a layer with a state: returns its output, and the layer after it.
+
+  Args:
+    config: shape of the model.
+    layer: leaves of each block.
+    is_fed: [R] or [R, Q] bool, whether a row has the token.
+    recur_fn: `delta.step`, or `delta.steps` of Q tokens a row.
+    *inputs: arguments of `delta.RecurFn`.
+  """
+  prompts, own, *others = layer
+  out, states = recur_fn(config, _states(own), is_fed, *inputs)
+  return out, [prompts, {**own, **states}, *others]
 
 
 def put_routes(
@@ -343,9 +433,12 @@ def write_columns(
     return x, list(layers)
   x, columns = jax.lax.optimization_barrier((x, columns))
   written = []
-  for layer, update, (own,) in zip(layers, updates, columns):
-    new = {name: leaf[:, :, 0] for name, leaf in own.items()}
-    written.append(_put(layer[: len(update)], update, new))
+  for layer, update, new_columns in zip(layers, updates, columns):
+    layer = layer[: len(update)]
+    for own in new_columns:
+      new = {name: leaf[:, :, 0] for name, leaf in own.items()}
+      layer = _put(layer, update, new)
+    written.append(layer)
   return x, written
 
 

@@ -274,6 +274,8 @@ class Attention(nnx.Module):
   joins_norms: whether it is over all heads together (OLMo 3).
   has_sinks: whether each query head has a sink (gpt-oss), a logit without a
     value: `sinks` [H], initially zeros.
+  has_gate: whether results are multiplied by a sigmoid; `q` then has the gate
+    of each head's entries next to its query (Qwen3.5).
   """
 
   def __init__(
@@ -288,23 +290,28 @@ class Attention(nnx.Module):
       joins_norms: bool = False,
       norm_offset: float = 0.0,
       has_sinks: bool = False,
+      has_gate: bool = False,
   ):
     self.has_sinks = has_sinks
     self.num_kv_heads, self.has_norms = config.num_kv_heads, has_norms
     self.joins_norms = joins_norms
+    self.has_gate = has_gate
     width, head_dim = config.width, config.head_dim
     param_dtype = jnp.dtype(config.param_dtype)
-    make = lambda heads, axis: Linear(
+    make = lambda shape, *axes: Linear(
         (width,),
-        (heads, head_dim),
-        (axis, "head_dim", "width"),
+        (*shape, head_dim),
+        (*axes, "head_dim", "width"),
         rngs=rngs,
         param_dtype=param_dtype,
         bias=qkv_bias,
     )
-    self.q = make(config.num_heads, "heads")
-    self.k = make(config.num_kv_heads, "kv_heads")
-    self.v = make(config.num_kv_heads, "kv_heads")
+    if has_gate:
+      self.q = make((config.num_heads, 2), "heads", "gates")
+    else:
+      self.q = make((config.num_heads,), "heads")
+    self.k = make((config.num_kv_heads,), "kv_heads")
+    self.v = make((config.num_kv_heads,), "kv_heads")
     self.o = Linear(
         (config.num_heads, head_dim),
         (width,),
@@ -340,6 +347,8 @@ class Attention(nnx.Module):
     `tables` are those of `rotary_tables`.
     """
     q, k, v = self.q(x), self.k(x), self.v(x)
+    if self.has_gate:
+      q, gate = q[..., 0, :], q[..., 1, :]
     if self.joins_norms:
       flat = lambda x: x.reshape(*x.shape[:-2], -1)
       q = self.q_norm(flat(q)).reshape(q.shape)
@@ -357,7 +366,10 @@ class Attention(nnx.Module):
     if self.has_sinks:
       sinks = self.sinks[...].astype(jnp.float32).reshape(groups, -1)
     out, kept = attend(q, k, v, sinks)
-    return self.o(out.reshape(*lead, heads, head_dim)), kept
+    out = out.reshape(*lead, heads, head_dim)
+    if self.has_gate:
+      out *= jax.nn.sigmoid(gate)
+    return self.o(out), kept
 
 
 def rotary_frequencies(

@@ -86,6 +86,51 @@ def places_of(
   )
 
 
+def whole(mask_BxL: jax.Array) -> Places:
+  """Returns the places of rows with one sequence each, padding aside.
+
+  Args:
+    mask_BxL: bool, True on real tokens, which are contiguous.
+  """
+  index = jax.lax.broadcasted_iota(jnp.int32, mask_BxL.shape, 1)
+  start = jnp.argmax(mask_BxL, axis=1).astype(jnp.int32)[:, None]
+  start = jnp.broadcast_to(start, mask_BxL.shape)
+  return Places(
+      group=jnp.where(mask_BxL, 0, -1),
+      owner=jnp.zeros_like(index),
+      index=index,
+      start=start,
+      prompt_start=start,
+      prompt_stop=start,
+      position=jnp.maximum(index - start, 0),
+      num_prompt=mask_BxL.shape[1],
+      num_completion=0,
+  )
+
+
+def before(places: Places, count: int) -> jax.Array:
+  """Returns [R, L] int32, the place that many tokens before; -1 if none.
+
+  Before a completion's tokens come its prompt's.
+  """
+  index = places.index - count
+  in_prompt = places.prompt_stop - (places.start - index)
+  has_prompt = (places.owner > 0) & (in_prompt >= places.prompt_start)
+  in_prompt = jnp.where(has_prompt, in_prompt, -1)
+  return jnp.where(index >= places.start, index, in_prompt)
+
+
+def sees(queries: Places, keys: Places, window: int) -> jax.Array:
+  """Returns [..., Q, S] bool, True where a query of a row sees a key."""
+  queries = jax.tree.map(lambda x: x[..., :, None], queries)
+  keys = jax.tree.map(lambda x: x[..., None, :], keys)
+  seen = (queries.group == keys.group) & (keys.index <= queries.index)
+  seen &= (keys.owner == 0) | (keys.owner == queries.owner)
+  if window:
+    seen &= queries.position - keys.position < window
+  return seen
+
+
 def seen_blocks(
     queries: Places, window: int, size: int
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:

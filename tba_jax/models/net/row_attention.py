@@ -66,7 +66,9 @@ def attend_rows(
   size = _near_size(keys)
   if q.shape[1] == k.shape[1] and size:
     return _attend_near(q, k, v, sinks, keys, window, size)
-  return attention.attend_self(q, k, v, sees(queries, keys, window), sinks)
+  return attention.attend_self(
+      q, k, v, packed.sees(queries, keys, window), sinks
+  )
 
 
 def _near_size(places: packed.Places) -> int:
@@ -111,7 +113,7 @@ def _attend_near(
     return jnp.concatenate([far, before, x], axis=2)
 
   k, v, keys = jax.tree.map(seen_by_block, (k, v, places))
-  seen = sees(places, keys, window) & is_key
+  seen = packed.sees(places, keys, window) & is_key
   blocks = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (q, k, v, seen))
   out = attention.attend_self(*blocks, sinks)
   return out.reshape(R, -1, *out.shape[2:])[:, :L]
@@ -123,17 +125,6 @@ def block_size(places: packed.Places, platform: str) -> int:
     return BLOCK["cpu"]
   longest = max(places.num_prompt, places.num_completion)
   return BLOCK["long" if longest > _LONG else "short"]
-
-
-def sees(queries: packed.Places, keys: packed.Places, window: int) -> jax.Array:
-  """Returns [..., Q, S] bool, True where a query of a row sees a key."""
-  queries = jax.tree.map(lambda x: x[..., :, None], queries)
-  keys = jax.tree.map(lambda x: x[..., None, :], keys)
-  seen = (queries.group == keys.group) & (keys.index <= queries.index)
-  seen &= (keys.owner == 0) | (keys.owner == queries.owner)
-  if window:
-    seen &= queries.position - keys.position < window
-  return seen
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
@@ -275,7 +266,7 @@ def _scores(q, k, v, queries, keys, window, size, n):
       lambda x: jax.lax.dynamic_slice_in_dim(x, first, size), (k, v, keys)
   )
   k_S, v_S, keys = block
-  seen_QxS = sees(queries, keys, window)
+  seen_QxS = packed.sees(queries, keys, window)
   scores = _product("qgmd,sgd->gmqs", q, k_S) / math.sqrt(q.shape[-1])
   scores = jnp.where(seen_QxS[None, None], scores, attention.MASKED_SCORE)
   return scores, first, (k_S, v_S)

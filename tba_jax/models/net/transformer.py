@@ -23,11 +23,13 @@ from tba_jax.models.kernels import ragged_attention
 from tba_jax.models.net import attention
 from tba_jax.models.net import blocks
 from tba_jax.models.net import cache as cache_lib
+from tba_jax.models.net import delta
 from tba_jax.models.net import layers as layers_lib
 from tba_jax.models.net import packed
 from tba_jax.models.net import products
 from tba_jax.models.net import quantized
 from tba_jax.models.net import sequence
+from tba_jax.models.net import stacks
 
 ModelConfig = config_lib.ModelConfig
 PyTree = types.PyTree
@@ -38,13 +40,13 @@ class Definitions:
   """A shape's module definitions without arrays, for `nnx.merge`.
 
   model: definition of the whole stack.
-  block: definition of one block.
+  blocks: definition of one block of each kind.
   logical_axes: params with a tuple of axis names in place of each leaf.
   no_blocks: params["blocks"] without arrays: each block is merged by itself.
   """
 
   model: nnx.GraphDef
-  block: nnx.GraphDef
+  blocks: dict[tuple[str, ...], nnx.GraphDef]
   logical_axes: PyTree
   no_blocks: PyTree
 
@@ -54,12 +56,15 @@ def definitions_of(config: ModelConfig) -> Definitions:
   model_def, state = nnx.split(
       nnx.eval_shape(lambda: blocks.Decoder(config, nnx.Rngs(params=0)))
   )
-  block_def, _ = nnx.split(
-      nnx.eval_shape(lambda: blocks.Block(config, nnx.Rngs(params=0)))
-  )
+
+  def block_def(kind: tuple[str, ...]) -> nnx.GraphDef:
+    make = lambda: blocks.Block(config, nnx.Rngs(params=0), kind)
+    return nnx.split(nnx.eval_shape(make))[0]
+
+  block_defs = {kind: block_def(kind) for kind in dict.fromkeys(config.kinds)}
   axes = layers_lib.logical_axes(state)
   no_blocks = nnx.to_pure_dict(state["blocks"])
-  return Definitions(model_def, block_def, axes, no_blocks)
+  return Definitions(model_def, block_defs, axes, no_blocks)
 
 
 # `train.remat` -> policy of `jax.checkpoint` for a layer. "dots" keeps the
@@ -74,8 +79,14 @@ REMATS = {
 }
 
 
-def _remat_layer(layer: Callable, remat: str, platform: str) -> Callable:
-  """Returns a layer of a scan with the rematerialization of `REMATS`."""
+def _remat_layer(
+    layer: Callable, remat: str, platform: str, is_repeated: bool = True
+) -> Callable:
+  """Returns a layer of a scan with the rematerialization of `REMATS`.
+
+  Without repetitions there is no loop that would keep the compiler from reusing
+  results of the forward pass.
+  """
   if REMATS[remat] is None:
     return layer
 
@@ -86,7 +97,9 @@ def _remat_layer(layer: Callable, remat: str, platform: str) -> Callable:
     finally:
       products.KEEPS_BITS.reset(token)
 
-  return jax.checkpoint(keep_bits, policy=REMATS[remat], prevent_cse=False)
+  return jax.checkpoint(
+      keep_bits, policy=REMATS[remat], prevent_cse=not is_repeated
+  )
 
 
 @jax.tree_util.register_dataclass
@@ -115,7 +128,8 @@ class Model:
   does not change a sequence's logits.
 
   config: the shape.
-  init: (rng) -> params; the leaves of params["blocks"] are [N, ...].
+  init: (rng) -> params; the leaves of params["blocks"] are [N, ...], or have as
+    many entries as there are layers with their module (`stacks.py`).
   logits: (params, tokens_BxL, mask_BxL) -> logits_BxLxV float32; entry l
     predicts token l + 1. Padding may be left or right; logits at padding are
     finite but meaningless.
@@ -191,8 +205,10 @@ class _Forward:
         self.definitions.model, {**others, "blocks": self.definitions.no_blocks}
     )
 
-  def block(self, layer_params: PyTree) -> nnx.Module:
-    return nnx.merge(self.definitions.block, layer_params)
+  def block(self, index: int, layer_params: PyTree) -> nnx.Module:
+    """Returns the block of a layer, or of another one of its kind."""
+    kind = self.config.kinds[index]
+    return nnx.merge(self.definitions.blocks[kind], layer_params)
 
   def init(self, rng: jax.Array) -> PyTree:
     module = blocks.Decoder(self.config, nnx.Rngs(params=rng))
@@ -240,35 +256,39 @@ class _Forward:
       x: jax.Array,
       tables: PyTree,
       attend: Callable[..., tuple[jax.Array, object]],
+      recur: delta.RecurFn,
       routes_Nx: jax.Array | None = None,
   ) -> tuple[jax.Array, PyTree, PyTree]:
-    """Returns the stream [..., D] after all blocks, and `attend`'s outputs.
+    """Returns the stream [..., D] after all blocks, and the mixers' outputs.
 
-    The outputs, and the third, the experts of each token, are lists over layers
-    or stacked like `params`.
+    The outputs are a list over the layers of decode params, and None otherwise;
+    the third, the experts of each token, likewise a list, or [N, ..., A].
 
     Args:
       x: [..., D].
       tables: rotary tables by window.
       attend: `layers.AttendFn` with the layer's index as `layer`.
+      recur: function of layers with a state.
       routes_Nx: [N, ..., A], experts to use; None has the routers choose.
     """
 
     def run(
         x: jax.Array,
+        kind_of: int,
         n: jax.Array | int,
         layer_params: PyTree,
         routes: jax.Array | None = None,
     ) -> tuple[jax.Array, PyTree, PyTree]:
       own = self.tables_of(n, tables)
       attend_n = functools.partial(attend, layer=n)
-      return self.block(layer_params)(x, own, attend_n, n, routes)
+      block = self.block(kind_of, layer_params)
+      return block(x, own, attend_n, n, routes, recur)
 
     if isinstance(params, DecodeParams):
       # Unrolled, as decode steps are: a scan would need the stack.
       kept, chosen = [], []
       for n, layer_params in enumerate(params.layers):
-        x, kept_n, chosen_n = run(x, n, layer_params)
+        x, kept_n, chosen_n = run(x, n, n, layer_params)
         kept.append(kept_n)
         chosen.append(chosen_n)
       return x, kept, chosen
@@ -276,21 +296,56 @@ class _Forward:
     # The stream before each layer is kept too, see `products.keep`.
     stream = jnp.float32 if parts.platform == "cpu" else dtype
 
-    def step(x, layer):
-      x, *kept = run(x.astype(dtype), *layer)
-      return parts.place(x.astype(stream), "batch", "length"), kept
+    def step(kind_of, x, layer):
+      x, _, chosen = run(x.astype(dtype), kind_of, *layer)
+      return parts.place(x.astype(stream), "batch", "length"), chosen
 
-    indices_N = jnp.arange(self.config.num_layers, dtype=jnp.int32)
-    step = _remat_layer(step, self.remat, parts.platform)
-    x, (kept, chosen) = jax.lax.scan(
-        step, x.astype(stream), (indices_N, params["blocks"], routes_Nx)
-    )
-    return x.astype(dtype), kept, chosen
+    def run_segment(x, segment):
+      start, period = segment.start, segment.period
+      step_of = lambda place: _remat_layer(
+          functools.partial(step, start + place),
+          self.remat,
+          parts.platform,
+          segment.count > 1,
+      )
+
+      def steps(x, layers):
+        first, period_params, routes = layers
+        chosen = []
+        for place in range(period):
+          pick = functools.partial(
+              stacks.pick, self.config, period_params, segment, place
+          )
+          own = None if routes is None else routes[place]
+          x, own = step_of(place)(x, (first + place, pick(), own))
+          chosen.append(own)
+        return x, None if chosen[0] is None else jnp.stack(chosen)
+
+      run = steps if period > 1 else step_of(0)
+      first = jnp.arange(start, segment.stop, period, dtype=jnp.int32)
+      routes = None if routes_Nx is None else routes_Nx[start : segment.stop]
+      if routes is not None and period > 1:
+        routes = routes.reshape(-1, period, *routes.shape[1:])
+      layers = first, stacks.cut(self.config, params["blocks"], segment), routes
+      x, chosen = jax.lax.scan(run, x, layers)
+      if chosen is not None and period > 1:
+        chosen = chosen.reshape(-1, *chosen.shape[2:])
+      return x, chosen
+
+    x, chosen = x.astype(stream), []
+    for segment in stacks.segments(self.config.kinds):
+      x, own = run_segment(x, segment)
+      chosen.append(own)
+    chosen = None if chosen[0] is None else jnp.concatenate(chosen)
+    return x.astype(dtype), None, chosen
 
   def run_self(
       self, params: PyTree, tokens_BxL: jax.Array, mask_BxL: jax.Array
   ) -> tuple[jax.Array, PyTree]:
-    """Returns the stream [B, L, D] after all blocks, and the KV cache."""
+    """Returns the stream [B, L, D] after all blocks.
+
+    With decode params also the cache of a prompt, see `cache.fill`.
+    """
     module, parts = self.module(params), sequence.current_split()
     positions_BxL = attention.positions_of(mask_BxL)
     if isinstance(params, DecodeParams):
@@ -309,8 +364,13 @@ class _Forward:
       out = self.by_window(layer, attend_within, q, k, v, sinks)
       return out, {"k": k, "v": v}
 
+    recur = functools.partial(
+        delta.over_rows, self.config, packed.whole(mask), False
+    )
     x_BxLxD = module.embed_tokens(tokens_BxL, positions_BxL)
-    x_BxLxD, kept, chosen = self.run_blocks(params, x_BxLxD, tables, attend)
+    x_BxLxD, kept, chosen = self.run_blocks(
+        params, x_BxLxD, tables, attend, recur
+    )
     if self.config.num_experts and isinstance(params, DecodeParams):
       kept = [{**kv, "routes": routes} for kv, routes in zip(kept, chosen)]
     cache = {"layers": kept}
@@ -361,6 +421,7 @@ class _Forward:
     def attend(*inputs, layer):
       return self.by_window(layer, attend_within, *inputs), None
 
+    recur = functools.partial(delta.over_rows, self.config, places, True)
     inputs_RxL = packed.fed(rows, prompt_tokens, completion_tokens)
     # Each device looks up its own tokens alone.
     inputs_RxL = parts.place(inputs_RxL, "batch", "length")
@@ -371,7 +432,7 @@ class _Forward:
       fed = packed.fed(rows, routes.prompts, routes.completions)
       routes_NxRxLxA = jnp.moveaxis(fed, 2, 0)
     x_RxLxD, _, chosen_NxRxLxA = self.run_blocks(
-        params, x_RxLxD, tables, attend, routes_NxRxLxA
+        params, x_RxLxD, tables, attend, recur, routes_NxRxLxA
     )
 
     def predicting(x_RxLx: jax.Array) -> jax.Array:
@@ -397,7 +458,9 @@ class _Forward:
     # Matrices are cast once, where a step would cast them at each token. Norms
     # are computed in float32, with weights as they are.
     cast = lambda x: x.astype(dtype, copy=False) if x.ndim > 1 else x
-    layer = lambda n: jax.tree.map(lambda x: cast(x[n]), params["blocks"])
+    layer = lambda n: jax.tree.map(
+        cast, stacks.layer(self.config, params["blocks"], n)
+    )
     others = {name: x for name, x in params.items() if name != "blocks"}
     # Looked up by each step: otherwise the compiler would recompute the cosines
     # for every head of every layer. Computed now, also where this is traced, so
@@ -419,7 +482,9 @@ class _Forward:
     return dataclasses.replace(
         decode_params,
         layers=[
-            quantized.quantize_tree(layer, self.num_outs["blocks"])
+            quantized.quantize_tree(
+                layer, {name: self.num_outs["blocks"][name] for name in layer}
+            )
             for layer in decode_params.layers
         ],
         others=others,
@@ -452,11 +517,11 @@ class _Forward:
       write_index: jax.Array,
       kernel: str = "plain",
   ) -> tuple[jax.Array, PyTree]:
-    attend = cache_lib.attend
+    attend, recur = cache_lib.attend, delta.step
     if kernel != "plain":
       attend = functools.partial(ragged_attention.attend, kernel)
     x_RxD, cache = self._run_cached(
-        attend,
+        (attend, recur),
         decode_params,
         tokens,
         positions,
@@ -467,12 +532,13 @@ class _Forward:
     return self.module(decode_params).unembed(x_RxD), cache
 
   def feed(self, decode_params: DecodeParams, *inputs: PyTree) -> PyTree:
-    _, cache = self._run_cached(cache_lib.attend_many, decode_params, *inputs)
+    fns = cache_lib.attend_many, delta.steps
+    _, cache = self._run_cached(fns, decode_params, *inputs)
     return cache
 
   def _run_cached(
       self,
-      attend_fn: Callable[..., tuple[jax.Array, list[PyTree]]],
+      fns: tuple[Callable[..., tuple[jax.Array, PyTree]], delta.RecurFn],
       decode_params: DecodeParams,
       tokens: jax.Array,
       positions: jax.Array,
@@ -480,7 +546,11 @@ class _Forward:
       cache_mask: jax.Array,
       write_index: jax.Array,
   ) -> tuple[jax.Array, PyTree]:
-    """Returns the stream after all blocks, and the cache with new columns."""
+    """Returns the stream after all blocks, and the cache with new columns.
+
+    `fns` run layers with a KV cache and those with a state.
+    """
+    attend_fn, recur_fn = fns
     module = self.module(decode_params)
     tables = jax.tree.map(lambda x: x[positions], decode_params.tables)
     cache, updates = cache_lib.plan_updates(
@@ -493,11 +563,15 @@ class _Forward:
     layers, routes = [], []
     x = module.embed_tokens(tokens, positions)
     updates = [updates[window] for window in self.config.windows]
+    is_fed = cache_lib.writes(updates[0])
     for n, layer_params in enumerate(decode_params.layers):
       layer = [b["layers"][n] for b in cache]
       attend = functools.partial(attend_fn, layer, updates[n])
-      block = self.block(layer_params)
-      x, layer, chosen = block(x, self.tables_of(n, tables), attend, n)
+      recur = functools.partial(
+          cache_lib.recur, self.config, layer, is_fed, recur_fn
+      )
+      block, own = self.block(n, layer_params), self.tables_of(n, tables)
+      x, layer, chosen = block(x, own, attend, n, recur=recur)
       layers.append(layer)
       routes.append(chosen)
     x, layers = cache_lib.write_columns(x, layers, updates)

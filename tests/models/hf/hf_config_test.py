@@ -108,6 +108,60 @@ _NEOX = _PUBLISHED["EleutherAI/pythia-410m-deduped"]
 _GPT2 = _PUBLISHED["openai-community/gpt2"]
 _ROBERTA = "facebook/roberta-hate-speech-dynabench-r4-target"
 _YARN = {"type": "yarn", "factor": 4.0}
+# The settings of a published model, of fewer layers.
+_QWEN3_5 = {
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "image_token_id": 248056,
+    "model_type": "qwen3_5",
+    "text_config": {
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "attn_output_gate": True,
+        "dtype": "bfloat16",
+        "eos_token_id": 248044,
+        "full_attention_interval": 4,
+        "head_dim": 256,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "initializer_range": 0.02,
+        "intermediate_size": 12288,
+        "layer_types": [
+            *("linear_attention",) * 3, "full_attention",
+            *("linear_attention",) * 3, "full_attention",
+        ],
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_value_head_dim": 128,
+        "mamba_ssm_dtype": "float32",
+        "max_position_embeddings": 262144,
+        "mlp_only_layers": [],
+        "model_type": "qwen3_5_text",
+        "mtp_num_hidden_layers": 1,
+        "mtp_use_dedicated_embeddings": False,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 8,
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-06,
+        "rope_parameters": {
+            "mrope_interleaved": True,
+            "mrope_section": [11, 11, 10],
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 10000000,
+            "rope_type": "default",
+        },
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "vocab_size": 248320,
+    },
+    "tie_word_embeddings": False,
+    "transformers_version": "4.57.0.dev0",
+    "video_token_id": 248057,
+    "vision_config": {"depth": 27, "model_type": "qwen3_5"},
+    "vision_end_token_id": 248054,
+    "vision_start_token_id": 248053,
+}  # fmt: skip
 _CLASSIFIER = "LlamaForSequenceClassification"
 
 
@@ -293,6 +347,7 @@ class EverySettingTest(parameterized.TestCase):
       ("olmo3", _OLMO),
       ("qwen2", _PUBLISHED["Qwen/Qwen2.5-0.5B"]),
       ("qwen3", _PUBLISHED["Qwen/Qwen3-0.6B"]),
+      ("qwen3_5_text", hf_config.language_model(_QWEN3_5)),
       ("qwen3_moe", _PUBLISHED["Qwen/Qwen3-30B-A3B"]),
       ("smollm3", _PUBLISHED["HuggingFaceTB/SmolLM3-3B"]),
       ("bert", _PUBLISHED["sentence-transformers/all-MiniLM-L6-v2"]),
@@ -303,7 +358,7 @@ class EverySettingTest(parameterized.TestCase):
     read, names = hf_config.from_hf, _settings_of_class(family)
     # Settings of a scalar head, which this file has not.
     names -= {"id2label", "num_labels"}
-    if family in ("qwen2", "qwen3", "qwen3_moe", "smollm3"):
+    if family.startswith(("qwen", "smollm")) and family != "qwen3_5_text":
       names -= {"sliding_window"}  # Only with use_sliding_window, refused.
     if family in encoder.FAMILIES:
       read = encoder.encoder_config_from_hf
@@ -445,6 +500,39 @@ class EverySettingTest(parameterized.TestCase):
     config = hf_config.from_hf(hf_config.language_model(hf))
     size = hf_names.num_params(config) / 1e9
     self.assertAlmostEqual(size, billions, delta=0.001)
+
+  def test_reads_delta_nets_as_transformers_does(self):
+    theirs = transformers.Qwen3_5Config(**_QWEN3_5).text_config
+    saved = json.loads(theirs.to_json_string())
+    read = lambda hf: hf_config.from_hf(hf_config.language_model(hf))
+    config = read(_QWEN3_5)
+    self.assertEqual(read(saved), dataclasses.replace(config, stop_ids=()))
+    kinds = [kind == "linear_attention" for kind in theirs.layer_types]
+    self.assertEqual(list(config.delta_layers), kinds)
+    self.assertEqual(config.layers_with("attention"), (3, 7))
+    self.assertEqual(config.layers_with("mlp"), tuple(range(8)))
+    self.assertEqual(config.rotary_dim, 64)
+    self.assertEqual(config.delta_channels, 2 * 16 * 128 + 32 * 128)
+    # What the class leaves out has its defaults.
+    plain = json.loads(transformers.Qwen3_5TextConfig().to_json_string())
+    self.assertEqual(hf_config.from_hf({"model_type": "qwen3_5_text"}),
+                     hf_config.from_hf(plain))  # fmt: skip
+
+  @parameterized.parameters(
+      (dict(attn_output_gate=False), "attn_output_gate"),
+      (dict(mamba_ssm_dtype="bfloat16"), "mamba_ssm_dtype"),
+      (dict(full_attention_interval=3), "contradicts full_attention_interval"),
+      (dict(full_attention_interval=0), "full_attention_interval"),
+      (dict(layer_types=["linear_attention"] * 8), "layer_types"),
+      (dict(layer_types=["full_attention"] * 7), "layer_types"),
+      (dict(linear_num_value_heads=24), "delta_value_heads=24"),
+      (dict(linear_conv_kernel_dim=0), "delta_taps=0"),
+      (dict(hidden_act="gelu"), "hidden_act"),
+  )
+  def test_refuses_other_delta_nets(self, changes, named):
+    hf = hf_config.language_model(_QWEN3_5)
+    with self.assertRaisesRegex(ValueError, named):
+      hf_config.from_hf({**hf, **changes})
 
   def test_null_is_no_setting(self):
     hf = {**_LLAMA, "quantization_config": None, "novelty": None}
@@ -743,6 +831,11 @@ class ToHfTest(parameterized.TestCase):
       ("mistral", dict(sliding_window=0)),
       ("qwen2", {}),
       ("qwen3", dict(attention_bias=True, head_dim=32)),
+      ("qwen3_5_text", dict(delta_layers=(False, True), delta_key_heads=3,
+                            delta_value_heads=9, delta_key_dim=5,
+                            delta_value_dim=7, delta_taps=2,
+                            rotary_fraction=0.5, attention_bias=True)),
+      ("qwen3_5_text", {}),
       ("qwen3_moe", dict(num_experts=6, experts_per_token=3, norm_router=False,
                          dense_mlp_width=96)),
       ("gemma3_text", dict(sliding_window=9, activation="gelu_new",

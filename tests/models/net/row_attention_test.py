@@ -64,7 +64,7 @@ class RowAttentionTest(parameterized.TestCase):
 
     def all_scores(q, k, v, queries, keys, window, platform):
       del platform
-      seen = row_attention.sees(queries, keys, window)
+      seen = packed.sees(queries, keys, window)
       return attention.attend_self(q, k, v, seen)
 
     def compile_with(attend):

@@ -1,0 +1,166 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The gated delta rule by chunks of packed rows against its steps."""
+
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tba_jax.models.net import delta
+from tba_jax.models.net import packed
+from tests.support import rows
+from tests.support import tiny_model
+
+_CONFIG = tiny_model.make_model(
+    **dict(tiny_model.STATES, delta_key_heads=2, delta_value_heads=4),
+    delta_taps=4,
+).config
+
+
+def _places():
+  """Returns rows of several groups, some of whose prompts have one token."""
+  return rows.make_places(B=5, K=3, P=7, T=11, length=64, seed=1)
+
+
+def _inputs(R, L, seed=0):
+  """Returns what the projections of a layer give: channels, kernel, α and β."""
+  rng = np.random.default_rng(seed)
+  H, X = _CONFIG.delta_value_heads, _CONFIG.delta_channels
+  normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+  uniform = lambda *shape: jnp.asarray(rng.random(shape), jnp.float32)
+  return normal(R, L, X), normal(X, 4), -uniform(R, L, H), uniform(R, L, H)
+
+
+def _by_steps(places, mixed, conv, log_decay, beta):
+  """Returns each place's result after the steps of its path alone, in numpy."""
+  places = jax.tree.map(np.asarray, places)
+  out = np.zeros((*mixed.shape[:2], 4, 6), np.float32)
+  step = jax.jit(lambda *args: delta.step(_CONFIG, *args))
+  for r, at in np.ndindex(*mixed.shape[:2]):
+    if places.group[r, at] < 0:
+      continue
+    held = {
+        "state": np.zeros((1, 4, 4, 6), np.float32),
+        "conv": np.zeros((1, 3, _CONFIG.delta_channels), np.float32),
+    }
+    path = [
+        n
+        for n in range(at + 1)
+        if places.group[r, n] == places.group[r, at]
+        and places.owner[r, n] in (0, places.owner[r, at])
+    ]
+    for n in path:
+      last, held = step(
+          held, np.ones(1, bool), mixed[r, n][None], conv,
+          log_decay[r, n][None], beta[r, n][None],
+      )  # fmt: skip
+    out[r, at] = last[0]
+  return out
+
+
+class DeltaTest(parameterized.TestCase):
+
+  def over_rows(self, places, inputs, size=64, has_completions=True):
+    with mock.patch.object(delta, "CHUNK", size):
+      run = jax.jit(delta.over_rows, static_argnums=(0, 2))
+      return run(_CONFIG, places, has_completions, *inputs)
+
+  @parameterized.parameters(4, 7, 64)
+  def test_chunks_of_packed_rows_equal_the_steps_of_each_path(self, size):
+    places = _places()
+    inputs = _inputs(*places.group.shape)
+    out, _ = self.over_rows(places, inputs, size)
+    is_real = np.asarray(places.group >= 0)
+    chex.assert_trees_all_close(
+        np.asarray(out)[is_real],
+        _by_steps(places, *inputs)[is_real],
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+  def test_gradients_do_not_depend_on_chunks(self):
+    places = _places()
+    is_real = (places.group >= 0)[..., None, None]
+
+    def grads(size):
+      def loss(*inputs):
+        out, _ = delta.over_rows(_CONFIG, places, True, *inputs)
+        return jnp.sum(jnp.sin(jnp.where(is_real, out, 0)))
+
+      with mock.patch.object(delta, "CHUNK", size):
+        grad = jax.jit(jax.grad(loss, (0, 1, 2, 3)))
+        return grad(*_inputs(*places.group.shape))
+
+    chex.assert_trees_all_close(grads(4), grads(64), rtol=1e-4, atol=1e-5)
+
+  @parameterized.parameters(4, 64)
+  def test_no_bit_of_a_completion_depends_on_another(self, size):
+    places = _places()
+    inputs = _inputs(*places.group.shape)
+    out = np.asarray(self.over_rows(places, inputs, size)[0])
+    changed = 0
+    for owner in np.unique(np.asarray(places.owner[0])):
+      # Tokens planted in place of a whole sequence.
+      is_planted = np.asarray(places.owner == owner)
+      plant = lambda x, is_it=is_planted: jnp.where(
+          is_it[..., None], 1.7 * x, x
+      )
+      mixed, conv, log_decay, beta = inputs
+      found = self.over_rows(
+          places, (plant(mixed), conv, plant(log_decay), plant(beta)), size
+      )[0]
+      is_other = np.asarray(places.group >= 0) & ~is_planted
+      if owner == 0:  # Prompts, whose completions do depend on them.
+        continue
+      np.testing.assert_array_equal(np.asarray(found)[is_other], out[is_other])
+      self.assertTrue((np.asarray(found) != out)[is_planted].any())
+      changed += 1
+    self.assertGreater(changed, 2)
+
+  @parameterized.parameters(4, 64)
+  def test_padding_changes_neither_results_nor_states(self, size):
+    mixed, conv, log_decay, beta = inputs = _inputs(2, 11)
+    whole = packed.whole(jnp.ones((2, 11), bool))
+    out, states = self.over_rows(whole, inputs, size, False)
+    pad = lambda x: jnp.pad(x, [(0, 0), (5, 3)] + [(0, 0)] * (x.ndim - 2),
+                            constant_values=2.0)  # fmt: skip
+    mask = np.zeros((2, 19), bool)
+    mask[:, 5:16] = True
+    padded = pad(mixed), conv, pad(log_decay), pad(beta)
+    found, of_padded = self.over_rows(
+        packed.whole(jnp.asarray(mask)), padded, size, False
+    )
+    chex.assert_trees_all_close(found[:, 5:16], out, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(of_padded, states, rtol=1e-5, atol=1e-6)
+
+  def test_states_go_on_with_steps_and_idle_rows_keep_theirs(self):
+    mixed, conv, log_decay, beta = inputs = _inputs(2, 12)
+    part = lambda stop: [x[:, :stop] if x.ndim == 3 else x for x in inputs]
+    expected, _ = self.over_rows(
+        packed.whole(jnp.ones((2, 12), bool)), inputs, 4, False
+    )
+    # The second row's states are those of two tokens: of fewer than the taps.
+    mask = np.arange(9) < np.array([[9], [2]])
+    _, held = self.over_rows(packed.whole(jnp.asarray(mask)), part(9), 4, False)
+    is_fed = np.array([True, False])
+    token = lambda x: x[:, 9:]
+    out, after = delta.steps(
+        _CONFIG, held, np.stack([is_fed] * 3, axis=1), token(mixed), conv,
+        token(log_decay), token(beta),
+    )  # fmt: skip
+    chex.assert_trees_all_close(out[0], expected[0, 9:], rtol=1e-5, atol=1e-5)
+    row = lambda tree: jax.tree.map(lambda x: x[1], tree)
+    chex.assert_trees_all_equal(row(after), row(held))
+    out, _ = delta.step(
+        _CONFIG, held, ~is_fed, mixed[:, 2], conv, log_decay[:, 2], beta[:, 2]
+    )
+    chex.assert_trees_all_close(out[1], expected[1, 2], rtol=1e-5, atol=1e-5)
+
+
+if __name__ == "__main__":
+  absltest.main()
