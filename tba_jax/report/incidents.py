@@ -90,7 +90,7 @@ def errors(run: run_reader.RunData) -> evidence.Rows:
     if kind == "stalled":
       hung.add(name)
     cause = ""
-    if kind == "died":  # The same status is one cause, whatever was said.
+    if kind == "died":  # The same status is one cause, with any last words.
       cause = message.partition(": ")[2].partition(", ")[0]
     groups.setdefault((kind, name, cause), []).append(event)
   return {str(key): _error(*key[:2], group) for key, group in groups.items()}

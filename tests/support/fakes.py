@@ -17,6 +17,7 @@ class FakeConfig:
   vocab_size: int
   max_positions: int
   num_experts: int = 0
+  has_states: bool = False
 
 
 class FakeModel:

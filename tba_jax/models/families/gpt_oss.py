@@ -53,7 +53,7 @@ def _only(hf: Mapping[str, Any]) -> dict[str, tuple]:
     length = rope.get("original_max_position_embeddings", length)
   return {
       "quantization_config": (None, mxfp4),
-      # OpenAI's own name of what YaRN's settings say.
+      # OpenAI's name for the original context length of YaRN.
       "initial_context_length": (None, length),
   }
 

@@ -450,8 +450,8 @@ def _read_delta_layers(
 ) -> tuple[bool, ...]:
   """Returns which layers have a delta net; () is none of them.
 
-  Every n-th has attention if config.json says no more than
-  `full_attention_interval` n; of both, they must agree.
+  Every n-th has attention if config.json only has `full_attention_interval` n;
+  with `layer_types` too, both must agree.
   """
   kinds, every = hf.get("layer_types"), hf.get("full_attention_interval")
   if every is None and kinds is None:

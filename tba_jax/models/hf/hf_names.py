@@ -60,13 +60,9 @@ class TensorRow:
 
   def stack(self, num_layers: int) -> tuple[int, ...]:
     """Returns the sizes of `stacked_axes`."""
-    return tuple(map(len, self._indices(num_layers)))
-
-  def _indices(self, num_layers: int) -> list[Sequence[int]]:
-    """Returns the numbers of layers and experts along `stacked_axes`."""
-    layers = range(num_layers) if self.layers is None else self.layers
-    indices = {"layers": layers, "experts": range(self.num_experts)}
-    return [indices[axis] for axis in self.stacked_axes]
+    layers = num_layers if self.layers is None else len(self.layers)
+    sizes = {"layers": layers, "experts": self.num_experts}
+    return tuple(sizes[axis] for axis in self.stacked_axes)
 
   @property
   def hf_shape(self) -> tuple[int, ...]:
@@ -88,7 +84,9 @@ class TensorRow:
 
   def hf_names(self, num_layers: int) -> list[str]:
     """Returns the names of the tensors, in the order of the stack."""
-    indices = itertools.product(*self._indices(num_layers))
+    layers = range(num_layers) if self.layers is None else self.layers
+    numbers = {"layers": layers, "experts": range(self.num_experts)}
+    indices = itertools.product(*(numbers[axis] for axis in self.stacked_axes))
     # Names of stacks are "layers" and "experts".
     names = [axis.removesuffix("s") for axis in self.stacked_axes]
     return [self.hf_name.format(**dict(zip(names, i))) for i in indices]
@@ -142,7 +140,7 @@ def rows(config: ModelConfig) -> list[TensorRow]:
   made = [make_row(sizes, *line) for line in lines]
   return [
       dataclasses.replace(row, layers=config.layers_with(row.path[1]))
-      if row.path[0] == "blocks"
+      if row.path[0] == "blocks" and config.has_states
       else row
       for row in made
   ]
@@ -170,7 +168,7 @@ def match_prefix(
   tail = first.hf_name.removeprefix(own)
   others = ("", *family.part_prefixes)
   prefix = next((p for p in (own, *others) if p + tail in names), own)
-  # The head of a larger model lies beside its stack.
+  # A multimodal model has its head outside the language model.
   head = prefix.removesuffix(own) if prefix in family.part_prefixes else ""
   return [
       dataclasses.replace(row, hf_name=prefix + row.hf_name.removeprefix(own))

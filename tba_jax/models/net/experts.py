@@ -216,7 +216,7 @@ def _apply(
     routes: [..., A], experts of each token; None has the router choose.
     router: weights of all experts' scores, and their bias.
     kernels: weights of some experts in a row, gate, up and down.
-    biases: biases of these experts in the same order; None without.
+    biases: added to their products, in the same order; None without.
     first_expert: number of the first of them.
     config: shape of the model.
     platform: JAX's name of the backend that will run it.
@@ -317,7 +317,7 @@ def _sorted(x_TxD, weights_TxA, own_TxA, kernels, biases, hidden_fn, product):
     out = _adapted(lambda x, k: product(x, k, sizes_E), x, kernels[n])
     if biases is None:
       return out
-    # A product, whose gradient is one too: that of a gather is a scatter.
+    # A product: its gradient is one too, where a gather's is a scatter.
     return out + jnp.dot(is_own_RxE, biases[n], precision="highest")
 
   hidden_RxF = hidden_fn(of_rows(rows_RxD, 0), of_rows(rows_RxD, 1))

@@ -344,7 +344,7 @@ class Attention(nnx.Module):
   ) -> tuple[jax.Array, object]:
     """Returns [..., D] and the second output of `attend`, for x [..., D].
 
-    `tables` are those of `rotary_tables`.
+    `tables` come from `rotary_tables`.
     """
     q, k, v = self.q(x), self.k(x), self.v(x)
     if self.has_gate:
@@ -448,7 +448,7 @@ def rotary_tables(
 ) -> tuple[jax.Array, ...]:
   """Returns cosines and sines [..., E / 2] float32 of positions [...].
 
-  They are multiplied by `rotary_scale`, but for those of local layers. With
+  They are multiplied by `rotary_scale`, except in local layers. With
   `config.query_growth` the factors of queries follow, [...] float32 (Llama 4's,
   as computed by `transformers`).
   """

@@ -437,7 +437,7 @@ class EverySettingTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "novelty=1 is an unknown setting"):
       read({**hf, "novelty": 1})
 
-  def test_ministral_3_reads_as_the_copies_that_transformers_saves(self):
+  def test_reads_ministral_3_and_copies_saved_by_transformers(self):
     read = lambda hf: hf_config.from_hf(hf_config.language_model(hf))
     config = read(_MINISTRAL)
     theirs = transformers.Mistral3Config(**_MINISTRAL)
