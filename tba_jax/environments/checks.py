@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What settings need of an environment, and it of them."""
 
+from tba_jax.models import checks as models
 from tba_jax.sampling import samplers
 from tba_jax.system import rules
 from tba_jax.tasks import base
@@ -29,6 +30,13 @@ def fits(c: rules.Values, task: base.PromptSet) -> rules.Problems:
     yield "init", (
         "must be 'scratch' or a model's folder: config.task.source has no"
         " method demonstrate to fine-tune on"
+    )
+  shape = models.shape_or_none(c) if "init" in c else None
+  if c.get("sampling.stop_strings") and shape and shape.has_states:
+    yield "sampling.stop_strings", (
+        "must be '' with environments for the model of config.init: the states"
+        " of its delta nets would include the tokens that a stop string cuts"
+        " off; its stop tokens end turns too"
     )
   for key, allowed in (
       ("evaluate.judge", ("",)),

@@ -57,7 +57,7 @@ def num_experts(c: rules.Values) -> int:
   return c["model.num_experts"] if shape is None else shape.num_experts
 
 
-def _shape_or_none(c: rules.Values) -> config_lib.ModelConfig | None:
+def shape_or_none(c: rules.Values) -> config_lib.ModelConfig | None:
   """Returns the shape of the first policy's folder, None if it has none."""
   try:
     return start(c)[1]
@@ -197,7 +197,7 @@ def check_folder(
   )
   if key == "tokenizer.source":
     if needs_tokenizer:
-      folders.check_tokenizer(folder, _shape_or_none(c), ids)
+      folders.check_tokenizer(folder, shape_or_none(c), ids)
     return
   shape = folders.read(folder, labels)
   if weights or (os.path.isdir(c[key]) and folders.has_weights(folder)):

@@ -16,6 +16,7 @@ import pytest
 from tba_jax.config import differences
 from tba_jax.config import settings
 from tba_jax.config import validate
+from tba_jax.environments import checks as environment_checks
 from tba_jax.losses import objective_table
 from tba_jax.mesh import sharding
 from tba_jax.models import config as config_lib
@@ -450,13 +451,28 @@ class RelationsTest(parameterized.TestCase):
         self.assertStartsWith(line, f"config.{key} = ")
         self.assertIn("a model of 40 positions or more", line)
 
-  @parameterized.parameters("init", "reference__init")
-  def test_states_refuse_split_sequences(self, key):
+  def _make_states_folder(self):
     folder = self.create_tempdir().full_path
     (shape,) = (s for s in hf_case.FAMILIES if "delta_layers" in s)
     config = hf_case.make_config(max_positions=40, **shape)
     words = tokenizer.word_level(("a",), ".")
     hf.save(folder, config, hf_case.make_params(config), words)
+    return folder
+
+  def test_states_refuse_stop_strings_of_environments(self):
+    task = mock.Mock(can_demonstrate=True)
+    values = {"init": self._make_states_folder(), "sampling.stop_strings": ""}
+    find = lambda **others: [
+        key for key, _ in environment_checks.fits({**values, **others}, task)
+    ]
+    self.assertEqual(find(), [])
+    stop = {"sampling.stop_strings": "."}
+    self.assertEqual(find(**stop), ["sampling.stop_strings"])
+    self.assertEqual(find(**stop, init="scratch"), [])
+
+  @parameterized.parameters("init", "reference__init")
+  def test_states_refuse_split_sequences(self, key):
+    folder = self._make_states_folder()
     make = lambda size: base_config.make(
         **{"init": "scratch", key: folder}, mesh__sequence=size
     )

@@ -23,6 +23,7 @@ _SHAPES = (
     dict(family="ministral3", query_growth=0.5, rope_original_positions=3),
     dict(family="olmo3", sliding_window=3),
     dict(family="smollm3", rotary_layers=(True, False)),
+    tiny_model.STATES,
 )
 _is_quantized = lambda x: isinstance(x, quantized.Quantized)
 
