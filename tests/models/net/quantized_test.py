@@ -44,7 +44,13 @@ def _plain(params):
 def _stacked(decode_params):
   """Returns the model's params from those of a decoder."""
   layers = _plain(decode_params.layers)
-  blocks = jax.tree.map(lambda *leaves: np.stack(leaves), *layers)
+  blocks = {
+      name: jax.tree.map(
+          lambda *leaves: np.stack(leaves),
+          *(layer[name] for layer in layers if name in layer),
+      )
+      for name in set().union(*layers)
+  }
   return {**_plain(decode_params.others), "blocks": blocks}
 
 
