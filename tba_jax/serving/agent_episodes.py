@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of agents: their samples, and the episodes that they continue."""
+"""Agents' calls: sampling for them, and the episodes that they continue."""
 
 import collections
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ from tba_jax.serving import sample_batches
 from tba_jax.serving import schemas
 from tba_jax.serving import served_base
 
-# Episodes in memory; others are read again.
+# Most episodes in memory; others are rebuilt from the journal.
 _EPISODES = 256
 
 
 @dataclasses.dataclass
 class AgentEpisodes:
-  """The episodes of a server; all but `read` is for the thread of requests."""
+  """Episodes of a server; only `read` may be called from any thread."""
 
   base: served_base.ServedBase
   registry: registry_lib.Registry
@@ -38,7 +38,7 @@ class AgentEpisodes:
   )
 
   def read(self, id: str) -> dict[str, Any]:
-    """Returns rows, counts and outcome of an episode, JSON; for any thread.
+    """Returns rows, counts and outcome of an episode as JSON; for any thread.
 
     Raises:
       LookupError: the episode does not exist.
@@ -56,10 +56,10 @@ class AgentEpisodes:
   def job(
       self, request: request_journal.ServerRequest
   ) -> sample_batches.SampleJob:
-    """Returns the completions that an agent's call asks for.
+    """Returns the sampling job of an agent's call.
 
     Raises:
-      ValueError: the call is invalid, overlong, or after the episode's end.
+      ValueError: the call is invalid or too long, or its episode has finished.
     """
     call = schemas.read_completions(schemas.parse_json(request.body))
     if request.kind == kinds.CALL:
@@ -99,7 +99,7 @@ class AgentEpisodes:
     )
 
   def end(self, request: request_journal.ServerRequest) -> Mapping[str, Any]:
-    """Keeps what an episode was, and drops its calls; returns its spec."""
+    """Stores an episode's outcome and drops its calls; returns its spec."""
     id = request.owner
     reward = schemas.read(schemas.FinishEpisode, request.body).reward
     if self.registry.episode(id)[1] is None:
@@ -111,7 +111,7 @@ class AgentEpisodes:
     return self.registry.episode(id)[0]
 
   def forget(self, id: str) -> None:
-    """Drops an episode from memory; it is read again."""
+    """Drops an episode from memory; it is rebuilt when next needed."""
     self._episodes.pop(id, None)
 
   def _episode(self, id: str) -> episodes.Episode:
@@ -123,10 +123,10 @@ class AgentEpisodes:
     return self._episodes[id]
 
   def _restore(self, id: str) -> episodes.Episode:
-    """Returns an episode, made again from the calls in the journal.
+    """Returns an episode, rebuilt from the calls in the journal.
 
-    They are added in the order in which they were answered: calls at the same
-    time are decoded by their settings, not by their numbers.
+    Calls are added in the order of their answers: concurrent calls are batched
+    by their settings, not by their numbers.
     """
     episode = self._new()
     for request, result in self.journal.answered(id, kinds.CALL):
@@ -148,7 +148,7 @@ class AgentEpisodes:
       result: protobufs.SampleResult,
       step: int,
   ) -> bytes:
-    """Adds an answered call to its episode; returns what is journaled."""
+    """Adds an answered call to its episode; returns the bytes to journal."""
     tokenizer, is_kept = self.base.policy.tokenizer, request.kind == kinds.CALL
     answers = []
     for n, tokens in enumerate(result.tokens):

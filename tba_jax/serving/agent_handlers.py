@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Handlers of episodes, and of the API of OpenAI that their agents speak."""
+"""Handlers of episodes, and of the OpenAI API that their agents use."""
 
 import functools
 from typing import Any
@@ -20,7 +20,7 @@ class AgentHandlers(handlers.Handlers):
   """Episodes below /api/v1/, calls below /episodes/ID/v1/ and /v1/."""
 
   def routes(self) -> list[tuple[str, str, Any]]:
-    """Returns path, method and handler of each, below /api/v1/."""
+    """Returns path (below /api/v1/), method and handler of each route."""
     return [
         ("create_episode", "POST", self._create),
         ("episodes/{episode}", "GET", self._get),
@@ -28,7 +28,7 @@ class AgentHandlers(handlers.Handlers):
     ]
 
   def openai_routes(self, *, in_episode: bool) -> list[tuple[str, str, Any]]:
-    """As `routes`, of OpenAI's API in an episode or without one."""
+    """Returns the routes of OpenAI's API, inside an episode or outside any."""
     models, call = self._models, self._call
     if in_episode:
       models, call = self._models_in_episode, self._call_in_episode
@@ -68,7 +68,7 @@ class AgentHandlers(handlers.Handlers):
     }
 
   def _group_of(self, body: schemas.CreateEpisode) -> dict[str, Any]:
-    """Returns replay, group and its size of an episode, "" without one."""
+    """Returns an episode's replay, group and group size; "" and 0 = none."""
     replay = self.replay_into(body.into, body.sampling_session_id)
     count = body.num_episodes
     if not replay:
@@ -134,7 +134,7 @@ class AgentHandlers(handlers.Handlers):
   async def _call_in_episode(
       self, kind: type[schemas.CompletionRequest], request: requests.Request
   ) -> Any:
-    """Answers a call of an agent, once it is done."""
+    """Answers an agent's call, once it is done."""
     call, raw = await self.read(kind, request)
     episode, name = self._open_episode(request), self.engine.base.name
     if call.model != name:
@@ -142,7 +142,7 @@ class AgentHandlers(handlers.Handlers):
     if call.n != 1:
       raise ValueError(f"n = {call.n}: must be 1; play another episode")
     id = None
-    # The official client sends a call again.
+    # The official client counts its retries of a call in this header.
     if request.headers.get("x-stainless-retry-count", "0") != "0":
       id = await concurrency.run_in_threadpool(
           self.journal.same_body, episode, raw
@@ -155,7 +155,7 @@ class AgentHandlers(handlers.Handlers):
   async def _call(
       self, kind: type[schemas.CompletionRequest], request: requests.Request
   ) -> Any:
-    """Answers a call without an episode; nothing is stored."""
+    """Answers a call outside any episode."""
     call, raw = await self.read(kind, request)
     name = self.engine.base.name
     if call.model != name and self.registry.checkpoint(call.model) is None:
@@ -168,7 +168,7 @@ class AgentHandlers(handlers.Handlers):
     return await self._answered(call, submitted.id)
 
   async def _answered(self, call: schemas.CompletionRequest, id: str) -> Any:
-    """Returns the answer of a call once it is done."""
+    """Returns the answer to a submitted call, once it is done."""
     answer = (await self.result_of(id))["answer"]
     if not call.stream:
       return answer

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP application of a server: its paths and what they need."""
+"""HTTP application of a server: routes, key check and error handlers."""
 
 from collections.abc import AsyncIterator
 import contextlib
@@ -28,8 +28,8 @@ def make(
   """Returns the application that a server runs.
 
   Args:
-    engine: runs in `thread`.
-    waiters: are notified of requests that are done.
+    engine: parts of the server, run by `thread`.
+    waiters: wake-ups of handlers, opened when the application starts.
     thread: the engine's thread; the server is healthy while it lives.
     key: API key, required in every request.
   """
@@ -61,7 +61,7 @@ def make(
       )
       for path, method, handler in rows
   ]
-  # The last is Tinker's.
+  # /oai/api is Tinker's prefix.
   for prefix in ("/episodes/{episode}", "", "/oai/api"):
     for path, method, handler in agents.openai_routes(
         in_episode=prefix.startswith("/episodes")

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers of OpenAI's chat and text completions.
 
-An answer also has `prompt_token_ids`, and its choice `token_ids` and `version`,
-the optimizer steps of the params that sampled it. Streamed, the same answer
-comes as server-sent events: one with the text once it is sampled, and one with
-the finish reason.
+Besides OpenAI's fields, an answer has `prompt_token_ids`, and each choice has
+`token_ids` and `version`: the optimizer steps of the params that sampled it. A
+streamed answer is sent as two server-sent events per choice, once sampled: its
+text, then its finish reason.
 
-Source: package `openai`, majors 2 and 3, whose client is served unchanged.
+Source: package `openai`, majors 2 and 3, whose client works unchanged.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from tba_jax.serving import schemas
 
 
 def for_template(message: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a message as chat templates take it: arguments as objects."""
+  """Returns a message for chat templates: call arguments become objects."""
   out = dict(message)
   if "tool_calls" in message:
     out["tool_calls"] = [
@@ -45,10 +45,10 @@ def _arguments(text: Any) -> Any:
 def answer(
     call: schemas.CompletionRequest, text: str, request_id: str
 ) -> dict[str, Any]:
-  """Returns the assistant's message for a sampled text, in one form.
+  """Returns the assistant's message for a sampled text.
 
-  Calls of tools, as `environments/tool_calls.py` has them, become `tool_calls`
-  if all of them can be read; else they stay in the text.
+  Tool calls that `environments/tool_calls.py` finds in tags become
+  `tool_calls` if every one can be parsed; otherwise they stay in the text.
   """
   if call.offered_tools:
     parameters = tool_calls.parameters_of(call.offered_tools)
@@ -83,7 +83,7 @@ def completion(
     record: Mapping[str, Any],
     prompt_ids: Sequence[int],
 ) -> dict[str, Any]:
-  """Returns the answer of a call.
+  """Returns the answer to a call.
 
   Args:
     call: the agent's call.
@@ -132,7 +132,7 @@ def completion(
 
 
 def join(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-  """Returns answers of one prompt, from `completion`, as one with choices."""
+  """Returns one answer with the choices of several to the same prompt."""
   choices = [
       {**answer["choices"][0], "index": n} for n, answer in enumerate(answers)
   ]
@@ -153,7 +153,7 @@ def _logprobs(
           {
               "token": token,
               "logprob": logprob,
-              # A token may be a part of a character.
+              # A token may be only part of a character.
               "bytes": None if "\ufffd" in token else list(token.encode()),
               "top_logprobs": [],
           }
@@ -172,7 +172,7 @@ def events(whole: Mapping[str, Any], *, has_usage: bool) -> Iterator[str]:
   for choice in whole["choices"]:
     first, last = _halves(choice)
     parts.append({**base, "choices": [first]})
-    base.pop("prompt_token_ids", None)  # Once is enough.
+    base.pop("prompt_token_ids", None)  # Sent only once.
     parts.append({**base, "choices": [last]})
   if has_usage:
     parts.append({**base, "choices": [], "usage": whole["usage"]})
@@ -182,7 +182,7 @@ def events(whole: Mapping[str, Any], *, has_usage: bool) -> Iterator[str]:
 
 
 def _halves(choice: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Returns the two chunks of a choice: the text, and why it ended."""
+  """Returns the two chunks of a choice: the text, then the finish reason."""
   text = {k: v for k, v in choice.items() if k != "message"}
   last = {
       "index": choice["index"],

@@ -1,13 +1,13 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP connections that strangers cannot hold.
+"""HTTP connections with deadlines, so that strangers cannot exhaust them.
 
-Whoever reaches the port can open connections without a key, send nothing or a
-byte now and then, and so take every place (uvicorn has a deadline for the next
-request of a connection, and none for its first one or its slow bytes). Here a
-connection that waits for a request is closed at a deadline, and the oldest one
-as soon as too many wait. h11 bounds the head of a request (64 KiB), which
-uvicorn's other parser, the one it takes if it is installed, does not.
+Anyone who reaches the port can open connections without a key and, by sending
+nothing or a byte now and then, occupy every slot: uvicorn has a deadline for
+the next request of a connection, but none for its first request or for slow
+bytes. Here a connection that waits for a request is closed at a deadline, and
+the oldest waiting one as soon as too many wait. h11 bounds the head of a
+request (64 KiB); uvicorn's other parser, its default if installed, does not.
 """
 
 import asyncio
@@ -15,15 +15,15 @@ from typing import Any
 
 from uvicorn.protocols.http import h11_impl
 
-# Seconds from the first byte of a connection, or after an answer, to a request
-# whose head is complete.
+# Seconds from the opening of a connection, or from its last answer, until the
+# head of a request is complete.
 REQUEST_S = 10.0
-# Connections that wait for one; a request takes milliseconds to come.
+# Most connections that wait for a request, which arrives within milliseconds.
 _MAX_WAITING = 256
 
 
 class Protocol(h11_impl.H11Protocol):
-  """A connection of uvicorn that waits for a request only so long.
+  """A uvicorn connection with a deadline for its next request.
 
   waiting: connections that wait for a request, oldest first.
   """
@@ -55,7 +55,7 @@ class Protocol(h11_impl.H11Protocol):
     return self.cycle is not None and not self.cycle.response_complete
 
   def _wait(self) -> None:
-    """Begins to wait, unless it does."""
+    """Starts the deadline, unless one is running."""
     if self in self.waiting or self.transport.is_closing():
       return
     if len(self.waiting) >= _MAX_WAITING:

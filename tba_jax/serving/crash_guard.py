@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that end the process, as by taking all its memory."""
+"""Requests that kill the process, for example by exhausting its memory."""
 
 from collections.abc import Sequence
 import contextlib
@@ -9,7 +9,7 @@ import pathlib
 
 from absl import logging
 
-# Deaths of the process during a request, after which it is not tried again.
+# Process deaths during a request after which the request is not retried.
 MOST_DEATHS = 3
 DEADLY = (
     f"the server was killed {MOST_DEATHS} times during it, and does"
@@ -24,16 +24,16 @@ class CrashGuard:
     self._path = path
     # Number of deaths of the process during a request, by id.
     self._deaths: dict[str, int] = {}
-    # Missing at first, and empty after a power cut.
+    # The file is missing at first, and may be empty after a power cut.
     with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
       self._deaths = json.loads(path.read_text())
 
   def is_suspect(self, id: str) -> bool:
-    """Returns whether the process may have died of a request."""
+    """Returns whether the process has died during a request."""
     return id in self._deaths
 
   def may_begin(self, ids: Sequence[str]) -> bool:
-    """Returns whether to do these requests, and notes them."""
+    """Returns whether these requests may run, and if so records them."""
     deaths = {id: self._deaths.get(id, 0) for id in ids}
     if max(deaths.values()) >= MOST_DEATHS:
       return False
@@ -43,7 +43,7 @@ class CrashGuard:
       new.write_text(text)
       new.replace(self._path)
     except OSError as error:
-      logging.error("%s", error)  # The disk is full: it is done all the same.
+      logging.error("%s", error)  # A full disk does not stop the request.
     return True
 
   def clear(self) -> None:

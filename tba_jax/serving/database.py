@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The SQLite file of a server; every method is for any thread."""
+"""SQLite file of a server; every method may be called from any thread."""
 
 from collections.abc import Iterator, Sequence
 import contextlib
@@ -35,7 +35,7 @@ CREATE INDEX IF NOT EXISTS by_age ON requests (done) WHERE body IS NULL;
 
 
 class Database:
-  """Statements to the file, each committed unless in a `transaction`.
+  """Connection to the file; outside a `transaction`, each statement commits.
 
   Raises:
     OSError: the file cannot be opened or written.
@@ -60,20 +60,20 @@ class Database:
 
   @contextlib.contextmanager
   def alone(self) -> Iterator[None]:
-    """Keeps other threads out between statements."""
+    """Keeps other threads from running statements meanwhile."""
     with self._lock:
       yield
 
   @contextlib.contextmanager
   def transaction(self) -> Iterator[None]:
-    """Does all statements or none."""
+    """Commits all statements of its body, or none."""
     with self._lock:
       self.fetch_all("BEGIN IMMEDIATE")
       try:
         yield
         self.fetch_all("COMMIT")
       except BaseException:
-        # A full disk may have rolled it back already.
+        # A full disk may already have rolled back the transaction.
         if self._db.in_transaction:
           self._db.execute("ROLLBACK")
         raise
@@ -89,6 +89,6 @@ class Database:
         raise OSError(f"{self._path}: {error}") from error
 
   def fetch_one(self, statement: str, *values: Any) -> tuple[Any, ...] | None:
-    """Runs a statement; returns its first row, None without one."""
+    """Runs a statement; returns its first row, or None."""
     rows = self.fetch_all(statement, *values)
     return rows[0] if rows else None

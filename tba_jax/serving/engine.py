@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Engine of a server: one thread that owns the devices and does requests.
+"""Engine of a server: one thread that owns the devices and executes requests.
 
-Handlers of HTTP submit requests to its queue and return; the engine does them
-with the part that each is of, and writes their outcomes.
+HTTP handlers submit requests to its queue and return; the engine passes each
+request to the part responsible, and journals the outcome.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,16 +32,16 @@ _T = TypeVar("_T")
 
 
 class Engine:
-  """Does the requests of a server; `run` is its thread.
+  """Executes the requests of a server; `run` is the loop of its thread.
 
   registry, journal: sessions, models and checkpoints; requests.
-  queue: takes requests.
+  queue: waiting requests.
   base, weights, models: the base model; checkpoints; models under training.
   samples, episodes, replays: sampling, agents, and training by the server.
 
   Args:
-    workdir: its directory; a `serve` folder is made there.
-    on_done: called with the ids of requests that are done, by the thread.
+    workdir: directory of the server, which gets a `serve` folder.
+    on_done: function that the thread calls with the ids of finished requests.
 
   Raises:
     ValueError: the model cannot be loaded, or the directory belongs to a server
@@ -94,16 +94,16 @@ class Engine:
     )
 
   def stop(self) -> None:
-    """Asks the thread to end after the request that it is doing."""
+    """Asks the thread to end after its current request."""
     self.queue.stop()
-    # The request in progress may take longer than the process waits for it.
+    # The process may exit before its current request ends: that is no crash.
     self._crash_guard.clear()
 
   def run(self) -> None:
-    """Does requests until `stop`; for one thread.
+    """Executes requests until `stop`; for one thread.
 
     Raises:
-      OSError: the journal cannot be read, or not be written before `stop`.
+      OSError: the journal cannot be read, or still not be written at `stop`.
     """
     for model in self.registry.running_replays():
       if self._crash_guard.may_begin([model]):
@@ -126,14 +126,14 @@ class Engine:
   def _split_suspects(
       self, batch: list[request_journal.ServerRequest]
   ) -> list[list[request_journal.ServerRequest]]:
-    """Returns a batch in parts: one request each if one may be deadly."""
+    """Returns a batch, split into single requests if any may be deadly."""
     if not any(self._crash_guard.is_suspect(request.id) for request in batch):
       return [batch]
     ordered = sorted(batch, key=lambda request: request.kind == kinds.FINISH)
     return [[request] for request in ordered]
 
   def _give_up(self, requests: Sequence[request_journal.ServerRequest]) -> None:
-    """Fails requests that the process has died of."""
+    """Fails requests during which the process has died too often."""
     for request in requests:
       logging.error(
           "%s (%s) is left out: %s",
@@ -147,31 +147,31 @@ class Engine:
   def _attempt(
       self, id: str, fn: Callable[..., _T], *args: Any
   ) -> _T | dict[str, str]:
-    """Returns a result, or the failure of a request whatever it raises.
+    """Returns the result of `fn`, or a request's failure if it raises.
 
-    A ValueError is of the request, and changed nothing; what other errors left
-    in memory is not known.
+    A ValueError is the request's fault; after any other error, the state in
+    memory is unknown.
     """
     try:
       return fn(*args)
     except ValueError as error:
       return kinds.failure(str(error))
-    # Whatever JAX, Orbax or the disk raise: the server goes on.
+    # The server survives whatever JAX, Orbax or the disk raise.
     except Exception as error:
       logging.exception("%s failed", id)
       return kinds.failure(f"{type(error).__name__}: {error}", "server")
 
   def _do(self, request: request_journal.ServerRequest) -> None:
-    """Does a model's request, and writes its outcome."""
+    """Executes a model's request, and journals its outcome."""
     outcome = self._attempt(request.id, self.models.execute, request)
     if kinds.is_of_server(outcome):
-      self.models.forget(request.owner)  # Next time it is made again.
+      self.models.forget(request.owner)  # Rebuilt when next needed.
     self._end(request, outcome)
 
   def _end(
       self, request: request_journal.ServerRequest, outcome: kinds.Outcome
   ) -> None:
-    """Writes the outcome of a request, and begins what follows it."""
+    """Journals the outcome of a request, and starts what follows from it."""
     model = request.owner
     self.queue.finish({request.id: outcome})
     if request.kind in kinds.DECODED:
@@ -187,7 +187,7 @@ class Engine:
     self.queue.insist(self.replays.go_on, model)
 
   def _sample(self, batch: list[request_journal.ServerRequest]) -> None:
-    """Decodes samples, those together that may be, and ends episodes."""
+    """Decodes samples, compatible ones together, then ends episodes."""
     together: dict[Any, list[sample_batches.SampleJob]] = {}
     failed: dict[str, kinds.Outcome] = {}
     ends = [request for request in batch if request.kind == kinds.FINISH]
@@ -205,7 +205,7 @@ class Engine:
       outcomes = self._attempt(", ".join(ids), self.samples.complete, jobs)
       if isinstance(outcomes, dict):
         outcomes = [outcomes] * len(jobs)
-        for job in jobs:  # Some may have been added.
+        for job in jobs:  # Some answers may already be in their episodes.
           self.episodes.forget(job.owner)
       self.queue.finish(dict(zip(ids, outcomes, strict=True)))
     for request in ends:
@@ -215,7 +215,7 @@ class Engine:
   def _job(
       self, request: request_journal.ServerRequest
   ) -> sample_batches.SampleJob:
-    """Returns what to decode; ValueError if the request is wrong."""
+    """Returns the sampling job; ValueError if the request is invalid."""
     is_call = request.kind in (kinds.CALL, kinds.ANSWER)
     job = (self.episodes if is_call else self.samples).job(request)
     self.samples.check(job)

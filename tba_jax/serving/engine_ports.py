@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What handlers of HTTP know of the engine; `Engine` has the parts."""
+"""Interfaces of the engine that HTTP handlers use; `Engine` provides them."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol

@@ -8,13 +8,13 @@
     POST /api/v1/episodes/ID/finish    {"reward"}; null drops the episode
     GET  /api/v1/episodes/ID           rows: ids, mask, log-probs, versions
 
-An agent that speaks OpenAI's API is pointed at the URL of its episode and runs
-as it is. A row of the episode is a prompt and what followed it: the ids that
-the model saw and sampled, never encoded again. A call goes on a row if its
-messages begin with the row's and the chat template writes them as the row has
-them; what the template writes behind the row is then encoded and appended.
-Otherwise the call begins a new row: `rewritten` counts those whose past the
-template writes otherwise, `branched` those with another past.
+An agent that uses OpenAI's API is pointed at its episode's URL and runs
+unmodified. A row of an episode is a prompt and its continuation: the token ids
+that the model saw and sampled, never encoded again. A call continues a row if
+its messages start with the row's messages, and the chat template renders these
+as exactly the row's text; the text rendered after it is encoded and appended.
+Otherwise the call starts a new row: `rewritten` counts calls whose history the
+template renders differently, `branched` calls with another history.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,24 +26,25 @@ from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.serving import completions
 from tba_jax.serving import schemas
 
-# Characters of a text that is encoded whatever the tokenizer's longest token:
-# spaces between words, and unknown words, may have any length.
+# Characters up to which a text is always encoded: runs of spaces and unknown
+# words may be longer than the tokenizer's longest token.
 _SHORT_TEXT = 2**14
 FIRST, REWRITTEN, BRANCHED = "first", "rewritten", "branched"
 
 
 @dataclasses.dataclass
 class EpisodeRow:
-  """A prompt and what followed it, token by token.
+  """A prompt and its continuation, token by token.
 
   messages: chat history as sent by the agent; None for a text prompt.
-  rendered: the same for the chat template, sampled turns as they were sampled.
+  rendered: chat history for the chat template, with turns as sampled.
   text: decoded tokens.
   tokens: [L] token ids.
-  start: tokens before the first that was sampled.
-  sampled: [L], whether the policy sampled a token.
+  start: number of tokens before the first sampled one.
+  sampled: [L], whether the policy sampled each token.
   logprobs: [L], log-prob of each sampled token, nats, 0 elsewhere.
-  versions: [L], steps of the params that sampled a token, -1 elsewhere.
+  versions: [L], optimizer steps of the params that sampled each token, -1
+    elsewhere.
   stopped: whether a stop token or stop string ended the last turn.
   """
 
@@ -58,7 +59,7 @@ class EpisodeRow:
   stopped: bool = False
 
   def to_json(self) -> dict[str, Any]:
-    """Returns prompt and completion; mask, log-probs and versions are its."""
+    """Returns prompt, completion, and the completion's arrays, as JSON."""
     n = self.start
     return {
         "prompt_ids": self.tokens[:n],
@@ -72,15 +73,15 @@ class EpisodeRow:
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-  """Where a call stands in an episode.
+  """Place of a call in an episode.
 
-  row: index of its row, or of the next row if it begins one.
-  length: tokens of the row before the call.
+  row: index of the call's row, the next index if the call starts a row.
+  length: number of the row's tokens before the call.
   tokens: [P] token ids that the model sees.
-  text: their text.
+  text: text of `tokens`.
   rendered: messages for the chat template.
-  start: tokens of the row before its first sampled one.
-  cause: reason for a new row; "" if the row is an old one.
+  start: number of the row's tokens before its first sampled one.
+  cause: reason for a new row; "" if the call continues a row.
   """
 
   row: int
@@ -96,7 +97,7 @@ class Episode:
   """The rows of an episode, and how its calls continue them.
 
   rows: token rows, in the order of their first calls.
-  counts: calls, and rows that are not the first, by cause.
+  counts: number of calls, and of rows after the first by cause.
 
   Args:
     tokenizer: must have a chat template.
@@ -110,11 +111,11 @@ class Episode:
     self.counts = {"calls": 0, REWRITTEN: 0, BRANCHED: 0}
 
   def begin(self, call: schemas.CompletionRequest) -> Turn:
-    """Returns where a call stands; changes nothing.
+    """Returns the place of a call; changes nothing.
 
     Raises:
-      ValueError: the chat template is missing, or refuses the messages; or the
-        call has more text than so many tokens can have.
+      ValueError: the chat template is missing or rejects the messages, or the
+        call is too long for the model's context.
     """
     if call.prompt is not None and not isinstance(call.prompt, str):
       self._check_room(len(call.prompt), self._most_tokens, "tokens")
@@ -174,7 +175,7 @@ class Episode:
   def _encode(
       self, text: str, encode: Callable[[str], list[int]] | None = None
   ) -> list[int]:
-    """Returns the ids of a text; its length is checked first.
+    """Returns the ids of a text, after a check of its length.
 
     Tokenizers take seconds for a megabyte.
     """
@@ -212,7 +213,7 @@ class Episode:
     cause, row, length = turn.cause, turn.row, turn.length
     is_new = bool(cause) or len(self.rows[row].tokens) != length
     if is_new:
-      # The first of several calls at the same time has taken the row.
+      # Without a cause: a concurrent call has already extended the row.
       row, length = len(self.rows), 0
       cause = BRANCHED if self.rows and cause != REWRITTEN else cause
     return {
@@ -238,7 +239,7 @@ class Episode:
     Args:
       record: result of `end`.
       messages: chat history of the call; None for a text prompt.
-      answer: the assistant's message, as the agent has it.
+      answer: the assistant's message, as sent to the agent.
     """
     is_chat, context = messages is not None, record["context_ids"]
     if record["row"] == len(self.rows):

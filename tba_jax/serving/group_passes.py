@@ -1,10 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Passes of objectives of groups: a mean over the groups of one pass.
+"""Passes of group objectives: a mean over the groups of one pass.
 
-The K sequences of a group have the same `group` and the same prompt, the tokens
-before the first `weights` that is not 0. A pass without `ref_logprobs` takes
-the log-probs of the base model. All are at `sampling.temperature`.
+The K sequences of a group share a number, `group`, and a prompt: the tokens
+before the first target of nonzero weight. Without `ref_logprobs`, the reference
+is the base model. All log-probs are at `sampling.temperature`.
 
 Axes: B prompts, K completions, P and T their tokens.
 """
@@ -30,9 +30,9 @@ from tba_jax.serving import trainable as trainable_lib
 
 PyTree = types.PyTree
 
-# Compiled objectives, by name and settings, that are kept.
+# Most compiled objectives kept, keyed by name and settings.
 _GROUP_PROGRAMS = 32
-# Inputs of a sequence of a group, without its targets.
+# Inputs of each sequence of a group, besides its targets.
 _NEEDED_OF_GROUPS = ("weights", "logprobs", "reward", "group")
 _OF_GROUPS = (*_NEEDED_OF_GROUPS, "ref_logprobs", "staleness")
 _SCALARS_OF_GROUPS = ("reward", "group", "staleness")
@@ -43,8 +43,8 @@ class GroupPasses:
 
   Args:
     trainable: the trained part.
-    objective_config: (name, changed settings) -> config of an objective;
-      raises ValueError for one that is not allowed here.
+    objective_config: function (name, changed settings) -> config of the
+      objective; raises ValueError if a server does not support it.
   """
 
   def __init__(
@@ -67,12 +67,12 @@ class GroupPasses:
 
     Args:
       params: trained params.
-      grads: gradient so far, which is donated; None runs forward alone.
+      grads: gradient so far, which is donated; None = forward pass only.
       request: a pass with an objective of `losses/objective_table.py`.
 
     Raises:
-      ValueError: the objective is not allowed here, or the sequences do not
-        make groups.
+      ValueError: a server does not support the objective, or the sequences do
+        not form groups.
     """
     batch, places = self._groups(request.data)
     is_given = all("ref_logprobs" in d.inputs for d in request.data)
@@ -106,18 +106,19 @@ class GroupPasses:
       *,
       has_reference: bool,
   ) -> tuple[PyTree | None, float, np.ndarray]:
-    """Adds the gradient of a batch; returns it, loss, log-probs [B, K, T].
+    """Adds the gradient of a batch; returns sum, loss, log-probs [B, K, T].
 
     Args:
       params: trained params.
-      grads: gradient so far, which is donated; None runs forward alone.
+      grads: gradient so far, which is donated; None = forward pass only.
       name: objective.
-      changes: settings of it.
+      changes: settings of the objective that differ from the server's.
       batch: groups.
       has_reference: whether the batch has the reference's log-probs.
 
     Raises:
-      ValueError: the objective is not allowed here, or needs larger groups.
+      ValueError: a server does not support the objective, or it needs larger
+        groups.
     """
     config = self._objective_config(name, changes)
     num_groups, K = batch.rewards.shape
@@ -157,7 +158,7 @@ class GroupPasses:
   def _groups(
       self, data: Sequence[protobufs.Datum]
   ) -> tuple[types.Batch, list[int]]:
-    """Returns the batch of a pass, and the sequences in its order."""
+    """Returns the batch of a pass, and the index of each row's sequence."""
     P = self._trainable.config.sampling.max_prompt_tokens
     T = self._trainable.config.sampling.max_completion_tokens
     members: dict[int, list[int]] = {}
@@ -278,7 +279,7 @@ class GroupPasses:
 
 
 def _check_group_inputs(n: int, datum: protobufs.Datum) -> None:
-  """Raises ValueError unless a sequence has the inputs of a group's."""
+  """Raises ValueError unless a sequence has the inputs of a group member."""
   names = set(datum.inputs)
   lacking = [name for name in _NEEDED_OF_GROUPS if name not in names]
   if lacking or not names <= set(_OF_GROUPS):
@@ -300,7 +301,7 @@ def _check_group_inputs(n: int, datum: protobufs.Datum) -> None:
         f"data[{n}]: staleness = {staleness}: must be steps from 0"
     )
   group = datum.inputs["group"][0]
-  # Larger float32 values are not exact integers.
+  # From 2**24 on, float32 does not represent every integer.
   is_exact = group == int(group) and abs(group) < 2**24
   if group.dtype.kind == "f" and not is_exact:
     raise ValueError(
@@ -310,7 +311,7 @@ def _check_group_inputs(n: int, datum: protobufs.Datum) -> None:
 
 
 def _prompt_length(n: int, datum: protobufs.Datum) -> int:
-  """Returns the tokens before the first that counts; ValueError if none."""
+  """Returns the number of prompt tokens; ValueError if all weights are 0."""
   counted = np.flatnonzero(datum.inputs["weights"])
   if not counted.size:
     raise ValueError(f"data[{n}]: weights are all 0: no token counts")

@@ -1,13 +1,13 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What all handlers of HTTP do: bodies, the key, errors, and waits for results.
+"""Shared parts of HTTP handlers: bodies, the key, errors, waits for results.
 
-An error is JSON, {"error": text}: 401 for a wrong key, 404 for what is not
-there, 408 for a result that is not there yet or a body that is too slow, 410
-for a result that is forgotten or a session that has finished, 413 for a body
-that is too large, 415 for one that is compressed, 422 for a request that is
-wrong, 503 once the engine has ended. OpenAI's API has {"error": {"message":
-text, …}} and 400 for 422.
+An error is JSON, {"error": text}, with status 401 for a wrong key, 404 for
+something that does not exist, 408 for an unfinished result or a slow body, 410
+for a forgotten result or a finished session or episode, 413 for a body that is
+too large, 415 for a compressed body, 422 for an invalid request, and 503 while
+the server cannot take requests or once the engine has ended. OpenAI's API uses
+{"error": {"message": text, …}}, and 400 in place of 422.
 """
 
 import asyncio
@@ -31,16 +31,16 @@ from tba_jax.serving import schemas
 
 NO_KEY, NOT_FOUND, NOT_YET, GONE = 401, 404, 408, 410
 TOO_LARGE, WRONG, NOT_NOW = 413, 422, 503
-# Seconds that a call of an agent, and what needs no future, waits: as long as
-# the official client does.
+# Seconds to wait for an agent's call, or for another request that is answered
+# without a future: the official client waits as long.
 _ANSWER_S = 600.0
-# Most bytes of a body from who has the key. A pass of protocol buffers, which
-# are read in no time, may have ten million tokens. JSON holds the interpreter
-# while it is parsed: a pass in JSON takes .2 s. Other JSON may have what the
-# model can read, of tokens and of what is written around them, and 1 MiB.
+# Largest bodies, in bytes, from clients with the key. A pass as a protocol
+# buffer, which is parsed in no time, may have ten million tokens. Parsing JSON
+# blocks the interpreter, .2 s for the largest JSON pass. Other JSON may have
+# 1 MiB, and 64 bytes for each token of the longest sequence.
 MOST_BYTES, MOST_OF_JSON_PASS = 256 * 2**20, 8 * 2**20
 MOST_OF_JSON, BYTES_OF_TOKEN = 2**20, 64
-# Seconds for a body to come, 256 MiB over a line of 4 Mbit a second.
+# Seconds for a body to arrive: 256 MiB at 4 Mbit/s.
 _BODY_S = 600.0
 
 _M = TypeVar("_M", bound=schemas.Message)
@@ -48,7 +48,7 @@ Handler = Callable[[requests.Request], Awaitable[responses.Response]]
 
 
 class StatusError(ValueError):
-  """A request that cannot be taken, with its HTTP status."""
+  """Rejection of a request, with its HTTP status."""
 
   def __init__(self, status: int, text: str):
     super().__init__(text)
@@ -56,7 +56,7 @@ class StatusError(ValueError):
 
 
 class Waiters:
-  """Handlers that wait for requests to be done; `notify` is for any thread."""
+  """Wakes handlers that wait for requests; `notify` is for any thread."""
 
   def __init__(self) -> None:
     self._loop: asyncio.AbstractEventLoop | None = None
@@ -64,17 +64,17 @@ class Waiters:
     self._is_closed = False
 
   def open(self) -> None:
-    """Takes the running event loop."""
+    """Stores the running event loop, for `notify`."""
     self._loop = asyncio.get_running_loop()
 
   def notify(self, ids: list[str]) -> None:
-    """Wakes whoever waits for one of these requests or their owners."""
+    """Wakes the handlers that wait for these requests or their owners."""
     if self._loop is not None:
       with contextlib.suppress(RuntimeError):  # The loop has ended.
         self._loop.call_soon_threadsafe(self._wake, ids)
 
   def close(self) -> None:
-    """Ends all waits, for the server is to stop."""
+    """Ends all waits, since the server is stopping."""
     self._is_closed = True
     for events in self._events.values():
       for event in events:
@@ -88,7 +88,7 @@ class Waiters:
   async def wait_for(
       self, name: str, read: Callable[[], Any], timeout_s: float
   ) -> Any:
-    """Returns `read()` once it is not None, or None after a timeout or end."""
+    """Returns `read()` once it is not None; None after a timeout or `close`."""
     event = asyncio.Event()
     self._events.setdefault(name, set()).add(event)
     end = asyncio.get_running_loop().time() + timeout_s
@@ -108,11 +108,11 @@ class Waiters:
 
 
 class Handlers:
-  """Handlers of requests to an engine; `routes` of each kind are its own.
+  """Base of the HTTP handlers; each subclass has its own `routes`.
 
   Args:
-    engine: does the requests.
-    waiters: are notified of requests that are done.
+    engine: parts of the server.
+    waiters: wake-ups of handlers whose requests are done.
   """
 
   def __init__(self, engine: engine_ports.EnginePort, waiters: Waiters):
@@ -126,7 +126,7 @@ class Handlers:
   async def body(
       self, request: requests.Request, most: int | None = None
   ) -> bytes:
-    """Returns a body; raises StatusError if it is too large or too slow.
+    """Returns a body; raises StatusError for one too large or too slow.
 
     Args:
       most: limit in bytes; None = the limit of JSON requests other than a pass.
@@ -161,7 +161,7 @@ class Handlers:
   async def read(
       self, kind: type[_M], request: requests.Request
   ) -> tuple[_M, bytes]:
-    """Returns the message of a JSON body, and the body."""
+    """Returns the parsed message of a JSON body, and the body."""
     raw = await self.body(request)
     return await concurrency.run_in_threadpool(schemas.read, kind, raw), raw
 
@@ -188,7 +188,7 @@ class Handlers:
     """Returns the result of a request once it is done.
 
     Raises:
-      StatusError: it has failed, or is not done in time.
+      StatusError: the request has failed, or is not done in time.
     """
     outcome = await self.outcome(id, _ANSWER_S)
     if outcome is None:
@@ -198,7 +198,7 @@ class Handlers:
       raise StatusError(WRONG if of_user else 500, outcome.failure["error"])
     return json.loads(outcome.result)
 
-  # What requests are about.
+  # Objects that requests refer to.
 
   def check_base(self, name: str | None) -> None:
     if name != self.engine.base.name:
@@ -233,7 +233,7 @@ class Handlers:
     return path
 
   def replay_into(self, into: str, sampler: str) -> str:
-    """Returns the replay that is sampled for, "" if none is."""
+    """Returns the replay to sample into; "" = none."""
     if not into:
       return ""
     replay = sampler.rpartition(":")[0]
@@ -246,7 +246,7 @@ class Handlers:
 
 
 def guarded(handler: Callable[..., Awaitable[Any]], key: str) -> Handler:
-  """Returns a handler behind the key, with its errors as responses."""
+  """Returns a handler that checks the key and turns errors into responses."""
 
   async def guarded_handler(request: requests.Request) -> responses.Response:
     token = request.headers.get("x-api-key", "")
@@ -265,7 +265,7 @@ def guarded(handler: Callable[..., Awaitable[Any]], key: str) -> Handler:
     except OSError as problem:
       return error(NOT_NOW, f"{problem}: ask again later")
     except requests.ClientDisconnect:
-      return error(400, "the body ended early")  # To nobody.
+      return error(400, "the body ended early")  # The client is gone.
     except asyncio.CancelledError:
       return error(NOT_NOW, "the server stops: ask again later")
     if isinstance(answer, responses.Response):
@@ -278,7 +278,7 @@ def guarded(handler: Callable[..., Awaitable[Any]], key: str) -> Handler:
 
 
 def as_openai(handler: Handler) -> Handler:
-  """Returns a handler whose errors have OpenAI's form and status."""
+  """Returns a handler whose errors have OpenAI's format and status."""
 
   async def openai_handler(request: requests.Request) -> responses.Response:
     answer = await handler(request)
@@ -295,7 +295,7 @@ def as_openai(handler: Handler) -> Handler:
 
 
 def idempotency_key(request: requests.Request) -> str:
-  """Returns a name of the call, the same if it comes again; "" = none."""
+  """Returns a name for the call, which its retries share; "" = none."""
   key = request.headers.get("idempotency-key", "")
   if key:
     key = f"key-{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}"

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of requests, as the journal has them, and their outcomes as bytes."""
+"""Kinds of requests, as named in the journal, and their outcomes."""
 
 from collections.abc import Mapping
 
@@ -11,20 +11,20 @@ OPTIM_STEP = "optim_step"
 CREATE, LOAD = "create_model", "load_weights"
 SAVE, SAVE_SAMPLER = "save_weights", "save_weights_for_sampler"
 EXPORT = "save_weights_external"
-# Requests of a replay: a group that enters, a step, its start and end.
+# Requests of a replay: a new group, a step, start and stop.
 INSERT, TRAIN = "replay_insert", "replay_step"
 START, STOP = "replay_start", "replay_stop"
-# Completions, also ones to reward.
+# Completions, and completions that are to be rewarded for a replay.
 SAMPLE, SAMPLE_INTO = "sample", "sample_into_replay"
-# A call of an agent without an episode, and the owner of all of them.
+# An agent's call outside any episode, and the owner of all such calls.
 ANSWER, ANSWERS = "answer", "answers"
 # A call in an episode, and its end.
 CALL, FINISH = "call", "finish_episode"
-# Done together, by arrival.
+# Kinds executed in batches, in order of arrival.
 DECODED = (SAMPLE, SAMPLE_INTO, ANSWER, CALL, FINISH)
-# Done again, after the checkpoint of a model.
+# Kinds repeated when a model is restored from a checkpoint.
 REPEATED = (FORWARD_BACKWARD, OPTIM_STEP, LOAD, INSERT, TRAIN)
-# Body of a version that the server saves by itself.
+# Body of the server's own requests to save a version.
 PUBLISH = b"{}"
 
 # A result, or {"error": text, "category": "user" or "server"}.

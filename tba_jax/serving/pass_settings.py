@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of losses: what a pass may change, and what a server must have."""
+"""Loss settings: those that a pass may change, and those that are fixed."""
 
 from collections.abc import Mapping
 
@@ -11,14 +11,14 @@ from tba_jax.config import settings as settings_lib
 from tba_jax.losses import objective_table
 from tba_jax.serving import token_losses
 
-# Settings of `config.loss` that a pass may change. No others: some have no
-# effect here, and `name` may be a file that is imported.
+# Settings of `config.loss` that a pass may change. The others are excluded:
+# some have no effect here, and `name` may be a file to import.
 PASS_SETTINGS = (
     "scale", "beta", "correction", "ratio_clip", "clip_high", "ratio_cap",
     "moment_cap", "anchor", "ema_decay", "baseline", "baseline_shift",
     "baseline_temperature", "length_norm", "ties",
 )  # fmt: skip
-# Settings that have no effect in a server, and the only value of each. Sampling
+# Settings that a server ignores, and the only value allowed for each. Sampling
 # settings come with each request.
 _FIXED_SETTINGS = {
     "loss.reward_weight": 1.0, "loss.missing_stop": "keep",
@@ -29,7 +29,7 @@ _FIXED_SETTINGS = {
 
 
 def check_config(config: ml_collections.ConfigDict) -> None:
-  """Raises ValueError for a setting that has no effect."""
+  """Raises ValueError for a setting that a server would ignore."""
   for key, only in _FIXED_SETTINGS.items():
     section, _, name = key.partition(".")
     if config[section][name] != only:
@@ -41,7 +41,7 @@ def check_config(config: ml_collections.ConfigDict) -> None:
 
 
 def _check_beta(named: str, beta: float | str) -> None:
-  """Raises ValueError for a beta that changes over steps."""
+  """Raises ValueError for a schedule of beta."""
   if isinstance(beta, str):
     raise ValueError(f"{named}: a server does not apply it; must be a number")
 
@@ -51,17 +51,17 @@ def objective_config(
     name: str,
     changes: Mapping[str, float | str],
 ) -> ml_collections.ConfigDict:
-  """Returns a config with an objective of groups, and settings of `loss`.
+  """Returns the config with a group objective and its settings.
 
   Args:
     name: objective.
-    changes: changed settings of it.
+    changes: settings of the objective that differ from `config.loss`.
 
   Raises:
-    ValueError: the objective or one of its settings is not allowed here.
+    ValueError: a server does not support the objective or a setting.
   """
   row = objective_table.OBJECTIVES.get(name)
-  # A pass has no parameters but the policy's, and the log-probs of a reference.
+  # A pass has only the policy's params, and log-probs of one reference.
   needs_more = lambda row: row.has_values or row.learns_log_z or row.has_teacher
   if row is None or needs_more(row):
     allowed = [
@@ -124,7 +124,7 @@ def _loss_config(
       raise ValueError(
           f"loss_fn_config.{key}: nothing reads it; must come with {reader}"
       )
-  # Settings of the server's own objective.
+  # Settings that only the objective of the server's config reads.
   for key in PASS_SETTINGS:
     if name not in readers.get(key, (name,)):
       c[key] = settings_lib.SETTINGS[f"loss.{key}"].default

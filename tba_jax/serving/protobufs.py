@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Protocol buffers of the Tinker API: passes, and results of tensors.
+"""Protocol buffers of the Tinker API: passes, and results with tensors.
 
-`_MESSAGES` has the fields that are read or written here with their public
-numbers; a pass with a field that is not understood is refused, never half read.
+`_MESSAGES` lists fields with their public numbers. Passes with images, audio or
+sparse tensors are refused.
 
 Source: package `tinker` 0.38, tinker_public.proto and its request models.
 """
@@ -27,7 +27,7 @@ _DTYPES = {_FLOAT32: np.dtype("<f4"), _INT64: np.dtype("<i8")}
 _NAMED = {"float32": _FLOAT32, "int64": _INT64}
 _STOPPED, _TOO_LONG = 0, 1  # Numbers of the enum StopReason.
 
-# Message -> (number, name, type); an upper-case type is a message, [] a list,
+# Message -> (number, name, type); a capitalized type is a message, [] a list,
 # {} a map from text, and ? marks an optional field.
 _MESSAGES = {
     "Tensor": (
@@ -116,7 +116,7 @@ def _make_messages() -> dict[str, type[message_lib.Message]]:
     message = file.message_type.add(name=name)
     for row in fields:
       add(message, *row)
-  # A pool of its own: the official client may be loaded in the same process.
+  # A separate pool: the official client may be loaded in the same process.
   pool = descriptor_pool.DescriptorPool()
   pool.Add(file)
   return {
@@ -165,7 +165,7 @@ class PassResult:
   """Result of a pass.
 
   outputs: arrays [L] float32 of each sequence, by name.
-  metrics: numbers by name, which ends in how parts are joined: `loss:sum`.
+  metrics: numbers by name, which ends in the way to combine parts: `loss:sum`.
   """
 
   outputs: Sequence[Mapping[str, np.ndarray]]
@@ -211,7 +211,7 @@ def pack_pass(body: schemas.Forward | schemas.ForwardBackward) -> bytes:
       tensor_out = out.loss_fn_inputs[key]
       tensor_out.dense, tensor_out.dtype = array.tobytes(), dtype
       tensor_out.shape.extend(tensor.shape or [array.size])
-  # A request that comes again, to another process, has the same bytes.
+  # A retry to another process must have the same bytes.
   return message.SerializeToString(deterministic=True)
 
 
@@ -225,7 +225,7 @@ def unpack_pass(body: bytes) -> Pass:
   """Returns the pass of a protocol buffer.
 
   Raises:
-    ValueError: the body is not one, or a sequence is malformed; names it.
+    ValueError: the body is no protocol buffer, or a sequence is malformed.
   """
   message = _parse("ForwardBackwardRequest", body)
   config: dict[str, float | str] = dict(message.loss_fn_config)
@@ -372,7 +372,7 @@ def _datum(message: Any) -> Datum:
         f"target_tokens of shape {targets.shape} for {len(tokens)} tokens of"
         " model_input: must be one for each, and at least one"
     )
-  with np.errstate(invalid="ignore"):  # Numbers that are not finite.
+  with np.errstate(invalid="ignore"):  # Non-finite numbers are refused below.
     ids = targets.astype(np.int32)
   if (ids != targets).any():
     raise ValueError("target_tokens: must be token ids, whole numbers")

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the requests of a server are about: sessions, models, checkpoints, …
+"""Registry of a server's sessions, models, samplers, episodes, checkpoints.
 
 A spec is a JSON object of facts that do not change.
 """
@@ -15,17 +15,17 @@ from tba_jax.serving import request_journal
 
 
 class Registry:
-  """The sessions, models, sampling sessions, episodes and checkpoints.
+  """Persistent sessions, models, sampling sessions, episodes and checkpoints.
 
-  Every method is for any thread, and raises OSError if the file cannot be read
-  or written.
+  Every method may be called from any thread, and raises OSError if the file
+  cannot be read or written.
   """
 
   def __init__(self, db: database.Database):
     self._db = db
 
   def fact(self, name: str, value: Any) -> Any:
-    """Returns a fact as first written; `value`, which is JSON, if it is new."""
+    """Returns the first stored value of a fact; stores `value` if it is new."""
     self._db.fetch_all(
         "INSERT OR IGNORE INTO facts VALUES (?, ?)", name, json.dumps(value)
     )
@@ -90,17 +90,17 @@ class Registry:
       together: str = "",
       size: int = 0,
   ) -> None:
-    """Adds an episode, unless it has come before.
+    """Adds an episode, unless it already exists.
 
     Args:
       session: owner of the episode.
-      spec: facts about it.
-      together: group that its rows are trained in; "" = none.
-      size: episodes of the group.
+      spec: facts about the episode.
+      together: group in which its rows are trained; "" = none.
+      size: number of episodes of the group.
 
     Raises:
       request_journal.ConflictError: another episode has this id.
-      ValueError: the group has all its episodes, or another size.
+      ValueError: the group is complete, or has another size.
     """
     with self._db.transaction():
       before = self._db.fetch_one("SELECT spec FROM episodes WHERE id=?", id)
@@ -141,7 +141,7 @@ class Registry:
     return outcomes, json.loads(rows[0][1])["num_episodes"]
 
   def episode(self, id: str) -> tuple[dict[str, Any], Any] | None:
-    """Returns spec and outcome of an episode, None for what is not there."""
+    """Returns an episode's spec, and its outcome (None until finished)."""
     row = self._db.fetch_one(
         "SELECT spec, outcome FROM episodes WHERE id=?", id
     )
@@ -154,7 +154,7 @@ class Registry:
     )
 
   def set_sampler(self, id: str, path: str) -> None:
-    """Gives a sampling session another path."""
+    """Points a sampling session at another path."""
     self._db.fetch_all("UPDATE samplers SET path=? WHERE id=?", path, id)
 
   def set_running(self, model: str, running: bool, reason: str) -> None:
@@ -164,7 +164,7 @@ class Registry:
     )
 
   def running(self, model: str) -> tuple[bool, str]:
-    """Returns whether a replay trains, and why it does not."""
+    """Returns whether a replay is training, and if not, why."""
     row = self._db.fetch_one(
         "SELECT running, reason FROM replays WHERE model=?", model
     )
@@ -207,7 +207,7 @@ class Registry:
       table: `models` or `sessions`, whose rows are an id, or `checkpoints`, a
         path and a Unix time.
       limit: most rows.
-      offset: newer rows that are left out.
+      offset: number of newer rows to skip.
     """
     columns = "path, created_s" if table == "checkpoints" else "id"
     rows = self._db.fetch_all(

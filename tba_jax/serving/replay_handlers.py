@@ -14,10 +14,10 @@ from tba_jax.serving import schemas
 
 
 class ReplayHandlers(handlers.Handlers):
-  """What clients may ask of replays."""
+  """Creation, state, rewards, start and stop of replays."""
 
   def routes(self) -> list[tuple[str, str, Any]]:
-    """Returns path, method and handler of each, below /api/v1/."""
+    """Returns path (below /api/v1/), method and handler of each route."""
     run = functools.partial
     return [
         ("create_replay", "POST", self._create),
@@ -37,7 +37,7 @@ class ReplayHandlers(handlers.Handlers):
       raw = load.model_dump_json().encode()
       submitted = await self.submit(kinds.LOAD, model, 0, raw)
       await self.result_of(submitted.id)
-      # Its session is of this version before anybody samples from it.
+      # The sampling session points at this version before its first use.
       submitted = await self.submit(kinds.SAVE_SAMPLER, model, 1, kinds.PUBLISH)
       await self.result_of(submitted.id)
     else:

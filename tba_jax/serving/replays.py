@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The replays of a server: how they begin, what enters, and what comes next."""
+"""Replays of a server: creation, insertion of groups, and the next request."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -24,7 +24,7 @@ from tba_jax.serving import served_replay
 
 @dataclasses.dataclass
 class Replays:
-  """The replays of a server; `go_on` is for the thread that does requests."""
+  """The replays of a server; `go_on` is for the engine's thread."""
 
   base: served_base.ServedBase
   registry: registry_lib.Registry
@@ -37,8 +37,8 @@ class Replays:
     """Adds the model of a replay; returns its id.
 
     Raises:
-      ValueError: a setting is wrong, or the number is another replay's.
-      LookupError: the checkpoint to begin with is not there.
+      ValueError: a setting is invalid, or the number is another replay's.
+      LookupError: the checkpoint to start from does not exist.
     """
     number = body.replay_seq_id
     model = f"{body.session_id}:replay:{number}"
@@ -70,21 +70,22 @@ class Replays:
     )
 
   def least_completions(self, model: str) -> int:
-    """Returns the smallest group that a replay learns from."""
+    """Returns the smallest group size that a replay can learn from."""
     return self._least_completions(self.settings(model))
 
   def reward(
       self, model: str, id: str, rewards: Sequence[float]
   ) -> request_journal.ServerRequest:
-    """Lets the completions of a sample into its replay.
+    """Queues the insertion of a rewarded sample into its replay.
 
     Args:
       model: id of the replay.
+      id: request id of the sample.
       rewards: reward of each completion.
 
     Raises:
-      LookupError: there is no such sample of this replay.
-      ValueError: the sample is not done, or the rewards are wrong.
+      LookupError: the replay has no such sample.
+      ValueError: the sample is unfinished or failed, or the rewards do not fit.
     """
     outcome = self.journal.outcome(id)
     is_own = id.startswith(f"{kinds.newest_sampler(model)}:")
@@ -99,13 +100,14 @@ class Replays:
     return self._insert(model, group, f"reward-{id.rpartition(':')[2]}")
 
   def enter_episodes(self, spec: Mapping[str, Any]) -> dict[str, int]:
-    """Lets the group of an episode in once all of it have finished.
+    """Queues the insertion of an episode's group once all of it has finished.
 
     Args:
-      spec: settings of the episode, as JSON.
+      spec: JSON facts about the episode.
 
     Returns:
-      Groups that enter, and rows that are left out; {} if none can.
+      Number of groups queued and of rows left out; {} if the episode is in no
+      group, or the group is unfinished.
     """
     together = spec["together"]
     if not together:
@@ -122,13 +124,13 @@ class Replays:
     return {"groups": len(groups), "rows_left_out": left_out}
 
   def go_on(self, model: str) -> None:
-    """Queues the next request of a replay that trains, if it can."""
+    """Queues the next request of a running replay, if one is due."""
     running, _ = self.registry.running(model)
     if not running or self.queue.has_waiting(model):
       return
     try:
       served = self.models.get(model)
-    # Whatever it raises: it is not to be tried for ever.
+    # The replay stops on any error, rather than retry forever.
     except Exception as error:
       logging.exception("%s failed", model)
       reason = f"{type(error).__name__}: {error}"
@@ -186,7 +188,7 @@ class Replays:
     }
 
   def _least_completions(self, settings: schemas.CreateReplay) -> int:
-    """As `least_completions`; ValueError if the objective is not allowed."""
+    """Returns the smallest group size; ValueError for an invalid objective."""
     config = pass_settings.objective_config(
         self.base.config, settings.loss_fn, settings.loss_fn_config
     )

@@ -1,13 +1,13 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The ordered journal of a server: requests that it has promised to do.
+"""Ordered journal of a server: the requests that it has accepted.
 
-A request is in the journal before its client gets its number, and its result
-before its client sees it. Both are committed, so that a server that is killed
-at any moment goes on: what has no result is done again, in the same order, from
-the newest checkpoint of its model. A request is known by its owner, a model or
-a sampling session, and its number there (`seq_id`): one that comes again is the
-same request.
+A request is committed to the journal before its client gets the id, and a
+result before its client sees it. So a server may be killed at any moment:
+requests without a result are executed again, in the same order, from the newest
+checkpoint of their model. A request is identified by its owner (a model or a
+sampling session) and its number there (`seq_id`): a second one with both is a
+retry.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,10 +28,11 @@ class ServerRequest:
   """A journaled request.
 
   id: name by which the client asks for the result.
-  owner: model or sampling session that it is for.
+  owner: model, sampling session or episode of the request.
   seq: number among the owner's requests.
   kind: name of the operation, as `optim_step`.
-  body: JSON as received; None once a checkpoint holds its effect.
+  body: JSON, or a protocol buffer of a pass; None once a checkpoint holds its
+    effect.
   accepted_s: Unix time of its arrival.
   """
 
@@ -45,7 +46,7 @@ class ServerRequest:
 
 @dataclasses.dataclass(frozen=True)
 class RequestOutcome:
-  """RequestOutcome of a request: a result, a failure, or neither yet.
+  """Outcome of a request: a result, a failure, or neither yet.
 
   kind: name of the operation.
   result: bytes of the result.
@@ -66,9 +67,10 @@ class ConflictError(ValueError):
 
 
 class RequestJournal:
-  """The requests of a server; every method is for any thread.
+  """Persistent requests of a server.
 
-  All raise OSError if the file cannot be read or written.
+  Every method may be called from any thread, and raises OSError if the file
+  cannot be read or written.
   """
 
   def __init__(self, db: database.Database):
@@ -77,10 +79,10 @@ class RequestJournal:
   def accept(
       self, id: str, owner: str, seq: int, kind: str, body: bytes
   ) -> tuple[ServerRequest, bool]:
-    """Writes a request; returns it, and whether it is new.
+    """Journals a request; returns it, and whether it is new.
 
     Raises:
-      ConflictError: another one has the same owner and number.
+      ConflictError: another request has the same owner and number.
     """
     digest = _digest(body)
     now_s = time.time()
@@ -95,7 +97,7 @@ class RequestJournal:
                 f"seq_id {seq} of {owner} was another {row[0]}: a number stands"
                 " for one request"
             )
-          # Clients do not number these.
+          # Clients do not number these requests.
           raise ConflictError(
               f"{id}: {row[0]} came before with another body, and the first one"
               " stands"
@@ -111,9 +113,9 @@ class RequestJournal:
   def finish(self, outcomes: Mapping[str, bytes | Mapping[str, str]]) -> None:
     """Writes results (bytes) and failures (objects) by request, all or none.
 
-    The body of a sample or forward pass goes: it has no effect that would be
-    needed again. The pass keeps its place among its model's requests, an empty
-    body, until `drop_bodies`: `next_seq` reads them without a gap.
+    The body of a sample or forward pass is dropped: it has no effect to repeat.
+    A forward pass keeps an empty body, and so its row, until `drop_bodies`:
+    `next_seq` needs its model's numbers without a gap.
     """
     with self._db.transaction():
       (newest,) = self._db.fetch_one(
@@ -137,7 +139,10 @@ class RequestJournal:
       )
 
   def same_body(self, owner: str, body: bytes) -> str | None:
-    """Returns the newest request with this body that did not fail, or None."""
+    """Returns the id of the newest request with this body that has not failed.
+
+    None if there is none.
+    """
     row = self._db.fetch_one(
         "SELECT id FROM requests WHERE owner=? AND digest=? AND failure IS NULL"
         " ORDER BY seq DESC LIMIT 1",
@@ -154,7 +159,7 @@ class RequestJournal:
     )
 
   def outcome(self, id: str) -> RequestOutcome | None:
-    """Returns the outcome of a request; None for one that is not known."""
+    """Returns the outcome of a request; None if the request is unknown."""
     row = self._db.fetch_one(
         "SELECT kind, result, failure FROM requests WHERE id=?", id
     )
@@ -163,13 +168,13 @@ class RequestJournal:
     return RequestOutcome(row[0], row[1], row[2] and json.loads(row[2]))
 
   def pending(self) -> list[ServerRequest]:
-    """Returns the requests without outcome, in the order of their arrival."""
+    """Returns the unfinished requests, in order of arrival."""
     return self._requests("done IS NULL ORDER BY number")
 
   def since(self, owner: str, seq: int) -> Iterator[tuple[ServerRequest, bool]]:
     """Yields an owner's requests after a number, and whether each is done.
 
-    Bodies may be large: one of them is read at a time.
+    Bodies may be large, so they are read one at a time.
     """
     rows = self._db.fetch_all(
         "SELECT id, done IS NOT NULL FROM requests WHERE owner=? AND seq>?"
@@ -183,9 +188,9 @@ class RequestJournal:
   def answered(
       self, owner: str, kind: str
   ) -> list[tuple[ServerRequest, bytes]]:
-    """Returns an owner's requests of a kind that have body and result.
+    """Returns an owner's requests of a kind that have a body and a result.
 
-    They are in the order of `finish`.
+    Requests come in the order in which they finished.
     """
     rows = self._db.fetch_all(
         "SELECT id, owner, seq, kind, body, accepted_s, result FROM requests"
@@ -196,13 +201,13 @@ class RequestJournal:
     return [(ServerRequest(*row[:-1]), row[-1]) for row in rows]
 
   def next_seq(self, owner: str) -> int:
-    """Returns the number after the owner's last done one without a gap."""
+    """Returns the number after the owner's unbroken run of done requests."""
     completed = self._db.fetch_all(
         "SELECT seq FROM requests WHERE owner=? AND done IS NOT NULL ORDER BY"
         " seq",
         owner,
     )
-    # Old ones may be forgotten: the first that is there follows them.
+    # Old requests may be forgotten: the run starts at the oldest that is left.
     expected = completed[0][0] if completed else 0
     for (seq,) in completed:
       if seq != expected:
@@ -219,17 +224,17 @@ class RequestJournal:
   def completions(
       self, owner: str, after: int, *, first: int, last: int, limit: int = 1000
   ) -> list[tuple[int, str, bool]]:
-    """Returns an owner's requests finished after a place of `finish`.
+    """Returns an owner's requests finished after a place in finishing order.
 
     Args:
-      owner: sequence of requests: a model, a session or a sampler.
+      owner: model, sampling session or episode.
       after: place.
       first: lowest number of a request.
-      last: highest number.
+      last: highest number of a request.
       limit: most requests.
 
     Returns:
-      Place, id, and whether it failed, by place.
+      Place, id, and whether the request failed, in order of places.
     """
     rows = self._db.fetch_all(
         "SELECT done, id, failure IS NOT NULL FROM requests WHERE owner=? AND"
@@ -241,7 +246,7 @@ class RequestJournal:
   def results(
       self, owner: str, kind: str, after: int, limit: int
   ) -> list[tuple[int, bytes]]:
-    """Returns the newest results of a kind after a number: number, result."""
+    """Returns (number, result) of a kind's newest results after a number."""
     rows = self._db.fetch_all(
         "SELECT seq, result FROM requests WHERE owner=? AND kind=? AND seq>?"
         " AND result IS NOT NULL ORDER BY seq DESC LIMIT ?",
@@ -250,9 +255,9 @@ class RequestJournal:
     return rows[::-1]
 
   def last_request_s(self, model: str) -> float:
-    """Returns the Unix time of a model's newest request that is not forgotten.
+    """Returns the Unix time of a model's newest request in the journal.
 
-    Without one it is the start of the model's session.
+    Without any request it is the start of the model's session.
     """
     return self._db.fetch_one(
         "SELECT COALESCE((SELECT MAX(accepted_s) FROM requests WHERE owner=?),"

@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Requests from their arrival to their outcome, in their order.
+"""Queue of requests, from arrival to outcome.
 
-A model's requests are done in the order of their numbers; samples, calls and
-ends of episodes by arrival, together.
+A model's requests are executed in the order of their numbers; samples, calls
+and ends of episodes in batches, in order of arrival.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,33 +16,33 @@ from absl import logging
 from tba_jax.serving import kinds
 from tba_jax.serving import request_journal
 
-# Bytes of the requests that wait: four passes of the largest kind.
+# Most bytes of waiting requests: four passes of the largest size.
 MOST_QUEUED = 2**30
-# Seconds between attempts to write to a disk that is full.
+# Seconds between attempts to write to a full disk.
 DISK_S = 1.0
-# Seconds after the last arrival at which a burst of samples is decoded.
+# Seconds after the last arrival until a burst of samples is decoded.
 _BURST_S = 0.01
 _LONGEST_BURST_S = 0.1
-# Category of the failure of a request that was never begun.
+# Failure category of a request that was never started.
 _UNDONE = "unknown"
 
 
 class BusyError(OSError):
-  """A request that cannot be taken now."""
+  """The queue has no room for a request now."""
 
 
 class RequestQueue:
-  """The requests that wait; begins with those that the journal has undone.
+  """The waiting requests, at first the unfinished ones of the journal.
 
-  `submit` and `stop` are for any thread, `next_batch`, `finish` and `insist`
-  for the one that does requests.
+  `submit` and `stop` are for any thread; `next_batch`, `finish` and `insist`
+  for the engine's thread.
 
-  lock: held while requests come at the same time: none begins meanwhile.
+  lock: condition; no request starts while it is held.
 
   Args:
-    journal: stores the requests.
-    gap_deadline_s: longest wait of a request for the one before.
-    on_done: called with the ids of requests that are done.
+    journal: store of the requests.
+    gap_deadline_s: longest wait of a request for its predecessor.
+    on_done: function called with the ids of finished requests.
   """
 
   def __init__(
@@ -56,7 +56,7 @@ class RequestQueue:
     self._on_done = on_done
     self.lock = threading.Condition()
     self._is_stopping = False
-    # Requests of each model by number, and the number that is next.
+    # Requests of each model by number, and its next number.
     self._waiting: dict[str, dict[int, request_journal.ServerRequest]] = {}
     self._expected: dict[str, int] = {}
     self._samples: list[request_journal.ServerRequest] = []
@@ -72,18 +72,18 @@ class RequestQueue:
       *,
       name: str = "",
   ) -> request_journal.ServerRequest:
-    """Journals a request and queues it, unless it has come before.
+    """Journals a request and queues it, unless it is a retry.
 
     Args:
       owner: model, sampling session or episode.
-      seq: its number; None takes the next one.
-      body: JSON as received.
-      name: key among the owner's requests that identifies a retry; "" = its
+      seq: number among the owner's requests; None = the next number.
+      body: JSON, or a protocol buffer of a pass.
+      name: key among the owner's requests that identifies a retry; "" = the
         number.
 
     Raises:
       ConflictError: another request has this number.
-      BusyError: the requests that wait are too large for one more.
+      BusyError: the waiting requests leave no room for this one.
     """
     with self.lock:
       if seq is None:
@@ -99,7 +99,7 @@ class RequestQueue:
     return request
 
   def stop(self) -> None:
-    """Ends `next_batch` and `insist`."""
+    """Makes `next_batch` return and `insist` give up."""
     with self.lock:
       self._is_stopping = True
       self.lock.notify_all()
@@ -109,11 +109,11 @@ class RequestQueue:
     return self._is_stopping
 
   def has_waiting(self, owner: str) -> bool:
-    """Returns whether a model has requests that wait."""
+    """Returns whether a model has waiting requests."""
     return bool(self._waiting.get(owner))
 
   def next_batch(self) -> list[request_journal.ServerRequest]:
-    """Waits for the requests to do next: one of a model, or samples.
+    """Waits for the next requests: one of a model, or a batch of samples.
 
     Returns:
       Requests; none after `stop`.
@@ -126,7 +126,7 @@ class RequestQueue:
     return []
 
   def insist(self, write: Callable[..., None], *args: Any) -> None:
-    """Repeats a write until the disk takes it; OSError if that is at `stop`."""
+    """Repeats a write until it succeeds; raises its OSError after `stop`."""
     while True:
       try:
         return write(*args)
@@ -138,23 +138,23 @@ class RequestQueue:
           self.lock.wait(timeout=DISK_S)
 
   def finish(self, outcomes: Mapping[str, kinds.Outcome]) -> None:
-    """Writes outcomes by request, whose effects are there."""
+    """Journals outcomes by request id, and reports the requests as done."""
     if outcomes:
       self.insist(self._journal.finish, outcomes)
       self._on_done(list(outcomes))
 
   def advance(self, request: request_journal.ServerRequest) -> None:
-    """Lets the model's request after a finished one begin."""
+    """Lets the model's next request start after a finished one."""
     with self.lock:
       seq = request.seq + 1
-      # Those that waited too long for this one.
+      # Skips successors that have failed, having waited too long for this one.
       while self._is_done(f"{request.owner}:{seq}"):
         seq += 1
       self._expected[request.owner] = seq
 
   @property
   def _bytes(self) -> int:
-    """Bytes of the bodies that wait, which are in memory."""
+    """Bytes of the waiting requests' bodies, which are in memory."""
     queues = [
         self._samples,
         *(waiting.values() for waiting in self._waiting.values()),
@@ -193,7 +193,7 @@ class RequestQueue:
     return [first]
 
   def _give_up_gaps(self) -> None:
-    """Fails requests whose predecessor does not come."""
+    """Fails requests whose predecessor has not come in time."""
     now_s, wait_s = time.time(), self._gap_deadline_s
     for owner, waiting in list(self._waiting.items()):
       expected = self._expected[owner]

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Sampling: requests to jobs, and jobs of one version decoded together."""
+"""Turns sample requests into jobs, and decodes jobs of a version together."""
 
 import collections
 from collections.abc import Callable, Sequence
@@ -21,17 +21,18 @@ from tba_jax.serving import saved_weights
 from tba_jax.serving import schemas
 from tba_jax.serving import served_base
 
-# Compiled samplers, by settings, and params of versions on the devices, that
-# are kept.
+# Most compiled samplers kept, keyed by settings, and most versions whose params
+# stay on the devices.
 _SAMPLERS, _VERSIONS = 8, 2
 
 
 @dataclasses.dataclass(frozen=True)
 class SampleSettings:
-  """Settings of sampling that a sampler is compiled for.
+  """Sampling settings that a sampler is compiled for.
 
-  top_k: 0 is none.
-  is_long: whether prompts are longer than others, with one token after them.
+  top_k: number of most likely tokens to draw from; 0 = all.
+  is_long: whether prompts may exceed the usual length, with one token after
+    them.
   """
 
   temperature: float
@@ -48,7 +49,7 @@ class SampleJob:
 
   owner: sampling session or episode.
   path: `tinker://` path of the version; "" for the base model.
-  pack: (result, optimizer steps of the version) -> result of the request.
+  pack: function (result, optimizer steps of the version) -> journaled result.
   last_n: prompt tokens, from the end, that get log-probs; 0 = none.
   """
 
@@ -72,7 +73,7 @@ class _OnDevice:
 
 @dataclasses.dataclass
 class SampleBatches:
-  """Decodes for sampling sessions, for the thread that does requests."""
+  """Decodes samples in batches; for the engine's thread."""
 
   base: served_base.ServedBase
   registry: registry_lib.Registry
@@ -80,13 +81,13 @@ class SampleBatches:
   _samplers: collections.OrderedDict[SampleSettings, decode.JaxSampler] = (
       dataclasses.field(default_factory=collections.OrderedDict, init=False)
   )
-  # By path and by the request that wrote it: a path may be written again.
+  # Keyed by path and the request that wrote it: a path may be overwritten.
   _versions: collections.OrderedDict[tuple[str, str], _OnDevice] = (
       dataclasses.field(default_factory=collections.OrderedDict, init=False)
   )
 
   def job(self, request: request_journal.ServerRequest) -> SampleJob:
-    """Returns what a sample asks for; ValueError if it is wrong."""
+    """Returns the job of a sample request; ValueError if it is invalid."""
     body = schemas.read(schemas.Sample, request.body)
     tokens, params = body.prompt.ids, body.sampling_params
     last_n = body.prompt_logprobs_last_n
@@ -110,7 +111,7 @@ class SampleBatches:
     P, T = c.max_prompt_tokens, c.max_completion_tokens
     most = params.max_tokens or T
     if len(tokens) > P and most == 1 and request.kind == kinds.SAMPLE:
-      # One token after a longer text: how clients ask for its log-probs.
+      # Clients get the log-probs of a longer text by sampling one token.
       settings = dataclasses.replace(job.settings, is_long=True)
       job = dataclasses.replace(job, settings=settings)
       if len(tokens) >= P + T:
@@ -130,7 +131,7 @@ class SampleBatches:
       stop_ids: Sequence[int] | None,
       stop_strings: Sequence[str],
   ) -> SampleSettings:
-    """Returns settings; without ids the tokenizer's own end a completion."""
+    """Returns settings; `stop_ids` None = the tokenizer's stop tokens."""
     if stop_ids is None:
       stop_ids = self.base.policy.tokenizer.stop_ids
     return SampleSettings(
@@ -149,7 +150,7 @@ class SampleBatches:
     try:
       job.request.check(settings, self.base.policy.model.config.vocab_size)
     except ValueError as error:
-      # The prompt's number is of the server's own.
+      # Clients do not know the server's number of the prompt.
       number = f"prompt {job.request.prompt_id}: "
       raise ValueError(str(error).removeprefix(number)) from error
 
@@ -197,7 +198,7 @@ class SampleBatches:
     return self._versions[key]
 
   def _sampler(self, settings: SampleSettings) -> decode.JaxSampler:
-    """Returns the sampler of these settings, compiled when it is first used."""
+    """Returns the sampler of these settings, compiled on first use."""
     if settings not in self._samplers:
       while len(self._samplers) >= _SAMPLERS:
         self._samplers.popitem(last=False)
@@ -226,7 +227,7 @@ class SampleBatches:
         text_fn=functools.partial(tokenizer.decode, within=True),
         pad_id=tokenizer.pad_id,
         seed=self.base.config.seed,
-        # Passes have the same: on the policy all ratios are 1.
+        # The temperature of passes, so that on-policy ratios are 1.
         plain_temperature=c.temperature,
     )
 
@@ -238,10 +239,10 @@ def decode_request(
     seed: int | None,
     max_tokens: int | None,
 ) -> decode.Request:
-  """Returns the request of a prompt; without a seed it has one of its id."""
+  """Returns a prompt's decode request; the seed defaults to a hash of `id`."""
   return decode.Request(
       prompt_tokens=tokens,
-      # The same seed and prompt have the same completions.
+      # The same seed and prompt give the same completions.
       prompt_id=zlib.crc32(tokens.tobytes()),
       visit=0,
       num_completions=count,
@@ -261,7 +262,7 @@ def path_of(registry: registry_lib.Registry, sampler: str) -> str:
 def _pack(
     kind: str, prompt_ids: list[int], result: protobufs.SampleResult, step: int
 ) -> bytes:
-  """Returns the result of a sample; one to be rewarded has its prompt."""
+  """Returns the result of a sample; for a replay, as JSON with the prompt."""
   packed = protobufs.pack_sample_result(result)
   if kind == kinds.SAMPLE:
     return packed

@@ -1,8 +1,8 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints that clients name: of training, of versions, and exports.
+"""Clients' checkpoints: training states, versions to sample from, exports.
 
-A checkpoint's path is tinker://MODEL/KIND/NAME, and is in the registry once its
+A checkpoint's path is tinker://MODEL/KIND/NAME; it enters the registry once its
 files are complete.
 """
 
@@ -27,12 +27,12 @@ from tba_jax.serving import schemas
 SCHEME = "tinker://"
 WEIGHTS, SAMPLER_WEIGHTS = "weights", "sampler_weights"
 EXTERNAL_WEIGHTS = "external_weights"
-# Versions without a name of each model that are kept on disk.
+# Most unnamed versions of each model on disk.
 _UNNAMED = 8
 
 
 class ModelState(Protocol):
-  """What is saved of a model under training."""
+  """The parts of a model under training that are saved."""
 
   params: types.PyTree
   opt_state: types.PyTree
@@ -50,10 +50,11 @@ class SavedWeights:
 
   policy: model and tokenizer.
   lora_alpha: `config.lora.alpha`.
-  base_name: name of what adapters are of.
-  abstract_state: returns shapes and shardings of the state of a spec's models.
+  base_name: identity of the model that adapters belong to.
+  abstract_state: function from a spec to the shapes and shardings of its
+    models' state.
   folder: root directory of the server.
-  insist: repeats a write until the disk takes it.
+  insist: function that repeats a write until it succeeds.
   """
 
   policy: policy_lib.Policy
@@ -70,7 +71,7 @@ class SavedWeights:
   def place(self, path: str) -> tuple[str, pathlib.Path]:
     """Returns kind and folder of a path; raises ValueError if unknown."""
     parts = path.removeprefix(SCHEME).split("/")
-    # Its parts were checked before it was registered.
+    # The parts of a registered path are known to be valid.
     if not path.startswith(SCHEME) or self.registry.checkpoint(path) is None:
       raise ValueError(
           f"{path}: there is no such checkpoint; must be a path that"
@@ -106,7 +107,7 @@ class SavedWeights:
       body: schemas.SaveWeights,
       run: ModelState,
   ) -> str:
-    """Saves a model to go on with; returns the path."""
+    """Saves a checkpoint to continue training from; returns its path."""
     name = body.path or f"seq-{request.seq}"
     path, folder = self._new_path(request, WEIGHTS, name, body.overwrite)
     state = {"params": run.params, "opt_state": run.opt_state}
@@ -120,9 +121,9 @@ class SavedWeights:
       body: schemas.SaveWeights,
       run: ModelState,
   ) -> str:
-    """Saves a version to sample from; returns the path.
+    """Saves a version to sample from; returns its path.
 
-    Without a name it replaces the oldest of those that have none.
+    Of a model's unnamed versions, only the newest are kept.
     """
     name = body.path or f"{schemas.UNNAMED}{request.seq}"
     path, folder = self._new_path(request, SAMPLER_WEIGHTS, name)
@@ -138,15 +139,15 @@ class SavedWeights:
       body: schemas.SaveWeights,
       run: ModelState,
   ) -> tuple[str, int]:
-    """Writes a folder for transformers, or of adapters for peft.
+    """Writes a model folder for transformers, or an adapter folder for peft.
 
     Returns:
-      Path and bytes.
+      Path, and size in bytes.
     """
     name = body.path or f"seq-{request.seq}"
     path, folder = self._new_path(request, EXTERNAL_WEIGHTS, name)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _remove(folder)  # A kill before its outcome has the request come again.
+    _remove(folder)  # A repeat after a kill may find its own folder.
     policy = self.policy
     rank = self.registry.model(request.owner)["rank"]
     tensors = self._peft_tensors(run.params) if rank else None
@@ -180,7 +181,7 @@ class SavedWeights:
     shutil.rmtree(folder, ignore_errors=True)
 
   def _drop_unnamed(self, model: str) -> None:
-    """Deletes the oldest versions without a name."""
+    """Deletes the oldest unnamed versions."""
     unnamed = [
         path
         for path, _ in self.registry.checkpoints_of(model)
@@ -198,11 +199,11 @@ class SavedWeights:
       name: str,
       overwrite: bool = False,
   ) -> tuple[str, pathlib.Path]:
-    """Returns path and place of a new checkpoint."""
+    """Returns path and folder of a new checkpoint."""
     model = request.owner
     path = f"{SCHEME}{model}/{kind}/{name}"
     before = self.registry.checkpoint(path)
-    # The same request wrote it, if a kill came before its outcome.
+    # The same request may have written the checkpoint before a kill.
     if before and before.get("request") != request.id and not overwrite:
       or_overwrite = ", or give overwrite" * (kind == WEIGHTS)
       raise ValueError(
@@ -212,8 +213,8 @@ class SavedWeights:
     return path, self.model_folder(model) / kind / name
 
   def _write(self, folder: pathlib.Path, state: types.PyTree) -> None:
-    """Writes a checkpoint; what was there stays until it is complete."""
-    new = folder.with_name(f".{folder.name}")  # No name that a client may give.
+    """Writes a checkpoint; an old one stays until the new one is complete."""
+    new = folder.with_name(f".{folder.name}")  # Clients may not give this name.
     _remove(new)
     try:
       saver = checkpoint.Checkpointer(str(new), keep=1)
@@ -244,10 +245,10 @@ class SavedWeights:
     )
 
   def _peft_tensors(self, params: types.PyTree) -> Mapping[str, Any] | None:
-    """Returns adapters as `peft` has them, None where only merged ones will do.
+    """Returns adapters in peft's format, None if they must be merged instead.
 
-    The base may have adapters already, or its files other forms of the
-    matrices, as of experts.
+    They must be without a folder of the base; if the base is multimodal or has
+    adapters; or if its files store matrices in another form, as of experts.
     """
     policy = self.policy
     if policy.folder is None or adapter_folder.is_adapter(policy.folder):

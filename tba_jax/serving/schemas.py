@@ -1,12 +1,12 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of the server, as schemas.
+"""Schemas of the server's requests.
 
-The Tinker API (package `tinker` 0.38), episodes and replays, and OpenAI's
-completions (package `openai`, majors 2 and 3). Types are strict: no text counts
-as a number, no boolean as an integer. A closed message refuses a field that it
-does not have, unless its value asks for nothing (null, 0, false, []). Passes
-also come as protocol buffers (`protobufs.py`).
+They cover the Tinker API (package `tinker` 0.38), episodes and replays, and
+OpenAI's completions (package `openai`, majors 2 and 3). Types are strict: a
+text is no number, a boolean no integer. A closed message rejects an unknown
+field unless its value requests nothing (null, 0, false, []). Passes may also be
+protocol buffers (`protobufs.py`).
 """
 
 from collections.abc import Callable
@@ -20,12 +20,12 @@ import pydantic
 import pydantic_core
 
 _MOST_FLOAT32 = float(np.finfo(np.float32).max)
-# Most texts that end a completion; all are looked for in each that is decoded.
+# Most stop strings of a completion; decoding searches it for each of them.
 _MOST_STOPS = 64
-_MOST_CHOICES = 128  # As OpenAI has it.
-_MOST_COMPLETIONS = 2**16  # A step of a replay has them in memory at once.
+_MOST_CHOICES = 128  # OpenAI's limit.
+_MOST_COMPLETIONS = 2**16  # A step of a replay holds them in memory at once.
 UNNAMED = "unnamed-"  # Prefix of names that the server gives.
-_SHOWN = 500  # Characters of an error.
+_SHOWN = 500  # Most characters of an error.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _NAMED = (
     "a name of letters, digits, '.', '_' and '-', 128 at most, the first a"
@@ -47,20 +47,20 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 
 def to_json(reply: Any) -> bytes:
-  """Returns the JSON of a reply; numbers that JSON lacks become null."""
+  """Returns the JSON of a reply; NaN and infinities become null."""
   return pydantic_core.to_json(reply, inf_nan_mode="null")
 
 
 def in_one_form(body: bytes) -> bytes:
-  """Returns a body with its keys in order: the same when it comes again."""
+  """Returns a body with sorted keys, so that retries have the same bytes."""
   return json.dumps(parse_json(body), sort_keys=True, allow_nan=False).encode()
 
 
 def read(kind: type[_M], value: Any) -> _M:
-  """Returns the message of a JSON object, or of the bytes of one.
+  """Returns the message of a JSON object, or of its bytes.
 
   Raises:
-    ValueError: a field is missing, wrong or unknown; one line that names it.
+    ValueError: a field is missing, invalid or unknown; one line names it.
   """
   if isinstance(value, bytes):
     value = parse_json(value)
@@ -77,7 +77,7 @@ def _one_line(error: pydantic.ValidationError, value: Any) -> str:
   for part in first["loc"]:
     if isinstance(part, int):
       key, value = f"{key}[{part}]", value[part]
-    # Others are names of types, of several that are tried.
+    # Other parts name the types of a union.
     elif isinstance(value, dict) and (
         part in value or first["type"] == "missing"
     ):
@@ -107,7 +107,7 @@ def _must(test: Callable[[Any], bool], text: str) -> pydantic.AfterValidator:
 
 
 def _texts_or_ids(value: Any) -> tuple[str, ...] | tuple[int, ...]:
-  """Returns what ends a completion; [] are no token ids."""
+  """Returns stop strings or stop token ids; [] = no ids."""
   items = (value,) if isinstance(value, str) else value
   if isinstance(items, list | tuple) and len(items) <= _MOST_STOPS:
     if all(isinstance(text, str) and text for text in items):
@@ -141,7 +141,7 @@ def _one_prompt(prompt: Any) -> str | list[int]:
 
 
 def _joined(content: Any) -> str:
-  """Returns the text of a message: of its parts, "" for none."""
+  """Returns the text of a message, its parts joined."""
   if isinstance(content, list):
     parts = [p if isinstance(p, dict) else {} for p in content]
     if not all(
@@ -158,7 +158,7 @@ def _joined(content: Any) -> str:
 _is_scalar = lambda value: isinstance(value, str | bool | int | float)
 _Int = Annotated[int, pydantic.Field(ge=0, lt=2**31)]
 _Count = Annotated[int, pydantic.Field(ge=1, lt=2**31)]
-# Number of a request among its owner's.
+# Number of a request among its owner's requests.
 Seq = Annotated[int, pydantic.Field(ge=0, lt=2**62)]
 _Float32 = Annotated[float, pydantic.Field(ge=-_MOST_FLOAT32, le=_MOST_FLOAT32)]
 _Rate = Annotated[float, pydantic.Field(ge=0, le=_MOST_FLOAT32)]
@@ -166,7 +166,7 @@ _Decay = Annotated[float, pydantic.Field(ge=0, lt=1)]
 _Scalar = Annotated[
     Any, _must(_is_scalar, "a number, a text, or true or false")
 ]
-# Not bool, and no integer that a float cannot hold.
+# No bool, and no number beyond the range of float32.
 _LossSetting = Annotated[
     Any,
     _must(
@@ -185,7 +185,7 @@ _CheckpointName = Annotated[
         f"{_NAMED}, and without the prefix {UNNAMED!r} of the server's",
     ),
 ]
-# Logits divided by less overflow a float32.
+# Logits divided by a smaller temperature overflow float32.
 _Temperature = Annotated[
     float, _must(lambda t: t == 0 or 1e-3 <= t <= 100, "0, or .001 to 100")
 ]
@@ -200,13 +200,13 @@ class Message(pydantic.BaseModel):
       strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=()
   )
   is_closed: ClassVar[bool] = True
-  # Values of fields that a message does not have, which ask for nothing.
+  # Values of unsupported fields that request nothing.
   nothing: ClassVar[dict[str, Any]] = {}
 
   @pydantic.model_validator(mode="before")
   @classmethod
   def _known(cls, value: Any) -> Any:
-    """Returns an object without what is null or asks for nothing."""
+    """Returns the known fields that are not null; raises for unknown ones."""
     if not isinstance(value, dict):
       return value
     fields = {f.alias or name: f for name, f in cls.model_fields.items()}
@@ -231,7 +231,7 @@ class Message(pydantic.BaseModel):
 
 
 class OpenMessage(Message):
-  """A request whose further fields change nothing here."""
+  """A request whose unknown fields are ignored."""
 
   is_closed = False
 
@@ -272,14 +272,14 @@ class CreateModel(OfSession):
 
 
 class LoadWeights(OpenMessage):
-  """A checkpoint that a model goes on with."""
+  """A checkpoint that a model continues from."""
 
   path: str
   optimizer: bool
 
 
 class CreateByLoad(OfSession, LoadWeights):
-  """A model that a checkpoint makes."""
+  """A new model made from a checkpoint."""
 
   model_seq_id: Seq
   base_model: str | None = None
@@ -287,7 +287,7 @@ class CreateByLoad(OfSession, LoadWeights):
 
 
 class OfModel(OpenMessage):
-  """What each request of a model has; a number of 0 is the next one."""
+  """Fields of each request of a model; `seq_id` 0 takes the next number."""
 
   model_id: str
   seq_id: Seq = 0
@@ -296,7 +296,7 @@ class OfModel(OpenMessage):
 class AdamParams(Message):
   """Settings of one AdamW step, as of `torch.optim.AdamW`.
 
-  grad_clip_norm: greatest global norm of the gradient; 0 does not clip.
+  grad_clip_norm: largest global norm of the gradient; 0 = no clipping.
   """
 
   learning_rate: _Rate = 1e-4
@@ -314,7 +314,7 @@ class OptimStep(OpenMessage):
 
 
 class SaveWeights(OpenMessage):
-  """A checkpoint, version or export; without a name the server gives one."""
+  """A checkpoint, version or export, which the server names by default."""
 
   path: _CheckpointName | None = None
   overwrite: bool = False
@@ -343,7 +343,7 @@ class ModelInput(OpenMessage):
 
 
 class _Dense(OpenMessage):
-  """A tensor; `data` has its numbers, whatever the shape."""
+  """A dense tensor; `data` is flat whatever the shape."""
 
   shape: list[_Int] | None = None
   sparse_crow_indices: Annotated[
@@ -397,7 +397,7 @@ class CreateSamplingSession(OfSession):
 
 
 class SamplingParams(Message):
-  """How to draw; `stop` as ids replaces the tokenizer's own."""
+  """Sampling settings; ids in `stop` replace the tokenizer's stop tokens."""
 
   max_tokens: _Count | None = None
   seed: int | None = None
@@ -408,7 +408,7 @@ class SamplingParams(Message):
 
   @property
   def stops(self) -> tuple[tuple[int, ...] | None, tuple[str, ...]]:
-    """Token ids, None for the tokenizer's own, and texts."""
+    """Stop token ids, None for the tokenizer's, and stop strings."""
     if self.stop is None or self.stop and isinstance(self.stop[0], str):
       return None, self.stop or ()
     return self.stop, ()
@@ -448,7 +448,7 @@ class FuturesTarget(OpenMessage):
 
 
 class RetrieveFutures(OpenMessage):
-  """Results of a clone of a sampling client, after a cursor; waits seconds."""
+  """Results of a sampling client's clone after a cursor; timeout in seconds."""
 
   target: FuturesTarget
   prev_cursor: Annotated[int, pydantic.Field(ge=0, lt=2**32)] = 0
@@ -468,7 +468,7 @@ class CreateEpisode(Message):
 
 
 class FinishEpisode(Message):
-  """The reward of an episode; null for one that broke."""
+  """The reward of an episode; null drops the episode."""
 
   reward: _Float32 | None
 
@@ -481,12 +481,12 @@ class RewardSample(Message):
 class CreateReplay(Message):
   """A model that the server trains by itself.
 
-  loss_fn: name of an objective of groups.
+  loss_fn: name of a group objective.
   prompts_per_batch: B, groups of a step.
   completions_per_prompt: K, completions of a group in a step.
-  num_steps: steps after which it ends.
-  groups_per_step: groups that must have entered for each step, its own
-    included; 0 waits for the first alone; None is B.
+  num_steps: steps after which training ends.
+  groups_per_step: groups that must have entered for each step, the next one
+    included; 0 waits for the first group alone; None = B.
   publish_every_steps: steps between versions to sample from.
   replay: changed settings of `config.replay`.
   """
@@ -537,8 +537,8 @@ class StreamOptions(OpenMessage):
 class _Completions(Message):
   """Completions of a chat or a text.
 
-  max_tokens: most tokens of each; None is as many as there is room for.
-  seed: start of the sampler's random numbers; None takes one from the request.
+  max_tokens: most tokens of each; None = as many as there is room for.
+  seed: random seed of the sampler; None derives one from the request's id.
   """
 
   nothing = {
@@ -563,7 +563,7 @@ class _Completions(Message):
           "true or 1, for log-probs of the sampled tokens alone",
       ),
   ] = None
-  # They change nothing of the answer.
+  # The following have no effect on the answer.
   user: Any = None
   metadata: Any = None
   store: Any = None
@@ -574,7 +574,7 @@ class _Completions(Message):
 
 class CalledFunction(OpenMessage):
   name: str
-  # A text of JSON, or its object.
+  # JSON text, or the parsed object.
   arguments: Annotated[
       Any, _must(lambda v: isinstance(v, str | dict), "a text or an object")
   ]
@@ -586,7 +586,7 @@ class ToolCall(OpenMessage):
 
 
 class ChatMessage(OpenMessage):
-  """A message of a chat; content may be in parts, all of them texts."""
+  """A message of a chat; content may be a list of text parts."""
 
   role: Literal["system", "developer", "user", "assistant", "tool"]
   content: Annotated[Any, pydantic.AfterValidator(_joined)] = ""
@@ -596,7 +596,7 @@ class ChatMessage(OpenMessage):
 
   @property
   def in_one_form(self) -> dict[str, Any]:
-    """The message without what is null or of no effect."""
+    """The message without null fields and fields of no effect."""
     out: dict[str, Any] = {"role": self.role, "content": self.content}
     if self.tool_calls:
       out["tool_calls"] = [
@@ -627,7 +627,7 @@ class ChatRequest(_Completions):
 
   messages: Annotated[list[ChatMessage], pydantic.Field(min_length=1)]
   max_completion_tokens: _Count | None = None
-  # Checked, and left as they are: templates write them in the agent's form.
+  # Checked but not converted: templates render tools as the agent sent them.
   tools: Annotated[
       list[Tool],
       pydantic.WrapValidator(lambda tools, check: check(tools) and tools),
@@ -637,12 +637,12 @@ class ChatRequest(_Completions):
 
   @property
   def offered_tools(self) -> list[dict[str, Any]]:
-    """Tools that the model is to know of."""
+    """Tools to present to the model."""
     return [] if self.tool_choice == "none" else self.tools
 
   @property
   def chat(self) -> list[dict[str, Any]]:
-    """The messages, in one form whatever the agent's."""
+    """The messages, in one form for all agents."""
     return [message.in_one_form for message in self.messages]
 
   @property
@@ -666,7 +666,7 @@ class TextRequest(_Completions):
 
   @property
   def has_logprobs(self) -> bool:
-    # A number is of further tokens at each place, and may be 0.
+    # The number of alternatives at each token, which may be 0.
     return self.logprobs is not None and self.logprobs is not False
 
 
@@ -674,5 +674,5 @@ CompletionRequest = ChatRequest | TextRequest
 
 
 def read_completions(body: dict[str, Any]) -> CompletionRequest:
-  """Returns the request of a body; one with `messages` is of a chat."""
+  """Returns the request of a body, a chat if it has `messages`."""
   return read(ChatRequest if "messages" in body else TextRequest, body)

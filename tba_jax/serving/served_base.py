@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The model that a server adapts: its params, and programs compiled for it."""
+"""Base model of a server: its params, and the programs compiled for it."""
 
 import collections
 from collections.abc import Mapping
@@ -25,9 +25,9 @@ from tba_jax.serving import schemas
 from tba_jax.serving import token_passes
 from tba_jax.serving import trained_model
 
-# Compiled programs, by adapters, that are kept.
+# Most sets of compiled programs kept, keyed by adapters.
 _PROGRAMS = 8
-# Sections of the config on which the requests that are done again depend.
+# Sections of the config on which the results of repeated requests depend.
 _SECTIONS = ("model", "tokenizer", "sampling", "loss", "lora")
 
 
@@ -35,14 +35,14 @@ class ServedBase:
   """The base model of a server.
 
   policy: model and tokenizer.
-  name: shown to clients.
-  base_name: name in checkpoints of what adapters are of.
+  name: label of the model for clients.
+  base_name: identity of the model, recorded in checkpoints.
   tokenizer_id: name or folder that clients load the tokenizer from.
 
   Args:
-    workdir: its directory.
-    folder: root directory of the server there.
-    registry: holds the settings that must not change.
+    workdir: directory of the server.
+    folder: root of the server's files in `workdir`.
+    registry: store of the settings that must not change.
 
   Raises:
     ValueError: the model cannot be loaded, or the directory belongs to a server
@@ -78,7 +78,7 @@ class ServedBase:
 
   @property
   def max_tokens(self) -> int:
-    """Most tokens of a sequence."""
+    """Number of tokens of the longest sequence."""
     sampling = self.config.sampling
     return sampling.max_prompt_tokens + sampling.max_completion_tokens
 
@@ -100,11 +100,11 @@ class ServedBase:
     return self._programs[key]
 
   def abstract_state(self, spec: Mapping[str, Any]) -> dict[str, types.PyTree]:
-    """Returns shapes and shardings of the state of models with its adapters."""
+    """Returns shapes and shardings of the state of a spec's models."""
     return self.programs(spec).trainable.abstract_state()
 
   def scorer(self) -> token_passes.TokenPasses:
-    """Returns passes whose log-probs are of the model's own params."""
+    """Returns passes that score with a full model's params, not adapters."""
     return self.programs({"rank": 0, "targets": "all"}).tokens
 
   def spec_of(
@@ -114,7 +114,7 @@ class ServedBase:
 
     Args:
       model: id of the model.
-      adapters: its adapters; None trains all params, as rank 0.
+      adapters: LoRA settings; None trains all params, as rank 0 does.
 
     Raises:
       ValueError: nothing would be trained.
@@ -142,11 +142,11 @@ class ServedBase:
     }
 
   def _place_tokenizer(self, source: pathlib.Path) -> str:
-    """Returns a name that clients load the tokenizer from."""
+    """Returns a name or folder that clients can load the tokenizer from."""
     folder = self.policy.folder
     if folder is not None and not folder.exists():
       if len(folder.parts) == 2:
-        return str(folder)  # ORG/NAME of the hub.
+        return str(folder)  # ORG/NAME on the hub.
     if not source.is_dir():
       hf.replace_folder(source, self.policy.tokenizer.save)
     return str(source.absolute())
@@ -158,7 +158,7 @@ def check_settings(
     registry: registry_lib.Registry,
     workdir: str,
 ) -> None:
-  """Raises ValueError if the directory is of a server with other settings."""
+  """Raises ValueError if a server with other settings owns the directory."""
   facts = {
       f"config.{key}": value
       for key, value in load.flatten(config).items()
@@ -169,7 +169,7 @@ def check_settings(
   for name, value in json.loads(json.dumps(facts)).items():
     before = saved.get(name)
     if name not in saved:
-      # A setting that the version of the first start did not have.
+      # The setting is newer than the version that first started the server.
       key = name.removeprefix("config.")
       before = settings_lib.SETTINGS[key].default
     if before != value:
@@ -180,6 +180,6 @@ def check_settings(
 
 
 def seed_of(text: str) -> int:
-  """Returns the seed of what has none of its own, of 32 bits."""
+  """Returns a 32-bit seed derived from a text."""
   digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
   return int.from_bytes(digest, "big")

@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Models under training: in memory, or made again from what was promised.
+"""Models under training: in memory, or rebuilt from checkpoint and journal.
 
-A model is its newest recovery checkpoint and the journaled requests after it,
-done again: after a kill, and when it is needed after it had to make room.
+After a kill, or after its eviction from memory, a model is rebuilt from its
+newest recovery checkpoint by repeating the journaled requests after it.
 """
 
 import collections
@@ -25,7 +25,7 @@ from tba_jax.serving import served_base
 from tba_jax.serving import served_replay
 from tba_jax.serving import trained_model
 
-# Recovery checkpoints of a model: the second serves if the first is damaged.
+# Recovery checkpoints of a model; the older serves if the newer is damaged.
 _KEEP = 2
 
 
@@ -33,7 +33,7 @@ _KEEP = 2
 class ServedModel:
   """A model in memory.
 
-  saver: writes its recovery checkpoints.
+  saver: writer of its recovery checkpoints.
   replay: buffer of a model that the server trains; None for others.
   steps_since_save: optimizer steps after the newest recovery checkpoint.
   """
@@ -44,10 +44,10 @@ class ServedModel:
   steps_since_save: int = 0
 
   def execute(self, kind: str, body: bytes) -> bytes:
-    """Does a request that the model alone is needed for; returns its result.
+    """Executes a request that needs this model alone; returns its result.
 
     Raises:
-      ValueError: the request is wrong; the model is what it was.
+      ValueError: the request is invalid; the params are unchanged.
     """
     if kind in (kinds.FORWARD, kinds.FORWARD_BACKWARD):
       result = self.run.run_pass(protobufs.unpack_pass(body))
@@ -64,7 +64,7 @@ class ServedModel:
 
 @dataclasses.dataclass
 class ServedModels:
-  """The models of a server, for the thread that does requests."""
+  """The models of a server; for the engine's thread."""
 
   base: served_base.ServedBase
   registry: registry_lib.Registry
@@ -76,14 +76,14 @@ class ServedModels:
 
   @property
   def in_memory(self) -> list[str]:
-    """Ids of the models that are in memory, the latest used last."""
+    """Ids of the models in memory, most recently used last."""
     return list(self._models)
 
   def execute(self, request: request_journal.ServerRequest) -> bytes:
-    """Does a model's request; returns its result.
+    """Executes a model's request; returns its result.
 
     Raises:
-      ValueError: the request is wrong; the model is what it was.
+      ValueError: the request is invalid; the params are unchanged.
     """
     model, kind = request.owner, request.kind
     if kind == kinds.CREATE:
@@ -106,11 +106,11 @@ class ServedModels:
     return self.get(model).execute(kind, request.body)
 
   def get(self, model: str) -> ServedModel:
-    """Returns a model, from memory or made again.
+    """Returns a model, from memory or rebuilt.
 
     Raises:
       ValueError: there is no such model.
-      RuntimeError: the model cannot be made again.
+      RuntimeError: the model cannot be rebuilt.
     """
     if model in self._models:
       self._models.move_to_end(model)
@@ -138,7 +138,7 @@ class ServedModels:
     return served
 
   def forget(self, model: str) -> None:
-    """Drops a model from memory; `get` makes it again."""
+    """Drops a model from memory; `get` rebuilds it."""
     if served := self._models.pop(model, None):
       _close(served.saver)
 
@@ -147,14 +147,14 @@ class ServedModels:
       self.forget(model)
 
   def save_in_time(self, request: request_journal.ServerRequest) -> None:
-    """Saves a recovery checkpoint after a request if it is time for one."""
+    """Saves a recovery checkpoint after a request, if one is due."""
     kind, served = request.kind, self._models.get(request.owner)
     if kind in (kinds.OPTIM_STEP, kinds.TRAIN):
       served.steps_since_save += 1
     elif kind != kinds.LOAD:
       return
     every_steps = self.base.config.serve.checkpoint_every_steps
-    # What a load read may be replaced, so it is not done again.
+    # A load is saved at once: its source may be overwritten before a repeat.
     if served.steps_since_save < every_steps and kind != kinds.LOAD:
       return
     state = {"params": served.run.params, "opt_state": served.run.opt_state}
@@ -165,9 +165,9 @@ class ServedModels:
       served.saver.save(request.seq, state, host, wait=kind == kinds.LOAD)
       steps = served.saver.newest_steps()
       if len(steps) == _KEEP:
-        # Those after the older one stay: it serves if the newer is damaged.
+        # Bodies after the older checkpoint stay, in case the newer is damaged.
         self.journal.drop_bodies(request.owner, steps[0])
-    # Whatever Orbax raises: the journal has everything; the next one may fit.
+    # After any error of Orbax, the journal suffices; the next save may succeed.
     except Exception as error:
       logging.error("%s", error)
       return
@@ -176,7 +176,7 @@ class ServedModels:
   def _restore(
       self, saver: checkpoint.Checkpointer, spec: Mapping[str, Any]
   ) -> tuple[ServedModel, int]:
-    """Returns a model at its newest checkpoint, and the number it is of."""
+    """Returns a model at its newest checkpoint, and that request's number."""
     programs, replay = self.base.programs(spec), None
     trainable = programs.trainable
     if "replay" in spec:
@@ -201,10 +201,10 @@ class ServedModels:
     return ServedModel(run, saver, replay), int(host["seq"])
 
   def _repeat(self, model: str, seq: int) -> None:
-    """Does the finished requests of a model after a number again.
+    """Repeats the finished requests of a model after a number.
 
     Raises:
-      RuntimeError: a request cannot be done again, or ends otherwise.
+      RuntimeError: a request cannot be repeated, or has another outcome.
     """
     repeated = 0
     for request, is_done in self.journal.since(model, seq):
@@ -213,8 +213,8 @@ class ServedModels:
       if request.kind not in kinds.REPEATED:
         continue
       failure = self.journal.outcome(request.id).failure
-      # A step alone may have had an effect though it failed: it drops a
-      # gradient that is not finite.
+      # Of the failed requests, only a step may have had an effect: it drops a
+      # non-finite gradient.
       if failure and (
           request.kind not in (kinds.OPTIM_STEP, kinds.TRAIN)
           or failure["category"] != "user"
@@ -243,7 +243,7 @@ class ServedModels:
       print(f"{model}: {repeated} requests after its checkpoint done again")
 
   def _load(self, model: str, body: schemas.LoadWeights) -> str:
-    """Replaces a model's params by a checkpoint's; returns its path."""
+    """Replaces a model's params with a checkpoint's; returns the path."""
     model_spec, path = self.registry.model(model), body.path
     spec, state = self.weights.read(path)
     for key in ("rank", "targets"):
@@ -264,7 +264,7 @@ class ServedModels:
   def _save(
       self, request: request_journal.ServerRequest, body: schemas.SaveWeights
   ) -> dict[str, Any]:
-    """Saves a model; an unnamed version's result is its sampling session."""
+    """Saves a model; an unnamed version is returned as a sampling session."""
     model, kind = request.owner, request.kind
     run = self.get(model).run
     if kind == kinds.EXPORT:
@@ -276,10 +276,10 @@ class ServedModels:
     path = self.weights.save_version(request, body, run)
     if body.path:
       return {"type": kind, "path": path}
-    # Its own numbers, apart from those that clients give.
+    # Numbered apart from the sampling sessions that clients create.
     sampler = f"{model}:sample:{request.seq}"
     self.registry.add_sampler(sampler, model.partition(":")[0], path)
-    # A replay's; others have no session of this name.
+    # Only replays have a session of this name.
     self.registry.set_sampler(kinds.newest_sampler(model), path)
     return {"type": kind, "sampling_session_id": sampler}
 
@@ -287,6 +287,6 @@ class ServedModels:
 def _close(saver: checkpoint.Checkpointer) -> None:
   try:
     saver.close()
-  # Whatever Orbax raises: the journal has what the checkpoint would have had.
+  # After any error of Orbax, the journal has what the checkpoint lacks.
   except Exception as error:
     logging.error("%s", error)

@@ -12,12 +12,12 @@
     GET  /api/v1/replays/ID?after=STEP  state, counts, metrics of steps
     POST /api/v1/replays/ID/stop
 
-A replay is a model whose requests the server numbers: a group that enters, a
-step (draw, pass and optimizer in one) and a version that is saved are requests
-in the journal like a client's, and the buffer is part of the model's
-checkpoint. So what is true of models after a kill is true here: the same
-groups, draws and steps, to the same bits. The sampling session of a replay is
-of its newest version.
+A replay is a model whose requests the server numbers: each new group, each step
+(draw, pass and optimizer update) and each saved version is a request in the
+journal like a client's, and the buffer is part of the model's checkpoint. So a
+replay recovers from a kill as other models do, with the same groups, draws and
+steps, bit for bit. The sampling session of a replay points at its newest
+version.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ from tba_jax.replay import buffer as buffer_lib
 from tba_jax.serving import schemas
 from tba_jax.serving import trained_model
 
-# Settings of `config.replay` that a replay may have of its own.
+# Settings of `config.replay` that each replay may change.
 SETTINGS = (
     "capacity", "capacity_per_prompt", "recent_fraction", "recent_window_steps",
     "skip_equal_rewards", "selection", "reward_temperature",
@@ -50,7 +50,7 @@ SETTINGS = (
 def with_replay(
     config: ml_collections.ConfigDict, changes: Mapping[str, Any]
 ) -> ml_collections.ConfigDict:
-  """Returns a config with settings of a replay's own."""
+  """Returns the config with the settings that a replay changes."""
   lines = []
   for key, value in changes.items():
     if key not in SETTINGS:
@@ -70,15 +70,15 @@ def with_replay(
 
 
 class ServedReplay:
-  """The buffer of a replay, and what has gone through it.
+  """The buffer of a replay, and counts of what has passed through it.
 
   settings: training settings.
-  counts: completions that have `entered`, were `trained` for the first time,
-    or `evicted` before that; `groups` that have entered. The rest of those that
-    entered are in the buffer, untrained.
+  counts: number of completions that have `entered`, were `trained` on, or were
+    `evicted` untrained, and of `groups` that have entered. All other
+    completions are in the buffer, untrained.
 
   Raises:
-    ValueError: a setting is wrong.
+    ValueError: a setting is invalid.
   """
 
   def __init__(
@@ -105,7 +105,7 @@ class ServedReplay:
     """Stores a group that `pack_group` packed; returns the counts.
 
     Raises:
-      ValueError: the buffer does not take it.
+      ValueError: the buffer rejects the group.
     """
     rows, T = body["completions"], self._num_tokens
     ids = np.zeros((len(rows), T), np.int32)
@@ -137,14 +137,14 @@ class ServedReplay:
     return self.state()
 
   def missing(self, step: int) -> int:
-    """Returns the groups that must enter before a step can be taken."""
+    """Returns how many more groups must enter before a step."""
     return missing_groups(self.settings, self.counts["groups"], step)
 
   def draw(self, step: int) -> tuple[types.Batch, dict[str, float]]:
     """Returns a batch without reference log-probs, and its statistics.
 
     Raises:
-      ValueError: nothing is stored.
+      ValueError: the buffer is empty.
     """
     s = self.settings
     draw = self._buffer.sample(
@@ -161,11 +161,11 @@ class ServedReplay:
   def train(self, run: trained_model.TrainedModel) -> dict[str, Any]:
     """Takes the next step of a model; returns its result.
 
-    The source ends after one step, since each is a request of the journal: what
-    is not saved when the server is killed is done again, request by request.
+    The loop ends after one step, since each step is a request of the journal:
+    after a kill, unsaved steps are repeated request by request.
 
     Raises:
-      ValueError: nothing is stored, or the gradient is not finite.
+      ValueError: the buffer is empty, or the gradient is not finite.
     """
     results = []
 
@@ -223,7 +223,7 @@ class _ReplayLearner:
 def missing_groups(
     settings: schemas.CreateReplay, groups: int, step: int
 ) -> int:
-  """Returns how many groups a step waits for, of which some have entered."""
+  """Returns how many groups a step still needs once `groups` have entered."""
   return max(0, max(1, settings.groups_each_step * (step + 1)) - groups)
 
 
@@ -245,12 +245,12 @@ def groups_of_episodes(
 ) -> tuple[list[dict[str, Any]], int]:
   """Returns the groups of finished episodes, and how many rows are left out.
 
-  A group is the rows that have a prompt in common. Rows of episodes without a
-  reward are left out, and those whose prompt fewer than `least` rows have.
+  Rows with the same prompt form a group. Rows of episodes without a reward are
+  left out, and so are groups of fewer than `least` rows.
 
   Args:
-    outcomes: `Episode.to_json` of each, with its `reward`.
-    least: smallest group that the objective learns from.
+    outcomes: `Episode.to_json` of each episode, with its `reward`.
+    least: smallest group size of the objective.
   """
   by_prompt: dict[tuple[int, ...], list[dict[str, Any]]] = {}
   left_out = 0
@@ -286,10 +286,10 @@ def group_of_sample(
   Args:
     result: JSON of the sample.
     rewards: reward of each completion.
-    least: smallest group that the objective learns from.
+    least: smallest group size of the objective.
 
   Raises:
-    ValueError: the rewards are not one for each, or too few.
+    ValueError: there is not one reward for each completion, or too few.
   """
   sequences = result["sequences"]
   if len(rewards) != len(sequences):
@@ -317,6 +317,6 @@ def group_of_sample(
 
 
 def _prompt_id(prompt: np.ndarray) -> int:
-  """Returns 63 bits of a digest: the same prompt is the same one."""
+  """Returns 63 bits of a digest, the same for equal prompts."""
   digest = hashlib.blake2b(prompt.tobytes(), digest_size=8).digest()
   return int.from_bytes(digest, "big") >> 1

@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Handlers of the Tinker API.
 
-A handler checks a request, has it journaled and answers at once;
-`retrieve_future` waits for its result. A model's numbered request is read in
-its turn, but for its address: a wrong one fails there, and uses its number.
+A handler checks a request, journals it and answers at once; `retrieve_future`
+waits for its result. Of a model's numbered request, only the address is checked
+on arrival (a JSON pass is parsed whole). The rest is read in its turn, where an
+invalid request fails and uses up its number.
 
-Source: package `tinker` 0.38, whose client is served unchanged.
+Source: package `tinker` 0.38, whose client works unchanged.
 """
 
 from collections.abc import Sequence
@@ -30,14 +31,14 @@ from tba_jax.serving import schemas
 
 # Seconds that `retrieve_future` waits; the official client allows 45.
 _POLL_S = 20.0
-# Numbers of the requests of each clone of a sampling client.
+# Request numbers reserved for each clone of a sampling client.
 _NUMBERS_OF_CLONE = 10**9
 _CHECKPOINT_TYPES = {
     saved_weights.WEIGHTS: "training",
     saved_weights.SAMPLER_WEIGHTS: "sampler",
     saved_weights.EXTERNAL_WEIGHTS: "external",
 }
-# What clients may ask of the model of a replay.
+# Kinds of requests that clients may send to the model of a replay.
 _OF_REPLAYS = (
     kinds.FORWARD, kinds.SAVE, kinds.SAVE_SAMPLER, kinds.EXPORT,
 )  # fmt: skip
@@ -47,7 +48,7 @@ class TinkerHandlers(handlers.Handlers):
   """Sessions, models, checkpoints, sampling and results."""
 
   def routes(self) -> list[tuple[str, str, Any]]:
-    """Returns path, method and handler of each, below /api/v1/."""
+    """Returns path (below /api/v1/), method and handler of each route."""
     of_model = [kinds.OPTIM_STEP, kinds.SAVE, kinds.SAVE_SAMPLER, kinds.EXPORT]
     run = "training_runs/{model}"
     return [
@@ -104,7 +105,7 @@ class TinkerHandlers(handlers.Handlers):
     return {
         "pjwt_auth_enabled": False,
         "credential_default_source": "api_key",
-        # A pass comes whole if it can, since groups must not be cut.
+        # A pass should arrive whole if it can, since groups must not be split.
         "fwdbwd_max_chunk_len": 2**20,
         "fwdbwd_max_chunk_bytes_count": most,
         "proto_compress_fwdbwd": False,
@@ -119,7 +120,7 @@ class TinkerHandlers(handlers.Handlers):
     }
 
   async def _telemetry(self, request: requests.Request) -> Any:
-    # Kept nowhere.
+    # Read and discarded.
     await self.body(request, handlers.MOST_OF_JSON_PASS)
     return {"status": "accepted"}
 
@@ -168,7 +169,7 @@ class TinkerHandlers(handlers.Handlers):
       kind: str,
       raw: bytes,
   ) -> dict[str, Any]:
-    """Adds a model, and submits the request that makes it."""
+    """Registers a model, and submits the request that creates it."""
     spec = {**spec, "user_metadata": body.user_metadata}
     self.registry.add_model(model, session, spec)
     submitted = await self.submit(kind, model, 0, schemas.in_one_form(raw))
@@ -221,7 +222,7 @@ class TinkerHandlers(handlers.Handlers):
   async def _accept(
       self, kind: str, model: str, seq: int, body: bytes
   ) -> dict[str, Any]:
-    """Journals a model's request; 0 stands for a number that is not given."""
+    """Journals a model's request; `seq` 0 = the client gave no number."""
     spec = self.spec_of_model(model)
     if seq < 0:
       raise ValueError(f"seq_id = {seq}: must be 1 or more")
@@ -239,7 +240,7 @@ class TinkerHandlers(handlers.Handlers):
       body = schemas.read(schemas.OfModel, raw)
       raw = schemas.in_one_form(raw)
       return await self._accept(kinds.LOAD, body.model_id, body.seq_id, raw)
-    # The load makes the model, of the checkpoint's spec.
+    # The load creates the model, with the checkpoint's spec.
     body = schemas.read(schemas.CreateByLoad, raw)
     session = self.check_session(body.session_id)
     model = f"{session}:train:{body.model_seq_id}"
@@ -297,12 +298,12 @@ class TinkerHandlers(handlers.Handlers):
     await concurrency.run_in_threadpool(self.engine.weights.delete, path)
     return responses.Response(status_code=204)
 
-  # Lists of all there is, the newest first.
+  # Lists of all sessions, models and checkpoints, newest first.
 
   def _newest(
       self, request: requests.Request, table: str, limit: int
   ) -> tuple[Sequence[tuple[Any, ...]], dict[str, Any]]:
-    """Returns a page of a table and its cursor; `limit` is the usual one."""
+    """Returns a page of a table, and its cursor; `limit` is the default."""
     page = {"limit": limit, "offset": 0}
     for name, least in (("limit", 1), ("offset", 0)):
       text = request.query_params.get(name, str(page[name]))
@@ -365,7 +366,7 @@ class TinkerHandlers(handlers.Handlers):
       least = self.engine.replays.least_completions(replay)
       if count < least:
         raise ValueError(f"num_samples = {count}: must be {least} or more")
-    # Without a number of its client's it takes none that one may give.
+    # A request without a number is named by a UUID: no numbered one has its id.
     name = "" if body.seq_id is not None else str(uuid.uuid4())
     submitted = await self.submit(kind, sampler, body.seq_id, raw, name)
     return {

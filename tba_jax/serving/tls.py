@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""TLS of a server: files of its own, or those that it makes.
+"""TLS files that a server makes: authority, certificate and key.
 
-A server that other machines reach makes an authority and a certificate signed
-by it at its first start; the authority's key is thrown away. Clients are given
+At its first start, a server that other machines can reach makes an authority
+and a certificate signed by it; the authority's key is discarded. Clients get
 `ca.pem`, which vouches for this certificate alone.
 """
 
@@ -27,7 +27,7 @@ def names_of(host: str, more: str) -> list[str]:
   """Returns the names by which clients may call a server.
 
   Args:
-    host: address that it listens at.
+    host: address at which the server listens.
     more: further names and addresses, separated by commas.
   """
   hostname = socket.gethostname()
@@ -38,14 +38,14 @@ def names_of(host: str, more: str) -> list[str]:
 
 
 def make(folder: pathlib.Path, names: Sequence[str]) -> None:
-  """Writes key, certificate and authority, unless they are there.
+  """Writes key, certificate and authority, unless they exist for these names.
 
   Args:
     folder: directory with mode 0700.
     names: DNS names and IP addresses for the certificate.
 
   Raises:
-    ValueError: a name cannot be in a certificate.
+    ValueError: a name is invalid in a certificate.
   """
   alt_names = [_general_name(name) for name in names]
   if _names(folder / CERT) == alt_names and (folder / KEY).exists():
@@ -62,7 +62,7 @@ def make(folder: pathlib.Path, names: Sequence[str]) -> None:
           serialization.PrivateFormat.PKCS8,
           serialization.NoEncryption(),
       ),
-      # Last: it stands for all three.
+      # Written last: its presence means that all three are complete.
       CERT: cert.public_bytes(pem),
   }
   for name, content in contents.items():

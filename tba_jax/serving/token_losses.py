@@ -1,11 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Losses of single tokens, by their names in the Tinker API.
+"""Token losses, by their names in the Tinker API.
 
-Each is summed over the tokens of all sequences, without a mean, so that it does
-not depend on how a batch is cut. Source: Tinker's documentation, "Loss
-Functions"; ppo is eq. 7 of Schulman et al. 2017 (arXiv:1707.06347), cispo that
-of MiniMax 2025 (arXiv:2506.13585).
+Each loss is summed, not averaged, over the tokens of all sequences, so that it
+does not depend on how a batch is split. Source: Tinker's documentation, "Loss
+Functions"; ppo is eq. 7 of Schulman et al. 2017 (arXiv:1707.06347), cispo is
+from MiniMax 2025 (arXiv:2506.13585).
 
 Axes: B sequences, L tokens.
 """
@@ -21,11 +21,12 @@ import jax.numpy as jnp
 class TokenLoss:
   """A loss of tokens.
 
-  fn: (logprobs_BxL, inputs, config) -> [B, L] float32, the loss of each token.
+  fn: function (logprobs_BxL, inputs, config) -> loss of each token, [B, L]
+    float32.
   inputs: names of the arrays that it reads in addition to the targets;
     `logprobs` are the behavior policy's.
-  optional: names that may be left out, with the value that stands for them.
-  config: its settings with their defaults.
+  optional: inputs that may be left out, with their defaults.
+  config: settings of the loss, with their defaults.
   """
 
   fn: Callable[

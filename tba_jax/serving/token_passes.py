@@ -3,8 +3,8 @@
 """Passes of token losses, and log-probs of sequences.
 
 Sequences are padded to powers of two in length and number, so that a server
-compiles a few programs and none of them twice. Losses are sums, and are the
-same however a batch is cut. All log-probs are at `sampling.temperature`.
+compiles only a few programs. Losses are sums, so they do not depend on how a
+batch is split. All log-probs are at `sampling.temperature`.
 
 Axes: B sequences at a time, L tokens.
 """
@@ -46,11 +46,11 @@ class TokenPasses:
 
     Args:
       params: trained params.
-      grads: gradient so far, which is donated; None runs forward alone.
+      grads: gradient so far, which is donated; None = forward pass only.
       request: a pass with a loss of `token_losses.LOSSES`.
 
     Raises:
-      ValueError: the loss lacks an input, or has one that it does not read.
+      ValueError: an input is missing, or the loss does not read it.
     """
     rows = [
         (datum, _token_inputs(n, datum, request.loss))
@@ -83,11 +83,11 @@ class TokenPasses:
   def logprobs(
       self, params: PyTree, sequences: Sequence[np.ndarray]
   ) -> list[np.ndarray]:
-    """Returns [L] float32 of each sequence: nan, then log-probs of its tokens.
+    """Returns the log-probs of each sequence's tokens, nan for the first.
 
     Args:
       params: full model, not adapters.
-      sequences: [L] int32 each.
+      sequences: [L] int32 each; the results are [L] float32.
     """
     out = [np.full(len(ids), np.nan, np.float32) for ids in sequences]
     data = [
@@ -109,7 +109,7 @@ class TokenPasses:
     return jax.jit(self._target_logprobs)
 
   def _cut(self, lengths: Sequence[int]) -> list[tuple[list[int], int, int]]:
-    """Returns the sequences of each program call, and its B and L."""
+    """Returns the indices of sequences, B and L of each program call."""
     by_length: dict[int, list[int]] = {}
     for n, length in enumerate(lengths):
       by_length.setdefault(_power_of_two(max(length, _SHORTEST)), []).append(n)
@@ -125,7 +125,7 @@ class TokenPasses:
   def _token_forward(self) -> Any:
     """(params, grads, base, arrays, config) -> (grads, sum, logprobs, losses).
 
-    It compiles once for each B and L: one program has all losses.
+    It compiles once for each B and L: one program contains all losses.
     """
     return jax.jit(
         lambda params, grads, *inputs: (
@@ -174,7 +174,7 @@ class TokenPasses:
   ) -> jax.Array:
     """Returns [B, L] float32, the log-prob of each target, nats.
 
-    A sequence is a prompt of one token and a completion of the others.
+    A sequence's first token is the prompt, the others are the completion.
     """
     tokens_BxL, targets_BxL = arrays["tokens"], arrays["targets"]
     rest_Bx1xL = jnp.pad(tokens_BxL[:, 1:], ((0, 0), (0, 1)))[:, None]
@@ -240,7 +240,7 @@ def _token_inputs(
 
 
 def _token_config(request: protobufs.Pass) -> dict[str, np.ndarray]:
-  """Returns index and settings of a token loss; ValueError for a wrong one."""
+  """Returns index and settings of a token loss; ValueError if invalid."""
   names = list(token_losses.LOSSES)
   defaults = token_losses.LOSSES[request.loss].config
   for key, value in request.config.items():
@@ -249,7 +249,7 @@ def _token_config(request: protobufs.Pass) -> dict[str, np.ndarray]:
           f"loss_fn_config.{key} = {value!r}: must be, for {request.loss},"
           f" {', '.join(defaults) or 'none'}, as numbers"
       )
-  # Whatever the loss, the program takes the same names.
+  # The program takes the settings of all losses, whichever it runs.
   settings = {
       key: 0.0 for loss in token_losses.LOSSES.values() for key in loss.config
   }
@@ -261,5 +261,5 @@ def _token_config(request: protobufs.Pass) -> dict[str, np.ndarray]:
 
 
 def _power_of_two(number: int) -> int:
-  """Returns the least power of two that is not below a number."""
+  """Returns the smallest power of two that is at least `number`."""
   return 1 << (number - 1).bit_length()

@@ -22,12 +22,13 @@ PyTree = types.PyTree
 
 
 class Trainable:
-  """What models with the same trained part share, compiled once.
+  """Compiled programs that models with the same trained part share.
 
-  config: `lora.alpha`, and what passes read.
-  model: shared shape.
-  base: its params, which adapters adapt; also the reference policy.
-  adapters: None if all params are trained.
+  config: settings that the programs and passes read.
+  model: shared architecture.
+  base: params of the base model, which adapters adapt; also the reference
+    policy.
+  adapters: LoRA adapters; None if all params are trained.
 
   Args:
     config, model, base: the attributes.
@@ -116,7 +117,7 @@ class Trainable:
   ) -> tuple[PyTree, PyTree, jax.Array]:
     """Returns params and state after a step, and the gradient's norm.
 
-    Params and state are donated; they stay if the norm is not finite.
+    Params and state are donated, and unchanged if the norm is not finite.
     """
     numbers = np.array([*dict(adam).values()], np.float32)
     return self._update(params, opt_state, grads, numbers)
@@ -124,9 +125,9 @@ class Trainable:
 
 @contextlib.contextmanager
 def donating() -> Iterator[None]:
-  """Converts a ValueError to one that reports the lost gradient.
+  """Converts a ValueError to a RuntimeError, since the gradient is lost.
 
-  Whoever sees a ValueError may go on with the gradient.
+  After a ValueError, a caller may continue with the gradient.
   """
   try:
     yield

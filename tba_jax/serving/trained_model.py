@@ -24,8 +24,8 @@ PyTree = types.PyTree
 class TrainPrograms:
   """Compiled programs of all models with the same trained part.
 
-  trainable: the trained part; `Trainable` has the arguments.
-  tokens, groups: passes of token losses, and of objectives of groups.
+  trainable: the trained part; see `Trainable` for the arguments.
+  tokens, groups: passes of token losses, and of group objectives.
   """
 
   def __init__(
@@ -85,10 +85,10 @@ class TrainedModel:
     return self.programs.trainable.merged(self.params)
 
   def run_pass(self, request: protobufs.Pass) -> protobufs.PassResult:
-    """Runs a pass; adds its gradient, unless it is forward alone.
+    """Runs a pass; adds its gradient, unless it is a forward pass only.
 
     Raises:
-      ValueError: the pass is wrong; the gradient is what it was.
+      ValueError: the pass is invalid; the gradient is unchanged.
     """
     self.programs.check(request.data)
     is_of_tokens = request.loss in token_losses.LOSSES
@@ -101,9 +101,9 @@ class TrainedModel:
   def run_batch(
       self, name: str, changes: Mapping[str, float | str], batch: types.Batch
   ) -> float:
-    """Adds the gradient of an objective of groups; returns the loss.
+    """Adds the gradient of a group objective; returns the loss.
 
-    The reference is the base model. Raises as `run_pass`.
+    The reference is the base model. Raises what `run_pass` raises.
     """
     self._grads, loss, _ = self.programs.groups.run_batch(
         self.params, self._gradient(), name, changes, batch, has_reference=False
@@ -114,8 +114,8 @@ class TrainedModel:
     """Takes a step with the gradient, and drops it; returns metrics.
 
     Raises:
-      ValueError: there is no gradient, or it is not finite; the params are what
-        they were.
+      ValueError: there is no gradient, or it is not finite; the params are
+        unchanged.
     """
     if self._grads is None:
       raise ValueError(
@@ -134,11 +134,11 @@ class TrainedModel:
     return {"grad_norm:mean": norm, "step:max": float(self.num_steps)}
 
   def load(self, params: PyTree, opt_state: PyTree | None) -> None:
-    """Replaces the params, drops the gradient.
+    """Replaces the params, and drops the gradient.
 
     Args:
       params: values to continue from.
-      opt_state: their optimizer state; None begins a new one.
+      opt_state: optimizer state of `params`; None starts a new one.
     """
     self.params, self._grads = params, None
     if opt_state is None:
