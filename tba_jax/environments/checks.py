@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What settings need of an environment, and it of them."""
+"""Checks of settings against the environments that they name."""
 
 from tba_jax.models import checks as models
 from tba_jax.sampling import samplers
@@ -10,7 +10,7 @@ from tba_jax.tasks import task_table
 
 
 def played(c: rules.Values) -> rules.Problems:
-  """Checks the environments that `generate` plays."""
+  """Checks the backend of the environments that `generate` runs."""
   if c.program != "generate" or not task_table.facts(c["task.name"]).has_turns:
     return
   try:

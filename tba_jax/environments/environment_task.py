@@ -33,13 +33,13 @@ class EnvironmentTask(base.PromptSet):
 
   source: FILE.py:CLASS or MODULE:CLASS of the environment; or textarena:NAME or
     gem:NAME of one of these packages.
-  opponent: FILE.py:NAME or MODULE:NAME of what plays the other side of a
-    textarena game for two: a function of the text it sees, or a class of such
-    functions; "" = a game for one.
+  opponent: FILE.py:NAME or MODULE:NAME of the other player in a two-player
+    textarena game: a function of the observed text, or a class of such
+    functions; "" = a single-player game.
   train_prompts, test_prompts: number of seeds of each split. Training seeds are
     even, held-out seeds odd.
   max_turns: turns after which a completion ends.
-  correct_threshold: least reward of a correct completion, unless the
+  correct_threshold: minimum reward of a correct completion, unless the
     environment's last `info` has "success".
   """
 

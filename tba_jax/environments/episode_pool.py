@@ -17,7 +17,7 @@ def make(
     workdir: str | pathlib.Path,
     on_event: judges.OnEvent | None,
 ) -> supervised_worker.WorkerPool:
-  """Returns up to `reward.num_workers` workers, which do not see `workdir`."""
+  """Returns up to `reward.num_workers` workers, which cannot see `workdir`."""
   task = config.task.to_dict()
   named = task_table.with_defaults(task)
   return supervised_worker.WorkerPool(

@@ -86,7 +86,7 @@ class _Episode:
     """Starts the episode."""
     self._environment = tool_environment.wrap(self.make())
     observation = self._environment.reset(seed=seed)
-    if isinstance(observation, tuple) and len(observation) == 2:  # And info.
+    if isinstance(observation, tuple) and len(observation) == 2:  # With info.
       observation = observation[0]
     schemas = getattr(self._environment, "schemas", [])
     return {"observation": _checked("reset", observation), "tools": schemas}
@@ -130,7 +130,7 @@ class _Episode:
 
 
 def _flag(name: str, value: Any) -> bool:
-  """Returns a flag; the text "False" is none."""
+  """Returns a flag; raises unless it is a bool, as for the text "False"."""
   if getattr(value, "shape", ()) == () and value in (True, False):
     return bool(value)
   raise base.RewardError(

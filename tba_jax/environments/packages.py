@@ -1,14 +1,14 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Environments of other packages, by their names there.
+"""Environments from other packages, by the packages' names for them.
 
     textarena:GuessTheNumber-v0
     gem:game:GuessTheNumber-v0-easy
     gem:rg:chain_sum,python_tool
 
 The packages are TextArena (Guertler et al. 2025, arXiv:2504.11442) and GEM (Liu
-et al. 2025, arXiv:2510.01051). They are imported where environments are made,
-in processes of their own: TextArena seeds Python's global `random`.
+et al. 2025, arXiv:2510.01051). They are imported in the separate processes that
+make environments, since TextArena seeds Python's global `random`.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,22 +23,22 @@ from typing import Any
 
 from tba_jax.system import user_code
 
-# Module -> the distribution that has it.
+# Module -> the distribution that contains it.
 PACKAGES = {"textarena": "textarena", "gem": "gem-llm"}
-# The policy's place in a game.
+# The policy's player id in a game.
 _POLICY = 0
 
 
 def load(source: str, opponent: str) -> Callable[[], Any]:
-  """Returns what makes an environment: a class, or a function.
+  """Returns the class or function that makes an environment.
 
   Args:
     source: `config.task.source`.
     opponent: `config.task.opponent`.
 
   Raises:
-    ValueError: a file, module or package cannot be imported; an opponent that
-      the environment does not have.
+    ValueError: a file, module or package cannot be imported, or the environment
+      has no opponents.
   """
   module, _, name = source.partition(":")
   if opponent and module != "textarena":
@@ -80,9 +80,9 @@ def version(source: str) -> str:
 class TextArena:
   """A TextArena game; the policy is player 0.
 
-  An observation is what the policy has not seen yet: the messages since its
-  last turn, without its own. Observation wrappers that repeat the game so
-  far, such as the default ones, are removed; action wrappers are kept.
+  An observation contains the messages since the policy's last turn, except the
+  policy's. Observation wrappers that repeat the game so far, such as the
+  default ones, are removed; action wrappers are kept.
   """
 
   def __init__(self, name: str, make_opponent: Callable[..., Any] | None):
@@ -90,8 +90,8 @@ class TextArena:
 
     Args:
       name: TextArena id, such as "GuessTheNumber-v0".
-      make_opponent: agent as TextArena has it, a class or a function of the
-        observation, which plays the other side; None in a game for one.
+      make_opponent: TextArena agent of the other side, a function of the
+        observation or a class of such functions; None in a single-player game.
     """
     package = _registry("textarena", name)
     self._game = self._inner = package.make(name)
@@ -140,7 +140,7 @@ class TextArena:
 class Gem:
   """An environment of GEM.
 
-  An observation has the prefix and suffix in its info, such as a board.
+  An observation includes the prefix and suffix in its info, such as a board.
   """
 
   def __init__(self, name: str):

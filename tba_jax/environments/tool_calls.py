@@ -14,10 +14,10 @@
     </function>
     </tool_call>
 
-A turn has one call or more, or, for models without a template, its last line is
-one: `calculate: 3*4`, the text of the only argument or a JSON object with all.
-Calls that a model thinks of (`<think>`) are none. A call that is not of a form
-has an error in place of its arguments: it must not run with other ones.
+A turn has one or more calls. For models without a template, its last line may
+be a call, `calculate: 3*4`, with the text of the only argument or a JSON object
+of all. Calls in a thinking part (`<think>`) do not count. A malformed call has
+an error in place of its arguments, so that it does not run with wrong ones.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,8 +49,8 @@ _PARAMETER = re.compile(
     r"(?=<parameter=|</function>)",
     re.DOTALL,
 )
-# What Python writes for a JSON value, and so templates that write values as
-# texts.
+# Python's spelling of JSON values, which templates use that write values as
+# text.
 _LITERALS = {"True": True, "False": False, "None": None}
 
 
@@ -59,8 +59,8 @@ class ParsedCall:
   """A call of a tool.
 
   name: called tool; "" after an error.
-  arguments: values by name; of a line, the text of the only one.
-  error: problem of its form, "" without one.
+  arguments: values by name; of a call on a line, the text of the only argument.
+  error: problem with the call's form; "" = none.
   start: characters of the turn before the call.
   """
 
@@ -76,7 +76,8 @@ class _Form:
 
   opens, closes: texts around a call.
   begins: text with which a call of the form begins, after white space.
-  read: (turn, start, parameters) -> name, arguments and end; raises `_Error`.
+  read: function (turn, start, parameters) -> name, arguments and end; raises
+    `_Error`.
   example: a call of the form.
   """
 
@@ -88,7 +89,7 @@ class _Form:
 
 
 class _Error(ValueError):
-  """An error of a call's form, at a character of the turn."""
+  """An error in a call's form, at a character of the turn."""
 
   def __init__(self, message: str, at: int):
     super().__init__(message)
@@ -114,7 +115,7 @@ def find(text: str, parameters: Parameters) -> tuple[list[ParsedCall], bool]:
     try:
       return [ParsedCall(match[1], _JSON.decode(arguments))], False
     except (ValueError, RecursionError):
-      pass  # It is the text.
+      pass  # The argument is a text.
   return [ParsedCall(match[1], arguments)], False
 
 
@@ -172,7 +173,7 @@ def _in_chat(text: str, parameters: Parameters) -> tuple[list[ParsedCall], str]:
       if end < 0:
         return calls, text[start : match.start()]
       at = start = end + len(_THOUGHT)
-    elif tag == _THOUGHT:  # The template opened it.
+    elif tag == _THOUGHT:  # The template opened the thinking part.
       calls, start = [], at
     elif tag in _CLOSES:
       message = _expected(f"{tag} ends no call", _FORMS)
@@ -225,7 +226,7 @@ def _no_number(text: str) -> Any:
   raise ValueError(f"{text} is not JSON")
 
 
-# Models write the line breaks of a text as they are.
+# Not strict, since models write line breaks in strings unescaped.
 _JSON = json.JSONDecoder(
     strict=False, object_pairs_hook=_unique, parse_constant=_no_number
 )
@@ -234,7 +235,7 @@ _JSON = json.JSONDecoder(
 def _read_json(
     text: str, start: int, parameters: Parameters
 ) -> tuple[str, dict[str, Any], int]:
-  del parameters  # JSON has the types.
+  del parameters  # JSON values carry their types.
   try:
     call, end = _JSON.raw_decode(text, start)
     # Half a surrogate pair can be escaped, but is not text.
@@ -247,7 +248,7 @@ def _read_json(
     keys = ", ".join(map(json.dumps, call)) or "none"
     raise _Error(f'expected the keys "name" and "arguments", not {keys}', end)
   name, given = call["name"], call.get("arguments", {})
-  if isinstance(given, str):  # Some templates write them as text.
+  if isinstance(given, str):  # Some templates write arguments as text.
     try:
       given = _JSON.decode(given)
     except (ValueError, RecursionError):
@@ -279,7 +280,7 @@ def _read_tags(
     )
   rest = text[at:].partition("<tool_call>")[0]
   if rest.count("</tool_call>") > 1:
-    # A value has the tags that end a call, or what follows the call does.
+    # A value, or the text after the call, contains the tag that ends a call.
     last = at + rest.rindex("</tool_call>")
     raise _Error("</tool_call> occurs twice", last)
   return name, arguments, at + len("</function>")

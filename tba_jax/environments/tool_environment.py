@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tools of an environment: their schemas, and calls in a turn of the policy.
 
-A tool is a function or method with type hints; `tool_calls` has the forms of
-calls. The text of a call as a line is read as JSON unless the type hint is str.
+A tool is a function or method with type hints; `tool_calls` defines the forms
+of calls. The argument of a call on a line is read as JSON unless its type hint
+is str.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from tba_jax.environments import tool_calls
 # Methods of an environment that are not tools.
 _OWN = frozenset(("reset", "close", "get_reward", "demonstrate"))
 _ARGUMENT = re.compile(r"\s*(\w+)\s*(?:\([^)]*\))?:\s*(.+)")
-# Kinds of parameters that a call can give by name.
+# Kinds of parameters that a call can pass by name.
 _KINDS = (
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
     inspect.Parameter.KEYWORD_ONLY,
@@ -37,11 +38,11 @@ _NOUNS = {
 
 
 class ToolEnvironment:
-  """A class whose public methods are tools, in the shape of an environment.
+  """Makes an environment of an object whose public methods are tools.
 
-  A turn without a call is the last one. The reward is the environment's
-  `get_reward()`, or its attribute `reward`, of which each turn gets what it
-  adds; or `get_reward(text)` of the last turn.
+  A turn without a call is the last. A turn's reward is its increase of the
+  object's `get_reward()` or, without that method, of its attribute `reward`. If
+  the method has a parameter, only `get_reward(text)` of the last turn counts.
   """
 
   def __init__(self, inner: Any):
@@ -67,7 +68,7 @@ class ToolEnvironment:
     return self._inner.reset(seed=seed)
 
   def step(self, text: str) -> tuple[Any, float, bool, dict[str, Any]]:
-    """Calls the tools of a turn; returns their results or the errors."""
+    """Calls the tools of a turn; returns their results or errors."""
     calls, is_chat = tool_calls.find(text, self._parameters)
     results = [(call.name, self._call(call)) for call in calls]
     reward = self._added_reward(text, is_last=not calls)
@@ -102,7 +103,7 @@ class ToolEnvironment:
       self._check_types(call.name, given)
       out = tool(**given)
       return out if isinstance(out, str) else json.dumps(out, default=str)
-    except Exception as error:  # A call of the policy, in the user's code.
+    except Exception as error:  # The policy's call runs the user's code.
       return f"error: {error}"
 
   def _check_types(self, tool: str, given: Mapping[str, Any]) -> None:
@@ -135,13 +136,13 @@ def wrap(environment: Any) -> Any:
 
 
 def schema(tool: Callable[..., Any]) -> dict[str, Any]:
-  """Returns the JSON schema of a tool, as chat templates take it.
+  """Returns the JSON schema of a tool, for chat templates.
 
   Descriptions come from its docstring: the first paragraph, and the lines
   `name: text` below `Args:`.
 
   Raises:
-    ValueError: a parameter has no name or type hint, or one of another type.
+    ValueError: a parameter has no name, or no type hint that is supported.
   """
   hints = typing.get_type_hints(tool)
   lines = inspect.cleandoc(tool.__doc__ or "").split("\n")
@@ -221,7 +222,7 @@ def _type_schema(hint: Any) -> dict[str, Any]:
 
 
 def _noun(form: Mapping[str, Any]) -> str:
-  """Returns what `tool_calls.fits` takes, in words."""
+  """Returns in words the values that `tool_calls.fits` accepts."""
   if "anyOf" in form:
     noun = " or ".join(_noun(one) for one in form["anyOf"])
   elif "enum" in form:

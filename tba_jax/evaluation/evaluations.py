@@ -4,8 +4,9 @@
 
 During training the steps either wait, or a thread evaluates a copy of the
 params; results are recorded under the step whose params were evaluated. An
-evaluation that falls due while another runs is skipped, with an event. The one
-before training then also runs in the thread, mostly while steps wait for data.
+evaluation that falls due while another runs is skipped, with an event. With a
+thread, the evaluation before training also runs in it, mostly while steps wait
+for data.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -31,18 +32,18 @@ from tba_jax.system import jsonl
 
 
 class BestModel:
-  """Keeps the params that do best in the evaluations while training.
+  """Keeps the params that do best in the evaluations during training.
 
-  WORKDIR/best/model is a Hugging Face folder; best/best.json has its step,
-  result by `metrics.deciding_metric`, and split. If that is the held-out one,
-  since the task has no validation split, the best result is biased upwards;
-  a run reports the result of its last step.
+  WORKDIR/best/model is a Hugging Face folder; best/best.json has its step, its
+  result by `metrics.deciding_metric`, and the split. A task without a
+  validation split is evaluated on the held-out split, where the best result is
+  biased upwards; a run reports the result of its last step.
   """
 
   def __init__(self, workdir: pathlib.Path, policy: policy_lib.Policy):
     """Reads the best result of an earlier process, if any.
 
-    Raises ValueError if that file is damaged: a worse model would replace it.
+    Raises ValueError if best.json is damaged: a worse model would replace it.
     """
     self._policy = policy
     self._folder = workdir / "best"
@@ -60,11 +61,11 @@ class BestModel:
   def offer(
       self, step: int, params: types.PyTree, result: Mapping[str, Any]
   ) -> bool:
-    """Saves the params of `step` if the result is the best; returns if so."""
+    """Saves the params if the result is the best; returns whether it is."""
     metric = metrics.deciding_metric(result)
     if metric is None:
       return False  # No completion could be judged.
-    # A win rate does not compare with a reward; pass@1 is one.
+    # A win rate is not comparable with a reward; pass@1 is a reward.
     names = {self._metric, metric}
     is_comparable = len(names) == 1 or "win_rate" not in names
     has_judge = "no_verdict" in result
@@ -97,14 +98,14 @@ BATCH_S = 60.0
 # The evaluation before training yields to steps for this multiple of the time
 # of its last batch.
 GIVE_WAY = 3.0
-# Seconds between two looks of a thread that waits.
+# Seconds between two checks by a waiting thread.
 _LOOK_S = 0.05
 
 
 def is_in_background(
     config: ml_collections.ConfigDict, num_devices: int
 ) -> bool:
-  """Returns whether evaluations run while the next steps do.
+  """Returns whether evaluations run in parallel with the next steps.
 
   Steps wait in lockstep, so that guards act at the same step in every run; and
   on several devices, since two threads that launch collectives could order them
@@ -130,12 +131,12 @@ class Evaluations:
     """Makes both evaluators.
 
     Args:
-      config: reads `evaluate`, `search.lockstep` and `mesh`.
+      config: settings `evaluate`, `search.lockstep` and `mesh`.
       evaluator: used before and after training; its `while_training` is used
         during training.
       recorder: receiver of the results.
-      best: keeper that is offered the params evaluated during training; None =
-        keep none.
+      best: keeper of the best params evaluated during training; None = keep
+        none.
     """
     self._config = config.evaluate
     self._evaluator = evaluator
@@ -198,7 +199,7 @@ class Evaluations:
 
   @contextlib.contextmanager
   def while_waiting(self) -> Iterator[None]:
-    """Marks a time in which the trainer waits and evaluations may continue."""
+    """Marks time in which the trainer waits and evaluations may continue."""
     self._idle.set()
     try:
       yield

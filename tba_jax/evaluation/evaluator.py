@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """pass@k, distinct solutions, mean reward, KL and win-rate on a task's split.
 
-A prompt gets the same random numbers in every call, so that two versions of the
-params differ by more than the draw. A completion without a reward, since it
-could not be judged, is in no result but `failure_share`.
+A prompt gets the same random numbers in every call, so that the draw does not
+blur the comparison of two versions of the params. Completions that could not be
+judged count in `failure_share`; without `reward.fallback`, they count in no
+result that depends on rewards.
 """
 
 import collections
@@ -47,7 +48,7 @@ _NUM_COMPLETIONS_SHOWN = 16
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-  """Returns the unbiased estimate that one of k samples is correct.
+  """Returns an unbiased estimate of the chance that one of k is correct.
 
       pass@k = 1 - C(n - c, k) / C(n, k)
 
@@ -81,7 +82,7 @@ def mean_interval(
 
   Args:
     values_B: [B] one value per prompt, B at least 1.
-    counts_B: [B] what each value is a sum over, above 0; None for single ones.
+    counts_B: [B] number of terms in each value, above 0; None = one each.
     num_resamples: number of resamples, 1 or more.
     confidence: c, above 0 and below 1.
     seed: random seed; the same values and seed give the same interval.
@@ -116,7 +117,7 @@ def summarize(
       `rewards` of those that have one, `lengths` and `stopped` of those that
       exist. Optional: `greedy_correct`, None if it could not be judged; lists
       of `parts` of the reward by name, `kl`, `ref_nats` (minus the reference's
-      log-prob) and `ref_tokens` (that it is a sum over), `diluted_perplexity`,
+      log-prob) and `ref_tokens` (number of its terms), `diluted_perplexity`,
       `turns`, and `verdicts`, `greedy_verdicts` (`comparers.Verdict`).
     num_completions: n, completions per prompt.
   """
@@ -280,15 +281,15 @@ class Evaluator:
     """Makes the samplers.
 
     Args:
-      config: reads `evaluate` and the samplers' settings.
-      judge: gives rewards and correctness; closed with this.
+      config: settings `evaluate` and those of the samplers.
+      judge: source of rewards and correctness, closed with the evaluator.
       split: "train" or "held_out".
-      comparer: gives the win-rate against the task's reference completions;
-        closed with this; None = no win-rate.
+      comparer: source of the win-rate against the task's reference completions,
+        closed with the evaluator; None = no win-rate.
       reference: policy that the KL is measured against; None = no KL.
-      plain_reference: the same at temperature 1, for the papers' perplexity.
-      environments: interactive environments of the task, if any; closed with
-        this.
+      plain_reference: reference at temperature 1, for the papers' perplexity.
+      environments: interactive environments of the task, closed with the
+        evaluator; None = the task has none.
     """
     self._config = config.evaluate
     self._fallback = config.reward.fallback
@@ -346,8 +347,8 @@ class Evaluator:
     Returns:
       pass_at_1: share of correct completions, mean over prompts.
       pass_at_k: share of prompts with a correct one among `k` completions.
-      pass_at: unbiased pass@ 1, 2, 4 … up to k. All three are of the judged
-        completions, and of the prompts that have any: of one with m < k of them
+      pass_at: unbiased pass@ 1, 2, 4 … up to k. All three count only judged
+        completions, and prompts that have any; for a prompt with m < k of them,
         pass@k is its pass@m.
       greedy_pass_at_1: share of prompts whose greedy completion is correct,
         with `evaluate.greedy`.
@@ -356,7 +357,8 @@ class Evaluator:
       reward/NAME: mean of a part of the reward over completions that have it.
       kl: Σ log π - log π_ref of a completion, nats, at the sampling
         temperature, with a reference.
-      ref_perplexity: exp of the reference's mean nats per token, likewise.
+      ref_perplexity: exp of the reference's mean nats per token, with a
+        reference.
       diluted_perplexity: see `_add_perplexity`; of the greedy completions if
         any, with a plain reference.
       turns: mean number of turns per judged completion that an environment
@@ -364,13 +366,14 @@ class Evaluator:
       [greedy_]win_rate, gold_reward, gold_margin, no_verdict (by cause): from
         the comparer; docs/guides/offline_data.md.
       …_stderr, …_interval: standard error over prompts and bootstrap interval
-        of these, but for `pass_at` and `ref_perplexity`. A mean of no value,
-        since nothing could be judged, is None and has neither.
+        of the metrics above, except `pass_at` and `ref_perplexity`. A mean is
+        None, and has neither, if nothing could be judged.
       k: completions per prompt.
       confidence: coverage of the intervals, between 0 and 1.
       distinct_correct: mean number of distinct correct solutions among a
         prompt's k completions.
-      distinct_correct_per_solved: the same over solved prompts; 0 if none is.
+      distinct_correct_per_solved: mean of the same number over solved prompts;
+        0 without any.
       distinct_share: distinct texts among the k completions, over k.
       mean_length: tokens per completion, stop token included.
       stop_rate: share of completions that end with a stop token.
@@ -415,8 +418,8 @@ class Evaluator:
   ) -> dict[str, Any]:
     """Returns the results of `run`, and of the task's further splits.
 
-    Those have the metrics `SPLIT/NAME`, but for samples, of up to `num_prompts`
-    prompts each. For the arguments, see `run`.
+    Metrics of a further split are named `SPLIT/NAME`, without samples, and
+    cover up to `num_prompts` prompts. For the arguments, see `run`.
     """
     result = self.run(params, min(num_prompts, self.num_prompts), **options)
     for split in self._task.more_splits:
@@ -477,7 +480,7 @@ class Evaluator:
     )
 
   def _prompt(self, request: requests.Request) -> tuple[base.Prompt, str]:
-    """Returns a prompt as the task gives it, and its text."""
+    """Returns a prompt as the task provides it, and its text."""
     if self._environments is not None:
       text = self._tokenizer.decode(request.prompt_tokens)
       return text, text
@@ -511,7 +514,7 @@ class Evaluator:
           }
       )
     right = [j.key for j in judged_S if j.key is not None]
-    exist_S = completions.lengths > 0  # Not without an environment's prompt.
+    exist_S = completions.lengths > 0  # 0 if an environment gave no prompt.
     return {
         "right": [j.key is not None for j in judged_S],
         "num_correct": len(right),
@@ -533,7 +536,7 @@ class Evaluator:
     return self._fallback if judgement.failure else judgement.reward
 
   def _add_reasons(self, samples: list[dict[str, Any]]) -> None:
-    """Adds the reason why a sample is wrong to each that was judged."""
+    """Adds to each judged sample the reason why it is wrong."""
     judged = [sample for sample in samples if not sample["reason"]]
     reasons = self.judge.explain(
         [
@@ -570,7 +573,7 @@ class Evaluator:
   def _add_kl(
       self, records: Sequence[Record], sampled: Sequence[collect.Sampled]
   ) -> None:
-    """Adds `kl`, log π - log π_ref of each completion, and the reference's."""
+    """Adds `kl`, log π - log π_ref per completion, and the reference's nats."""
     ref_BxKxT, mask_BxKxT = _logprobs(self._reference, sampled)
     own_BxKxT = np.stack([one.completions.plain_logprobs for one in sampled])
     kl_BxK = np.where(mask_BxKxT, own_BxKxT - ref_BxKxT, 0.0).sum(-1)
@@ -606,7 +609,7 @@ class Evaluator:
 
 
 def _turns(asked_S: Sequence[judges.JudgeRequest]) -> Record:
-  """Returns `turns` of each completion, {} of a task without environments."""
+  """Returns `turns` of the judged completions; {} without environments."""
   outcomes = [
       request.outcome for request in asked_S if request.outcome is not None
   ]

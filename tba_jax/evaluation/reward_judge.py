@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds judges, comparers and evaluators from a config.
 
-A judge rewards completions: by the task's own code, a verifier process, frozen
-models of the task, or a reward model. A comparer prefers one of two.
-Frozen models lie on the mesh of the role that judges; None is one device.
+A judge rewards completions: by the task's code, a verifier process, frozen
+models of the task, or a reward model. A comparer prefers one of two
+completions. Frozen models are on the mesh of the role that judges; a mesh of
+None is one device.
 """
 
 from collections.abc import Sequence
@@ -47,8 +48,8 @@ class ModelJudge(judges.Judge):
     """Stores the model.
 
     Args:
-      scorer: scores completions with the reward model.
-      task: gives prompts and references.
+      scorer: reward model that scores completions.
+      task: source of prompts and references.
       on_event: event sink, see `Judge`.
       with_keys: whether to count completions that score above the task's
         reference as correct; scores the references too.
@@ -119,7 +120,7 @@ def make_task_judge(
     *,
     mesh: jax.sharding.Mesh | None = None,
 ) -> judges.Judge:
-  """Returns the judge by the task's own reward, whatever `reward` names.
+  """Returns the judge of the task's reward, whatever `config.reward` names.
 
   Raises ValueError if a frozen model's folder cannot be read.
   """
@@ -143,7 +144,7 @@ def _load_scorer(
     task: base.Task,
     mesh: jax.sharding.Mesh | None,
 ) -> reward_scorer.RewardScorer:
-  """Returns `frozen_models.load_scorer`, which can read the task's prompts.
+  """Returns a scorer, after a check that it can read the task's prompts.
 
   Raises ValueError if it cannot: messages need a chat template.
   """
@@ -170,9 +171,9 @@ def make_judge(
   """Returns the judge that `config.reward` names.
 
   Args:
-    config: reads `reward`, `task` and the settings of `load_scorer`.
+    config: settings `reward`, `task` and those of `load_scorer`.
     workdir: directory with the run's own reward model, if it has one.
-    task: gives prompts and references.
+    task: source of prompts and references.
     on_event: function that receives failures.
     mesh: devices of the frozen models.
     with_keys: whether to score references too, see `ModelJudge`.
@@ -231,7 +232,8 @@ def make_evaluator(
 ) -> evaluator.Evaluator:
   """Returns the evaluator of the held-out split, with judge and comparer.
 
-  `references` go to `Evaluator`. Raises as `make_judge` and `make_comparer`.
+  `references` are passed to `Evaluator`. Raises what `make_judge` and
+  `make_comparer` raise.
   """
   judge = make_judge(
       config, workdir, policy.task, on_event, mesh=mesh, with_keys=True

@@ -53,7 +53,7 @@ _WITH_JUDGE = ("train", "trainer", "one_process", "evaluate")
 
 
 def _judge_command(c: rules.Values) -> rules.Problems:
-  """The judge's command exists where completions are compared."""
+  """Checks that the judge's command exists where completions are compared."""
   if c["evaluate.judge"] != "command":
     return
   if not c["evaluate.judge_command"]:

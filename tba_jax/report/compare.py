@@ -21,9 +21,9 @@ from tba_jax.run import text
 SCRIPTS = ("page.js", "charts.js", "compare.js")
 # The page has 8 colours; more curves in a figure are unreadable.
 MAX_RUNS = 16
-# Files, any of which makes a folder a run directory.
+# A folder with any of these files is a run directory.
 _SIGNS = ("config.json", "metrics.jsonl")
-# Differ between any two runs, and are not settings.
+# Keys that differ between any two runs, and are not settings.
 _NO_SETTINGS = ("run_id", "created", "format")
 _MISSING = "–"
 
@@ -66,7 +66,7 @@ def names(paths: Sequence[epath.Path]) -> list[str]:
 
 def settings(runs: Sequence[run_reader.RunData]) -> list[dict[str, Any]]:
   """Returns rows of name and values: settings and versions that differ."""
-  # Settings, without versions and the like at the top of the file.
+  # Settings lose the prefix `config.`; versions and the like have none.
   flat = [
       {
           key.removeprefix("config."): value
@@ -82,7 +82,7 @@ def settings(runs: Sequence[run_reader.RunData]) -> list[dict[str, Any]]:
               for side, value in zip(flat, values, strict=True)
           ],
       }
-      # A run directory may be another's: its code is not imported.
+      # The run may be someone else's, so its code is not imported.
       for key, values in differences.between(*flat, imports=False)
       if key not in _NO_SETTINGS
   ]
@@ -127,12 +127,12 @@ def figures(runs: Sequence[run_reader.RunData]) -> list[dict[str, Any]]:
 def over_seeds(
     runs: Sequence[run_reader.RunData], labels: Sequence[str]
 ) -> dict[str, Any]:
-  """Returns held-out figures of runs that differ in their seeds alone, pooled.
+  """Returns pooled held-out results of runs that differ only in their seeds.
 
   Returns:
     `groups`: names of the runs of each group of several seeds; `rows`: a name,
-    and per group "mean (least to largest)" of the last evaluations. {} without
-    such a group, or if none has ended.
+    and per group "mean (least to largest)" of the last evaluations. {} if no
+    such group has finished runs.
   """
   groups: dict[str, list[int]] = {}
   for number, run in enumerate(runs):
@@ -167,7 +167,7 @@ def over_seeds(
 def charts(
     runs: Sequence[run_reader.RunData], labels: Sequence[str]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-  """Returns the usual and the other charts, with one series per run.
+  """Returns the known and the other charts, with one series per run.
 
   A chart of several metrics is split into one chart per metric.
   """

@@ -16,7 +16,7 @@ MAX_POINTS = 800
 # Limits of a histogram over time.
 MAX_COLUMNS = 80
 MAX_ROWS = 12
-# Metrics that the user's code names, for charts of their own.
+# Most metrics named by the user's code that have a chart each.
 MAX_OWN = 12
 
 
@@ -166,8 +166,8 @@ def thin(
   Args:
     records: metrics records, one per step, with `step` and `time`.
     name: metric to plot.
-    band: metric drawn around it; "" draws the range of the steps that a point
-      covers.
+    band: metric drawn as a ± band around `name`; "" = the range of the values
+      that a point covers.
     band_scale: factor of `band`.
 
   Returns:
@@ -239,7 +239,7 @@ def with_evaluations(
 
 
 def axes(records: Records) -> dict[str, list[float]]:
-  """Returns the amounts sampled by step, for axes other than the step.
+  """Returns the totals sampled until each step, for axes other than the step.
 
   Returns:
     `step`, `completions` and `tokens` of equal length, at most MAX_POINTS + 1;
@@ -262,7 +262,8 @@ def axes(records: Records) -> dict[str, list[float]]:
 def custom_charts(records: Records) -> list[Chart]:
   """Returns charts of metrics named by losses, rewards and environments.
 
-  At most `MAX_OWN` have one; with more parts, none of the rewards has.
+  Of the losses, at most `MAX_OWN` have a chart; if there are more rewards than
+  that, none has.
   """
   known = {name for chart in CHARTS for name in chart.series.values()}
   names = {name for record in records for name in record} - known

@@ -11,7 +11,7 @@ from tba_jax.report import findings
 from tba_jax.report import incidents as incidents_lib
 from tba_jax.report import run_reader
 
-# Blocks of steps in a row that a cause of a collapse takes to count.
+# Consecutive blocks of steps that must show a cause of a collapse.
 _IN_A_ROW = 2
 
 
@@ -32,9 +32,9 @@ class Collapse:
 
   cause: name of the finding.
   step: first step of the blocks that show the cause.
-  until: step before which it had ended; None if it lasts.
-  line: the collapse in one line.
-  sentence: the same with what followed, and what to do.
+  until: first step after the collapse; None if it lasts.
+  line: summary in one line.
+  sentence: summary with later causes and a remedy.
   followers: (cause, step) of later causes.
   """
 
@@ -59,8 +59,8 @@ def _find(*tables: evidence.Rows) -> list[Finding]:
 def verdict(run: run_reader.RunData) -> Finding:
   """Returns whether a run learned, with a remedy if it did not.
 
-  What could not be judged is in no mean: where its share has clearly risen,
-  better means do not show that the policy is better.
+  Completions that could not be judged are in no mean: if their share has
+  clearly risen, better means do not show that the policy is better.
   """
   outcome, *_ = _find(findings.outcomes(run))
   for unjudged in _find(findings.unjudged(run))[:1]:
@@ -75,9 +75,9 @@ def verdict(run: run_reader.RunData) -> Finding:
 
 
 def advice(run: run_reader.RunData) -> list[str]:
-  """Returns sentences on what limits a run, and on what its data was worth.
+  """Returns sentences on a run's bottlenecks and on the value of its data.
 
-  For a run that did not learn, advice instead of bottlenecks.
+  If the run did not learn, a remedy replaces the bottlenecks.
   """
   first = [verdict(run).remedy]
   if not first[0]:
@@ -88,9 +88,9 @@ def advice(run: run_reader.RunData) -> list[str]:
 def collapse(run: run_reader.RunData) -> Collapse | None:
   """Returns the collapse that the metrics show: a loss with a cause, or None.
 
-  The history is cut into blocks of steps. A held-out metric that has risen, or
-  is full, and has not fallen outweighs the rewards of batches, whose prompts a
-  run may choose; where groups of equal rewards are left out it alone counts.
+  The history is split into blocks of steps. The rewards of batches, whose
+  prompts a run may choose, do not count if the held-out metric has risen (or is
+  full) and has not fallen, or if groups of equal rewards are left out.
   """
   moments = evidence.moments(run.records)
   tables = [findings.causes(moment) for moment in moments]

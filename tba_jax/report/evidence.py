@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of a run that its diagnosis rests on.
+"""Statistics on which the diagnosis of a run rests.
 
 An unknown number is NaN: no comparison with it holds.
 """
@@ -18,15 +18,15 @@ from tba_jax.run import text
 
 # Name -> whether it holds, a sentence with its numbers, and what to do.
 Rows = Mapping[str, tuple[bool, str] | tuple[bool, str, str]]
-# Standard errors of a difference that is taken as real, and of a loss, which
+# Standard errors from which a difference, and a loss, count as real; a loss
 # must also be at least this share of the best value.
 _CLEAR, _CLEAR_LOSS, _LEAST_LOSS = 2.0, 3.0, 0.05
 # Share of correct completions, or of wins, above which little is left to learn.
 _FULL = 0.98
 # Blocks of steps in a fifth of a run.
 _NUM_BLOCKS = 8
-# Steps of a block at least, blocks at most, and steps at the start that later
-# ones are compared with: the policy as it was.
+# Fewest steps of a block, most blocks, and first steps, of the initial policy,
+# that later steps are compared with.
 _BLOCK, _MAX_BLOCKS, _START = 10, 100, 3
 
 _REWARD, _GAP = "train/reward_mean", "train/logprob_gap"
@@ -61,7 +61,7 @@ class Mean(NamedTuple):
 
 
 class Change:
-  """The change from a mean to another, and two standard errors of it."""
+  """A change from one mean to another, with a margin of 2 standard errors."""
 
   def __init__(self, before: Mean = Mean(), after: Mean = Mean()):
     self.before, self.after = before, after
@@ -79,7 +79,7 @@ class Change:
 
 
 def evaluated(sides: Sequence[Mapping[str, Any]], key: str | None) -> Change:
-  """Returns the change of a metric of two evaluations."""
+  """Returns the change of a metric between two evaluations."""
   if not all(text.is_number(side.get(key)) for side in sides):
     return Change()
   return Change(*(_evaluation(side, key) for side in sides))
@@ -112,7 +112,7 @@ def trend(
 
 
 def idle(run: run_reader.RunData) -> tuple[float, float]:
-  """Returns the shares of time that trainer and searchers waited."""
+  """Returns the shares of time in which trainer and searchers waited."""
   known = tables.outcome(run)
   names = "trainer_busy_share", "searchers_busy_share"
   busy = [number(known.get(name)) for name in names]
@@ -127,7 +127,7 @@ def mean(run: run_reader.RunData, name: str) -> float:
 
 
 def by_age(run: run_reader.RunData) -> Change:
-  """Returns the change of rewards from older to younger ones of a batch."""
+  """Returns the change of reward from old to young completions of a batch."""
   # Paired by step, so that progress during the run does not matter.
   names = "replay/reward_old", "replay/reward_young"
   rows = [[r.get(name) for name in names] for r in run.records]
@@ -140,7 +140,7 @@ def by_age(run: run_reader.RunData) -> Change:
 
 
 def _loss(means: Sequence[Mean]) -> float:
-  """Returns the last mean's distance from the best, 0 if it may be chance."""
+  """Returns how far the last mean is below the best, 0 if it may be chance."""
   best, last = max(means, key=lambda m: m.value), means[-1]
   loss = best.value - last.value
   margin = _CLEAR_LOSS * math.hypot(best.error, last.error)
@@ -154,12 +154,12 @@ def _fell(means: Sequence[Mean]) -> bool:
 
 
 class Moment(NamedTuple):
-  """A run until the end of a block of steps.
+  """A run up to the end of a block of steps.
 
   step: first step of the block.
-  values: medians of `_READ` by block, of the first three steps in the first.
+  values: medians of `_READ` by block; in the first block, of three steps.
   rewards: mean reward by block.
-  held_out: held-out values so far, at most one of each block.
+  held_out: evaluation results so far, at most one of each block.
   """
 
   step: int
@@ -172,7 +172,7 @@ class Moment(NamedTuple):
 
   @property
   def is_good(self) -> bool:
-    """Whether the held-out metric has risen, or is full, and stayed."""
+    """Whether the held-out metric has risen or is full, and has not fallen."""
     if len(self.held_out) < 2 or _loss(self.held_out):
       return False
     first, *_, last = self.held_out
@@ -197,7 +197,7 @@ class Moment(NamedTuple):
 
   @property
   def is_lost(self) -> bool:
-    """Whether it has fallen, or was never gained."""
+    """Whether `fell` holds, or the reward counts and has not risen."""
     return self.fell or (self._counts_rewards and not self.reward_rose)
 
   def __str__(self) -> str:
@@ -213,7 +213,7 @@ class Moment(NamedTuple):
 
 
 def relevant_fields(record: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the part of a record of `metrics.jsonl` that moments are of."""
+  """Returns the fields of a record of `metrics.jsonl` that moments read."""
   names = {"step", "epoch", _REWARD, _ON_POLICY, _HISTOGRAM, *_READ}
   return {
       key: value
@@ -257,7 +257,7 @@ def _evaluations(
 ) -> list[tuple[int, Mean]]:
   """Returns (step, value) of the evaluations' deciding metric.
 
-  An external judge's score if available, rather than the reward.
+  It is an external judge's score, if available, rather than the reward.
   """
   best = {
       r["step"]: {k.removeprefix("eval/"): v for k, v in r.items()}

@@ -3,7 +3,7 @@
 """The table of possible findings in a run, by topic.
 
 `diagnosis` has the queries, `incidents` the rows of events. A difference counts
-from two standard errors on, a loss from three on: see `evidence`.
+from two standard errors, a loss from three: see `evidence`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from tba_jax.run import text
 
 
 def outcomes(run: run_reader.RunData) -> evidence.Rows:
-  """Returns whether the policy got better; the first one that holds counts."""
+  """Returns whether the policy got better; the first row that holds counts."""
   sides = tables.evaluations(run)
   key = metrics.deciding_metric(*sides)
   held_out = evidence.evaluated(sides, key)
@@ -88,7 +88,7 @@ def outcomes(run: run_reader.RunData) -> evidence.Rows:
 
 
 def unjudged(run: run_reader.RunData) -> evidence.Rows:
-  """Returns what is in no mean; the first one that holds counts."""
+  """Returns findings on unjudged completions; the first that holds counts."""
   name = "failure_share"
   shares = {
       "held-out": evidence.evaluated(tables.evaluations(run), name),
@@ -110,12 +110,12 @@ def unjudged(run: run_reader.RunData) -> evidence.Rows:
   }
 
 
-# A role that waits for less than this share of its time is busy; roles that
-# both wait for more than the other are not bottlenecks.
+# A role that waits for less than the first share of its time is busy; if both
+# roles wait for more than the second, neither is the bottleneck.
 _LITTLE, _IDLE = 0.1, 0.25
-# Work that takes this share of a role's time is worth a word.
+# Work that takes this share of a role's time is mentioned.
 _MUCH = 0.1
-# Kinds of work that a setting makes rarer, and the setting.
+# Kinds of work that settings make less frequent, with these settings.
 _SAVINGS = {
     "evaluate": "evaluate less (evaluate.every_steps, evaluate.num_prompts)",
     "publish": "publish less often (publish.every_steps)",
@@ -124,7 +124,7 @@ _SAVINGS = {
 
 
 def bottlenecks(run: run_reader.RunData) -> evidence.Rows:
-  """Returns what limits the speed; the first one that holds counts."""
+  """Returns what limits the speed; the first row that holds counts."""
   trainer, searcher = evidence.idle(run)
   waits = (
       f"The trainer waited {trainer:.0%} of its time, the searchers"
@@ -135,7 +135,7 @@ def bottlenecks(run: run_reader.RunData) -> evidence.Rows:
   is_one = any(event.get("kind") == "one_process" for event in run.events)
   role, mode = (run.setting("reference", name) for name in ("role", "mode"))
   count = int(run.setting("search", "num_searchers") or 1)
-  # Busy searchers, and prompts a step, that keep a busy trainer supplied.
+  # Busy searchers, and prompts a step, that would supply a busy trainer.
   supply = count * (1 - searcher) / max(1 - trainer, 0.01)
   balance = max(1, math.ceil(supply)) if supply >= 0 else count
   fresh = evidence.number(run.setting("search", "prompts_per_step"))
@@ -190,7 +190,7 @@ def _join(*sentences: str) -> str:
 
 
 def _work(work_s: Mapping[str, Mapping[str, float]], *roles: str) -> str:
-  """Returns what fills a step on the cores of some roles."""
+  """Returns the main kinds of work in a step of some roles."""
   parts = []
   for role in roles:
     work = sorted(work_s.get(role, {}).items(), key=lambda item: -item[1])
@@ -201,7 +201,7 @@ def _work(work_s: Mapping[str, Mapping[str, float]], *roles: str) -> str:
 
 
 def _savings(work_s: Mapping[str, float]) -> str:
-  """Returns what the trainer could do less of."""
+  """Returns what the trainer could do less often."""
   total = sum(work_s.values())
   could = [
       f"{words} to save up to {work_s[kind] / total:.0%} of its time"
@@ -212,7 +212,7 @@ def _savings(work_s: Mapping[str, float]) -> str:
 
 
 def waits(run: run_reader.RunData) -> evidence.Rows:
-  """Returns what else costs time."""
+  """Returns further findings on what costs time."""
   rows = timeline.where_time_went(run)
   queue = _share(rows, "searcher", "wait_credit")
   publish = _share(rows, "trainer", "publish", "publish")
@@ -256,7 +256,7 @@ def _share(
 def _round_steps(
     run: run_reader.RunData, rows: Sequence[Mapping[str, Any]]
 ) -> float:
-  """Returns the steps that the trainer makes in a searcher's round."""
+  """Returns how many steps the trainer takes during a searcher's round."""
   rare = ("compile", "evaluate", "checkpoint")
   seconds = {"trainer": 0.0, "searcher": 0.0}
   for row in rows:
@@ -279,11 +279,11 @@ def _round_steps(
 
 
 def data(run: run_reader.RunData) -> evidence.Rows:
-  """Returns what the data was worth."""
+  """Returns findings on the value of the data."""
   loss, offline = (run.setting(name) or {} for name in ("loss", "offline"))
   only_offline = bool(offline.get("path")) and offline.get("fraction") == 1
   is_plain_tb = loss.get("name") == "tb" and not loss.get("baseline_shift")
-  # Distributions of a teacher are matched, at prefixes of any policy.
+  # A teacher's distributions are matched at prefixes from any policy.
   is_taught = losses.find(loss.get("name")).has_teacher
   counts_rewards = loss.get("reward_weight") != 0 and not is_taught
   age = evidence.mean(run, "replay/staleness_steps")
@@ -297,7 +297,7 @@ def data(run: run_reader.RunData) -> evidence.Rows:
   clipped = (
       f", with {clipped:.1%} of the ratios corrected" if clipped > 0 else ""
   )
-  # Shares below which staleness costs much, or some.
+  # Shares below which staleness costs many, or some, of the completions.
   effects = {0.7: "hurt", 0.9: "cost some of them", math.inf: "hardly mattered"}
   effect = next((e for s, e in effects.items() if effective < s), "")
   skipped = run_reader.column(run.records, "replay/skipped_groups")[1]
@@ -378,8 +378,9 @@ def data(run: run_reader.RunData) -> evidence.Rows:
 def causes(m: evidence.Moment) -> evidence.Rows:
   """Returns causes of a lost reward; the first of simultaneous ones counts.
 
-  Entropy and KL show how far the policy has moved: far, for nothing, is enough.
-  The others are causes of a reward that fell.
+  Entropy and KL show how far the policy has moved: a long way without a gain is
+  enough. Length needs a reward that rose; the others, a reward or held-out
+  metric that fell.
   """
   metric = m.start_and_now
   gap = metric("train/logprob_gap")
@@ -404,8 +405,9 @@ def causes(m: evidence.Moment) -> evidence.Rows:
           what("the gap between trainer and sampler", gap, nats),
           "compare both in float32; see masks, temperature and dtypes",
       ),
-      # What importance weights leave of a batch: 5 % or two completions, and a
-      # third of its best. VCPO (arXiv:2602.17616) scales the rate by it.
+      # Share of a batch that importance weights leave: up to 5 % or two
+      # completions, and below a third of its best. VCPO (arXiv:2602.17616)
+      # scales the learning rate by this share.
       "effective sample size": (
           (share[1] <= 0.05 or share[1] * max(batch, 1.0) <= 2)
           and share[1] < best / 3
@@ -439,9 +441,10 @@ def causes(m: evidence.Moment) -> evidence.Rows:
           "raise loss.beta or loss.entropy_weight, lower"
           " optimizer.learning_rate",
       ),
-      # Above the entropy lost, the most that a merely sharper policy has: its
-      # tokens have become so unlikely to the reference. Gao et al. 2022
-      # (arXiv:2210.10760): past some KL the true reward falls.
+      # KL beyond the entropy lost, which is the most that sharpening alone
+      # explains: the policy's tokens have become that unlikely under the
+      # reference. Gao et al. 2022 (arXiv:2210.10760): past some KL the true
+      # reward falls.
       "KL": (
           kl[1] - max(0.0, entropy[0] - entropy[1]) > 0.5 and m.is_lost,
           what("the distance from the reference", kl, nats),

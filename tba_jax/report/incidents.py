@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What happened to a run: the rows of events, and of pauses of training."""
+"""What happened to a run: findings on its events and on pauses of training."""
 
 import collections
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from tba_jax.report import run_reader
 from tba_jax.run import metrics
 from tba_jax.run import text
 
-# A pause is this many times longer than the median between two steps, and no
-# shorter than so many seconds.
+# A pause is this many times longer than the median time between two steps, and
+# at least so many seconds long; so many pauses are shown.
 _PAUSE_TIMES, _PAUSE_S, _MAX_PAUSES = 10, 5.0, 5
 _MAX_MESSAGE = 160
 # Kind of event | meaning | advice to the user.
@@ -84,13 +84,13 @@ def errors(run: run_reader.RunData) -> evidence.Rows:
     if not metrics.is_error(kind, message):
       continue
     name = _name(event)
-    if kind == "died" and name in hung:  # It was killed for it.
+    if kind == "died" and name in hung:  # Killed because it hung.
       hung.discard(name)
       continue
     if kind == "stalled":
       hung.add(name)
     cause = ""
-    if kind == "died":  # The same status is one cause, with any last words.
+    if kind == "died":  # The exit status is the cause, whatever the last words.
       cause = message.partition(": ")[2].partition(", ")[0]
     groups.setdefault((kind, name, cause), []).append(event)
   return {str(key): _error(*key[:2], group) for key, group in groups.items()}
@@ -124,7 +124,7 @@ def _error(
 
 def pauses(run: run_reader.RunData) -> evidence.Rows:
   """Returns the longest pauses of training, the longest last."""
-  # As written: evaluations, and steps redone, have times of their own.
+  # As written: evaluations and redone steps have separate times.
   lines = [r for r in run.lines if text.is_number(r.get("time"))]
   events = [e for e in _kinds(run) if text.is_number(e.get("time"))]
   steps = [

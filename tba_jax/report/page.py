@@ -35,7 +35,7 @@ def _by_prompt(
 ) -> dict[tuple[str, str], list[dict]]:
   """Returns (prompt's id, prompt) -> sample records of an evaluation.
 
-  Prompts of different problems may have one text.
+  Prompts of different problems may have the same text.
   """
   out: dict[tuple[str, str], list[dict]] = {}
   records = evaluation.get("samples")
@@ -50,7 +50,7 @@ def _by_prompt(
 def held_out_side_by_side(
     before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-  """Returns rows of prompt, before and after: samples of two evaluations."""
+  """Returns rows of a prompt and its samples in each of two evaluations."""
   old, new = _by_prompt(before), _by_prompt(after)
   shown = lambda records: [
       run_reader.printable_sample(record)
@@ -80,7 +80,7 @@ def _distinct(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         },
     )
     entry["count"] += 1
-  worst = float("-inf")  # What could not be judged comes last.
+  worst = float("-inf")  # Unjudged completions come last.
   order = lambda e: (
       -(worst if e["reward"] is None else e["reward"]),
       -e["count"],
@@ -91,7 +91,7 @@ def _distinct(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def diversity(
     before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-  """Returns rows of prompt, before and after: distinct completions.
+  """Returns rows of a prompt and its distinct completions in each evaluation.
 
   Prompts in both evaluations come first.
   """

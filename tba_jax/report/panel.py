@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The live panel of a run: in place on a terminal, else a line now and then.
+"""The live panel of a run: redrawn on a terminal, else a line now and then.
 
 Text from the run (events, errors) is sanitized: no markup or control sequence
 in it reaches the terminal.
@@ -30,7 +30,7 @@ from tba_jax.run import text
 PHASES = ("setup", "sft", "reward_model", "warm-up", "train", "finish")
 # Few runs have this phase: it is shown only while it lasts.
 _RARE = "reward_model"
-# The roles' names of phases.
+# Other names of phases -> the phases shown.
 _PHASE_OF = {"start": "warm-up", "compile": "warm-up", "done": "finish"}
 # Kind of the trainer's current span -> its activity during warm-up.
 _WARM_UP = {
@@ -192,7 +192,7 @@ def _figures(state: run_state.RunState) -> rich.columns.Columns:
 
 
 def _searchers(searchers: Mapping[str, Any]) -> list[rich.columns.Columns]:
-  """Returns a row for each searcher, broken between cells if it must be."""
+  """Returns a row for each searcher, wrapped between cells if necessary."""
   order = lambda row: i if text.is_number(i := row[1].get("index")) else 0
   rows = []
   for sid, row in sorted(
@@ -339,7 +339,7 @@ class Panel:
       workdir: run directory.
       console: terminal to draw on.
       memory: records of a run that has no files.
-      line_every_s: least seconds between two lines of a phase.
+      line_every_s: minimum seconds between two lines of a phase.
     """
     self._line_every_s = line_every_s
     self._follower = run_state.Follower(workdir, memory)
@@ -350,7 +350,7 @@ class Panel:
     self._next_draw = 0.0
     self._line_at = -line_every_s
     self._line = ""
-    # Earlier starts have shown theirs.
+    # Earlier starts of the run have shown their errors.
     self._error_at = time.time()
     self._has_sample = self._follower.first_sample() is not None
 
@@ -416,7 +416,7 @@ class Panel:
       self._print_line(now)
 
   def _print_line(self, now: float) -> None:
-    """Prints a changed line where it is time, or the phase has changed.
+    """Prints a changed line if one is due, or if the phase has changed.
 
     A new error is printed at once on a separate line.
     """

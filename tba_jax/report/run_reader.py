@@ -56,17 +56,17 @@ class Lane:
 class RunData:
   """Contents of a run directory; any part may be empty.
 
-  workdir: the directory.
+  workdir: run directory.
   config, eval, ledger, status, summary: JSON files of these names.
   lines: metrics records as written.
   sft_records: metrics records of supervised fine-tuning.
   lanes: spans by (role, index, lane).
   span_kinds: names of the kinds of spans.
   events: the newest events, oldest first; num_events: of the whole run.
-  changes: see `metrics.settings_changes`.
+  changes: changed settings by step; see `metrics.settings_changes`.
   samples: evenly spaced samples, printable; num_samples: of the whole run.
   skipped: number of unreadable lines by file.
-  damaged: the JSON files that cannot be read, and why; they are left out.
+  damaged: errors of the JSON files that cannot be read and are left out.
   """
 
   workdir: epath.Path | None = None
@@ -136,7 +136,7 @@ def printable_sample(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Reader:
-  """Reads the files of a run directory; notes what is unreadable."""
+  """Reads the files of a run directory; records what is unreadable."""
 
   def __init__(self, workdir: epath.Path):
     self._workdir = workdir
@@ -193,7 +193,7 @@ class _Reader:
 
 
 def read_run(workdir: epath.PathLike) -> RunData:
-  """Reads a run directory, and warns on stderr of files that are damaged.
+  """Reads a run directory, and warns on stderr of damaged files.
 
   Raises ValueError if the directory does not exist.
   """

@@ -21,7 +21,7 @@ from tba_jax.run import metrics
 from tba_jax.run import text
 
 _MAX_HISTORY = 2000
-# Records in which a collapse is looked for, and seconds between two looks.
+# Most records that are searched for a collapse, and seconds between searches.
 _MAX_RECORDS = 4000
 _COLLAPSE_EVERY_S = 10.0
 # Programs that train a model before the run, each in a folder of its name.
@@ -136,7 +136,7 @@ class Follower:
   def first_sample(self) -> Mapping[str, Any] | None:
     """Returns a sample of the start model with its reward, once there is one.
 
-    It is of the evaluation before training, or without one of the first step.
+    The sample is from the evaluation before training, else from the first step.
     """
     results = self._files.read("eval.json")
     before = results.get("before") if isinstance(results, dict) else None

@@ -299,7 +299,7 @@ def events(run: run_reader.RunData, origin: float) -> list[dict[str, Any]]:
 
 
 def changes(run: run_reader.RunData) -> list[dict[str, Any]]:
-  """Returns the steps from which settings have changed, and what has."""
+  """Returns the steps at which settings changed, and the changes."""
   return [
       {
           "step": step,

@@ -157,8 +157,8 @@ def where_time_went(run: run_reader.RunData) -> list[dict[str, Any]]:
 def seconds_per_step(run: run_reader.RunData) -> dict[str, dict[str, float]]:
   """Returns role -> kind -> seconds of work for each step of training.
 
-  All lanes of the mean process of a role, from the end of the first step, which
-  compiles, to the end of the last one; {} for a run of fewer than two steps.
+  Covers all lanes, averaged over a role's processes, from the end of the first
+  step, which compiles, to the end of the last; {} for fewer than two steps.
   """
   work = [k for k in run.span_kinds if not metrics.is_wait(k)]
   main = run.lanes.get(("trainer", 0, ""))

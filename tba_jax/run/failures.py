@@ -2,21 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Share of training completions that could not be judged, and whether it rises.
 
-A policy that is paid less than what it loses by breaking its judge, or that
-drifts to texts that the judge cannot read, shows in this share alone: such
-completions are in no mean.
+A policy that gains by breaking its judge, or that drifts to texts that the
+judge cannot read, shows in this share alone: such completions are in no mean.
 
-The first N₀ groups of a run, which the policy as it was has sampled, are
-compared with the newest N₁, after every quarter of N₁:
+The first N₀ groups of a run, sampled by the initial policy, are compared with
+the newest N₁, after every N₁/4 groups:
 
     z = (m₁ - m₀) / √(s² (1/N₀ + 1/N₁))
 
-with m the means of the groups' shares and s² the variance of all of them. The
-completions of a group are not independent, its share is. Look k of a run takes
-a rise for real from the quantile of α/(k (k + 1)) on, whose sum over all looks
-is α: the chance that a constant share is ever taken for a rise. A policy that
-loses its way for a while, as early in training, may find back: N₁ is large, and
-a rise of which half is gone in the newest quarter is none.
+where m are means of the groups' shares and s² is the variance of all shares.
+Completions of a group are not independent, but the shares of groups are. The
+k-th look at a run counts a rise as real if z exceeds the normal quantile of
+level α/(k (k + 1)). These levels sum to α over all looks: the chance that a
+constant share is ever taken for a rise. A policy may lose its way for a while,
+early in training for example, and recover: N₁ is large, and a rise does not
+count once half of it is gone in the newest quarter.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ class FailureShare:
   """
 
   def __init__(self, state: Mapping[str, Any] | None = None):
-    """`state` is of `get_state`, to continue from."""
+    """Continues from `state`, a result of `get_state`, if given."""
     state = state or {}
     # Count, sum and sum of squares of the first groups, of the newest blocks,
     # and of the block that is being filled.
@@ -62,8 +62,8 @@ class FailureShare:
 
     Args:
       shares: share of each group's completions that could not be judged.
-      compare: False of prompts that were chosen by how they had been answered:
-        they are not a sample of all prompts.
+      compare: whether the groups enter the comparison; False for prompts chosen
+        by their earlier answers, which do not represent all prompts.
     """
     for share in map(float, shares):
       self._since[0] += 1

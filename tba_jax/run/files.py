@@ -11,7 +11,7 @@ from tba_jax.system import jsonl
 
 
 class Lines(Protocol):
-  """Takes the records of a JSON Lines file."""
+  """Receives the records of a JSON Lines file."""
 
   def write(self, record: Mapping[str, Any]) -> None:
     ...
@@ -76,10 +76,10 @@ class Directory:
 
 
 class Memory:
-  """The same without files, of a run that leaves none; see `Directory`.
+  """Records in memory, of a run that leaves no files; see `Directory`.
 
-  save_model: writes the newest params as a model's folder; None before the
-    trainer has begun.
+  save_model: function that writes the newest params as a model folder; None
+    before the trainer has started.
   """
 
   def __init__(self):
@@ -115,7 +115,7 @@ class Memory:
     return self._values.get(name)
 
   def save(self, folder: pathlib.Path) -> None:
-    """Writes all of it into a folder."""
+    """Writes all records into a folder."""
     directory = Directory(folder)
     for name, records in self._lines.items():
       with directory.text(name) as file:
@@ -134,11 +134,11 @@ class _List(list):
     self.append(record)
 
   def close(self) -> None:
-    """Does nothing: they are still to be read."""
+    """Does nothing, since the records are still to be read."""
 
 
 class _Text(io.StringIO):
-  """A text that is still to be read when its writer closes it."""
+  """A text that remains readable after its writer closes it."""
 
   def close(self) -> None:
     """Does nothing."""

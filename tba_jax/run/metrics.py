@@ -27,7 +27,7 @@ from tba_jax.system import processes
 _WAIT_PREFIX = "wait"
 FLUSH_EVERY_S = 1.0
 _NO_CLOCK = contextlib.nullcontext()
-# Events of one kind that a process writes within so many seconds.
+# Most events of one kind that a process writes within so many seconds.
 _MAX_EVENTS, _EVENTS_S = 30, 60.0
 # Fields that every record of `metrics.jsonl` has.
 _HEAD = ("step", "time", "epoch")
@@ -55,7 +55,7 @@ _PEACEFUL = frozenset(
 
 def is_error(kind: Any, message: Any) -> bool:
   """Returns whether an event reports an error."""
-  finished = str(message or "").endswith("(finished)")  # The searcher did.
+  finished = str(message or "").endswith("(finished)")  # Said of a searcher.
   return kind not in _PEACEFUL and not finished
 
 
@@ -86,8 +86,8 @@ class _Window:
 class EventLog:
   """Writes `events.jsonl`; an event that cannot be written is logged.
 
-  Whatever causes them, a process writes a bounded number of events of a kind in
-  a minute, and then how many more there were.
+  A process writes a bounded number of events of a kind in a minute, and then
+  how many more there were.
   """
 
   def __init__(
@@ -116,7 +116,7 @@ class EventLog:
         self._write(kind, message, **fields)
 
   def _end_windows(self, started_until: float) -> None:
-    """Ends the windows that started until then. Under the lock."""
+    """Ends the windows that started until then; needs the lock."""
     for kind, window in list(self._windows.items()):
       if window.start <= started_until:
         del self._windows[kind]
@@ -159,8 +159,8 @@ def settings_changes(
 ) -> dict[int, dict[str, Any]]:
   """Returns step -> changed settings, (old, new) by key, from that step on.
 
-  A start of the trainer drops the changes from its step on, since the steps
-  were redone.
+  A start of the trainer drops the changes from its first step on, since those
+  steps were redone.
   """
   out: dict[int, dict[str, Any]] = {}
   for event in events:
@@ -179,8 +179,8 @@ def last_per_step(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
   """Returns one record per step, sorted: the history that survived restarts.
 
   A record of a newer epoch drops all steps from its own on, since they were
-  redone. Records of one step are merged; later fields win. A record with
-  evaluations alone may come late, and is merged into its step.
+  redone. Records of one step are merged; later fields win. A record that has
+  only evaluations may come late, and is merged into its step.
   """
   by_step: dict[int, dict[str, Any]] = {}
   newest = None
@@ -257,7 +257,7 @@ class SpanWriter:
   def add(
       self, kind: str, t0: float, t1: float, *, lane: str = "", **fields: Any
   ) -> None:
-    """Writes a span from t0 to t1, Unix seconds, which no clock counts."""
+    """Writes a span from t0 to t1, Unix seconds; `clock` does not count it."""
     self._pending.append((kind, t0, t1, lane, fields))
 
   def _line(
@@ -321,7 +321,7 @@ class BusyClock:
       busy = main + background / num_cores
 
   `main` is time in which the main lane works, `background` time in which only
-  other lanes do: on one core any thread fills it, on many it fills one.
+  other lanes do: their thread fills one of the cores.
   """
 
   def __init__(self, num_cores: int | None = None) -> None:
@@ -337,7 +337,7 @@ class BusyClock:
 
   @contextlib.contextmanager
   def span(self, kind: str, lane: str = "") -> Iterator[None]:
-    """Counts the time of its body; by kind in the main lane alone."""
+    """Counts the time of its body; by kind only in the main lane."""
     change = 0 if is_wait(kind) else 1
     with self._lock:
       t0 = self._advance()
@@ -358,7 +358,7 @@ class BusyClock:
       self._num_main += change
 
   def _advance(self) -> float:
-    """Adds the time since the last change; returns the time. Under the lock."""
+    """Adds the time since the last change; returns the time; needs the lock."""
     now = time.perf_counter()
     if self._num_main:
       self._busy_s += now - self._changed_at
@@ -375,7 +375,7 @@ class BusyClock:
       return self._busy_s
 
   def take(self) -> tuple[dict[str, float], float, float]:
-    """Returns what came since the last take.
+    """Returns the times measured since the last call.
 
     Returns:
       Seconds of the main lane's finished spans by kind, busy seconds, and
@@ -417,9 +417,9 @@ def overlap_of_ideal(
 def deciding_metric(*evaluations: Mapping[str, Any]) -> str | None:
   """Returns the metric of evaluations by which policies are compared.
 
-  The win rate, where an outside judge compares with reference completions. Else
-  the mean reward, which is what the task asks for; by the better known name
-  pass@1 where each reward is 1 or 0. None without any of them.
+  It is the win rate if a judge compares with reference completions. Otherwise
+  it is the mean reward, which is what the task asks for, by its better-known
+  name pass@1 if each reward is 1 or 0. None if these are missing.
   """
   all_have = lambda key: all(text.is_number(e.get(key)) for e in evaluations)
   if all_have("win_rate"):
@@ -427,7 +427,7 @@ def deciding_metric(*evaluations: Mapping[str, Any]) -> str | None:
   is_share = all_have("pass_at_1")
   if not all_have("mean_reward"):
     return "pass_at_1" if is_share else None
-  # Results of earlier versions lack it.
+  # Results of earlier versions lack `binary_rewards`.
   equal = is_share and all(
       e.get(
           "binary_rewards",
@@ -439,9 +439,9 @@ def deciding_metric(*evaluations: Mapping[str, Any]) -> str | None:
 
 
 def more_rows(*evaluations: Mapping[str, Any]) -> dict[str, str]:
-  """Returns metric -> label of parts of the reward, and of further splits.
+  """Returns metric -> label, for parts of the reward and for further splits.
 
-  A single part that is the reward itself has none.
+  A single part that equals the reward is left out.
   """
   parts = {key for e in evaluations for key in e if _is_part(key)}
   if len(parts) == 1 and all(
@@ -543,7 +543,7 @@ def audit_metrics(run: auditing.AuditedRun) -> auditing.Findings:
   yield from run.cut_lines(name, damaged)
   history: list[int] = []
   yield from _step_gaps(run, steps, history)
-  # A crash may come between eval.json and the line.
+  # A crash may come after eval.json is written, but before the line.
   if run.finished and run.epoch == 1 and not run.had("not_written"):
     for result in run.json.get("eval.json", {}).get("history", ()):
       if max(result["step"] - 1, 0) not in evaluated:
@@ -565,9 +565,9 @@ def _step_gaps(
     steps: Sequence[tuple[int, int, int]],
     history: list[int],
 ) -> auditing.Findings:
-  """Yields the steps that are left out; adds to `history` those that survived.
+  """Yields the steps without a line; adds the surviving steps to `history`.
 
-  A newer epoch redoes the steps from its first one on. A crash may lose the
+  A newer epoch redoes the steps from its first step on. A crash may lose the
   last lines of an epoch.
   """
   grown = [b[1] - a[1] for a, b in itertools.pairwise(steps) if a[0] == b[0]]

@@ -24,7 +24,7 @@ from tba_jax.tasks import base
 from tba_jax.transport.groups import receiver as receiver_lib
 
 _STATUS_EVERY_S = 1.0
-NUM_SAMPLES = 8  # Completions of each write of samples.jsonl.
+NUM_SAMPLES = 8  # Completions per write to samples.jsonl.
 # Totals of the training loop, over all starts of the trainer.
 _TOTALS = ("wall_s", "train_s", "generate_s", "staleness_sum", "trained",
            "timed_steps", "loop_completions", "mixed_completions")  # fmt: skip
@@ -191,7 +191,7 @@ def samples_of(
 
 
 class StepSource(Protocol):
-  """What a step is recorded of; see `service.ReplayService`."""
+  """Source of the data that a step records; see `service.ReplayService`."""
 
   buffer: Any
 
@@ -225,9 +225,10 @@ class Recorder:
     Args:
       run: identity and paths of the run to record.
       epoch: start count of the trainer.
-      queue: has the searchers' leases; publishes the status to other hosts.
-      tokenizer: decodes sampled completions.
-      judge: explains wrong completions.
+      queue: source of the searchers' leases, which also publishes the status to
+        other hosts.
+      tokenizer: decoder of sampled completions.
+      judge: source of reasons why completions are wrong.
     """
     self._config = config
     self._num_steps = config.train.num_steps
@@ -322,7 +323,7 @@ class Recorder:
       step: index of the step.
       metrics: output of the train step, without prefix.
       draw: the batch's trajectories.
-      service: gives the buffer's statistics and the ledger.
+      service: source of the buffer's statistics and the ledger.
       failures: share of training completions that could not be judged.
     """
     self._progressed()
@@ -336,7 +337,7 @@ class Recorder:
     self._profiler.after_step(step)
     every = self._config.log.every_steps
     if step % every == 0 or step + 1 == self._num_steps:
-      # Read now what the next step changes.
+      # The next step changes these statistics, so they are read now.
       make = functools.partial(
           step_record,
           metrics,
@@ -451,7 +452,7 @@ class Recorder:
         "completions": ledger["generated"]["completions"],
         "trained_completions": totals["trained"],
         "train_wall_s": totals["wall_s"],
-        # None where searchers reported none while steps were timed.
+        # None if searchers reported no completions while steps were timed.
         "completions_per_s": (
             totals["loop_completions"] / max(totals["wall_s"], 1e-9)
             if totals["loop_completions"]
@@ -508,7 +509,7 @@ class Recorder:
     self._searchers.set_state(state["searchers"])
 
   def _account(self) -> dict[str, float]:
-    """Adds the time since the last call to the totals; seconds by kind."""
+    """Adds the time since the last call to totals; returns seconds by kind."""
     seconds, busy_s, elapsed_s = self._clock.take()
     added = self._searchers.update(self._queue.heard())
     if self._loop_started:
@@ -540,7 +541,7 @@ class Recorder:
     )
 
   def _share(self, name: str) -> float:
-    """Returns the share of the training loop that a total of seconds is."""
+    """Returns a total of seconds as a share of the training loop's time."""
     return self._totals[name] / max(self._totals["wall_s"], 1e-9)
 
   def _mixed_version_share(self) -> float:

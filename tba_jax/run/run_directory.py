@@ -55,13 +55,13 @@ class RunInfo:
   """Identity of a run, which its processes must share to communicate.
 
   workdir: the run directory, absolute.
-  run_id: random; messages of other runs are refused.
+  run_id: random identifier; messages of other runs are refused.
   spool: local 0700 directory of socket, locator, lock and secret.
-  secret: authenticates every message.
+  secret: key that authenticates every message.
   announced: "host:port" at which the store announces itself; "" = in `spool`.
-  tls: files of mutual TLS where the run has a port; None = without.
-  memory: records of a run that leaves no files; its directory has the models
-    that were made before. None = the directory has them.
+  tls: files of mutual TLS if the run has a port; None = no TLS.
+  memory: records of a run that leaves no files, whose directory has only models
+    made earlier; None = the directory has the records.
   """
 
   workdir: pathlib.Path
@@ -99,7 +99,7 @@ class NoRunError(ValueError):
 
 
 def check_folder(workdir: str, argument: str = "--workdir") -> None:
-  """Raises ValueError, which names the argument, if a file is in its place."""
+  """Raises ValueError, naming the argument, if it or a parent is a file."""
   path = pathlib.Path(workdir).absolute()
   place = next(p for p in (path, *path.parents) if p.exists())
   if not place.is_dir():
@@ -132,7 +132,7 @@ def create(
     run = open_run(workdir, config)
   except NoRunError:
     if saved is None:
-      (path / "config.json").unlink()  # A refused run leaves none.
+      (path / "config.json").unlink()  # A refused run leaves no file.
     raise
   check_written(run)
   return run, saved["config"] if saved else None
@@ -268,8 +268,8 @@ def lock(workdir: str, role: str = "") -> int:
   One process per `role` may hold it; "" is the supervisor.
 
   Raises:
-    ValueError: another process holds it; its pid is named. Or it is no folder,
-      or cannot be written.
+    ValueError: another process holds the lock (the error names its pid), or the
+      directory is no folder or cannot be written.
   """
   path = _lock_path(workdir, role)
   try:
@@ -370,7 +370,7 @@ def _tls(
     spool: pathlib.Path,
     secret: bytes,
 ) -> certificates.Tls | None:
-  """Returns the files of the settings, or those made from the secret."""
+  """Returns TLS files, named in the settings or made from the secret."""
   store = config.store
   if store.tls_cert_file:
     files = (store.tls_cert_file, store.tls_key_file, store.tls_ca_file)
@@ -404,8 +404,8 @@ def check_format(path: pathlib.Path, saved: dict[str, Any]) -> None:
   """Raises ValueError if a run directory was made by another version.
 
   Args:
-    path: its `config.json`.
-    saved: contents of that file.
+    path: `config.json` of the run directory.
+    saved: contents of `path`.
   """
   if saved["format"] != FORMAT:
     raise ValueError(

@@ -61,7 +61,7 @@ _REMEDIES = {
     "totals.json": _DELETE,
     "status.json": "delete it",
 }
-# Folders of files of JSON with checksums.
+# Folders with JSON files that contain checksums.
 _SEALED = ("", "best", "reward_model", "replay", "sft")
 
 
@@ -96,7 +96,7 @@ def audit(run: auditing.AuditedRun) -> auditing.Findings:
 
 
 def audit_checksums(run: auditing.AuditedRun) -> auditing.Findings:
-  """Compares the checksums of JSON files, and of the lines of others."""
+  """Verifies the checksums of JSON files, and of lines of JSON Lines files."""
   count = 0
   for folder in _SEALED:
     for path in sorted((run.folder / folder).glob("*.json*")):

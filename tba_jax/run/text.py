@@ -38,7 +38,7 @@ def printable(value: Any, limit: int = 0, *, one_line: bool = False) -> str:
   Args:
     value: any value; a model may have written it.
     limit: characters to keep; the number cut is appended. 0 = no limit.
-    one_line: spells out line ends and tabs too.
+    one_line: whether to spell out line ends and tabs too.
   """
   string = str(value)
   cut = max(0, len(string) - limit) if limit else 0

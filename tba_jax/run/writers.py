@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics as CSV, for TensorBoard, trackio and W&B; profiles of steps.
 
-`metrics.jsonl` is always written, and the only one read back;
-`config.log.writers` adds others, in which a step redone after a restart appears
-twice.
+`metrics.jsonl` is always written, and is the only file read back.
+`config.log.writers` adds further outputs, in which a step redone after a
+restart appears twice.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ from tba_jax.system import jsonl
 
 MAX_WAITING = 10_000  # Records queued for a service; more are dropped.
 CLOSE_S = 20.0
-ASKED_STEPS = 5  # Steps of a profile that SIGUSR1 asks for.
+ASKED_STEPS = 5  # Steps of a profile requested by SIGUSR1.
 
 
 class _ServiceWriter:
@@ -134,7 +134,7 @@ class WandbWriter(_ServiceWriter):
 class TrackioWriter(_ServiceWriter):
   """Logs to trackio, into its folder in the user's cache (`TRACKIO_DIR`).
 
-  A run that is resumed continues, since its id is in its name there.
+  A resumed run continues there, since its name in trackio has its id.
   """
 
   name: ClassVar[str] = "trackio"
