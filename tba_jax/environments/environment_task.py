@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A user's environment of several turns, named in settings.
+"""A user's multi-turn environment, named in settings.
 
 docs/guides/agents.md builds one: a class, or a function that makes an object,
 with

@@ -25,8 +25,8 @@ class Chart:
   """A chart: a title, its unit, and its series by label.
 
   series: label -> metric.
-  zero: the axis starts at 0.
-  percent: values are shares.
+  zero: whether the axis starts at 0.
+  percent: whether values are shares.
   """
 
   title: str

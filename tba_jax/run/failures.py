@@ -12,11 +12,11 @@ the newest N₁, after every N₁/4 groups:
 
 where m are means of the groups' shares and s² is the variance of all shares.
 Completions of a group are not independent, but the shares of groups are. The
-k-th look at a run counts a rise as real if z exceeds the normal quantile of
-level α/(k (k + 1)). These levels sum to α over all looks: the chance that a
-constant share is ever taken for a rise. A policy may lose its way for a while,
-early in training for example, and recover: N₁ is large, and a rise does not
-count once half of it is gone in the newest quarter.
+k-th look at a run counts a rise as real if z exceeds the upper normal quantile
+of level α/(k (k + 1)). These levels sum to α over all looks, which bounds the
+chance that a constant share is ever taken for a rise. A policy may lose its way
+for a while, early in training for example, and recover: N₁ is large, and a rise
+does not count once half of it is gone in the newest quarter.
 """
 
 from collections.abc import Mapping, Sequence

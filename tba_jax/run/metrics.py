@@ -220,9 +220,9 @@ class SpanWriter:
     """Starts the flushing thread.
 
     Args:
-      file: open for appending; the writer closes it.
+      file: stream open for appending, which the writer closes.
       index: number of the process within its role.
-      clock: also receives the spans.
+      clock: busy clock that also receives the spans.
     """
     self._head = (
         f'{{"role": {json.dumps(role)}, "index": {int(index)}, "kind": '

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The run directory: config, identity, epoch, locks and spool.
 
-`config.json` is written once, before anything starts; every role and every
-later program reads it.
+`config.json` is written before anything starts, and again when a run is resumed
+with other settings; every role and every later program reads it.
 """
 
 import dataclasses
@@ -119,7 +119,7 @@ def create(
     The run, and the previously saved config as a plain dict, None if new.
 
   Raises:
-    ValueError: the directory's format is newer than ours, or a file in it is
+    ValueError: the directory has another format than ours, or a file in it is
       damaged.
     OSError: the directory cannot be written; the message names it.
   """
@@ -181,7 +181,7 @@ def open_run(workdir: str, config: ml_collections.ConfigDict) -> RunInfo:
   `config.store.deadline_s` for that store and joins its run.
 
   Raises:
-    NoRunError: there is no run, its format is newer, its spool is unsafe, or
+    NoRunError: there is no run, it has another format, its spool is unsafe, or
       its secret is missing or not the store's.
   """
   try:
@@ -226,7 +226,7 @@ def warn_unguarded(run: RunInfo, config: ml_collections.ConfigDict) -> None:
 def load_config(workdir: str) -> ml_collections.ConfigDict:
   """Returns the config that a run directory was made with.
 
-  Raises ValueError without a run, or if its format is newer than ours.
+  Raises ValueError without a run, or if its format is not ours.
   """
   saved = _read(pathlib.Path(workdir).absolute())
   if saved is None:
@@ -387,7 +387,7 @@ def _tls(
 def _read(path: pathlib.Path) -> dict[str, Any] | None:
   """Returns `config.json`, None if missing.
 
-  Raises ValueError if a file of the run is damaged or has a newer format.
+  Raises ValueError if a file of the run is damaged or has another format.
   """
   for name in _FOLDERS:
     if (path / name).exists() and not (path / name).is_dir():
@@ -401,7 +401,7 @@ def _read(path: pathlib.Path) -> dict[str, Any] | None:
 
 
 def check_format(path: pathlib.Path, saved: dict[str, Any]) -> None:
-  """Raises ValueError if a run directory was made by another version.
+  """Raises ValueError if a run directory has another format than ours.
 
   Args:
     path: `config.json` of the run directory.

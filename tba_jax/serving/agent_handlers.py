@@ -142,7 +142,7 @@ class AgentHandlers(handlers.Handlers):
     if call.n != 1:
       raise ValueError(f"n = {call.n}: must be 1; play another episode")
     id = None
-    # The official client counts its retries of a call in this header.
+    # The official client counts the retries of a call in this header.
     if request.headers.get("x-stainless-retry-count", "0") != "0":
       id = await concurrency.run_in_threadpool(
           self.journal.same_body, episode, raw

@@ -29,7 +29,7 @@ def make(
 
   Args:
     engine: parts of the server, run by `thread`.
-    waiters: wake-ups of handlers, opened when the application starts.
+    waiters: list of waiting handlers, opened when the application starts.
     thread: the engine's thread; the server is healthy while it lives.
     key: API key, required in every request.
   """

@@ -18,7 +18,7 @@ from uvicorn.protocols.http import h11_impl
 # Seconds from the opening of a connection, or from its last answer, until the
 # head of a request is complete.
 REQUEST_S = 10.0
-# Most connections that wait for a request, which arrives within milliseconds.
+# Most connections that wait for a request; it normally takes milliseconds.
 _MAX_WAITING = 256
 
 

@@ -100,7 +100,7 @@ class Episode:
   counts: number of calls, and of rows after the first by cause.
 
   Args:
-    tokenizer: must have a chat template.
+    tokenizer: encoder of texts, with a chat template for chat calls.
     most_tokens: context length of the model.
   """
 

@@ -112,7 +112,7 @@ class Handlers:
 
   Args:
     engine: parts of the server.
-    waiters: wake-ups of handlers whose requests are done.
+    waiters: list of the handlers that wait for requests.
   """
 
   def __init__(self, engine: engine_ports.EnginePort, waiters: Waiters):

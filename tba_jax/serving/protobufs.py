@@ -165,7 +165,7 @@ class PassResult:
   """Result of a pass.
 
   outputs: arrays [L] float32 of each sequence, by name.
-  metrics: numbers by name, which ends in the way to combine parts: `loss:sum`.
+  metrics: numbers by name, suffixed with how to combine parts: `loss:sum`.
   """
 
   outputs: Sequence[Mapping[str, np.ndarray]]
@@ -179,7 +179,7 @@ class SampleResult:
   tokens: token ids of each completion.
   logprobs: their log-probs, nats.
   stopped: whether a stop token or stop string ended each.
-  prompt_logprobs: [P] float32, nan where not computed; None if not asked for.
+  prompt_logprobs: [P] float32, nan where not computed; None if not requested.
   """
 
   tokens: Sequence[np.ndarray]

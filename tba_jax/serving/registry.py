@@ -141,7 +141,7 @@ class Registry:
     return outcomes, json.loads(rows[0][1])["num_episodes"]
 
   def episode(self, id: str) -> tuple[dict[str, Any], Any] | None:
-    """Returns an episode's spec, and its outcome (None until finished)."""
+    """Returns an episode's spec and outcome (None if unfinished), or None."""
     row = self._db.fetch_one(
         "SELECT spec, outcome FROM episodes WHERE id=?", id
     )

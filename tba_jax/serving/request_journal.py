@@ -6,8 +6,8 @@ A request is committed to the journal before its client gets the id, and a
 result before its client sees it. So a server may be killed at any moment:
 requests without a result are executed again, in the same order, from the newest
 checkpoint of their model. A request is identified by its owner (a model or a
-sampling session) and its number there (`seq_id`): a second one with both is a
-retry.
+sampling session) and its number there (`seq_id`): a second request with the
+same two is a retry.
 """
 
 from collections.abc import Iterator, Mapping

@@ -31,8 +31,7 @@ class SampleSettings:
   """Sampling settings that a sampler is compiled for.
 
   top_k: number of most likely tokens to draw from; 0 = all.
-  is_long: whether prompts may exceed the usual length, with one token after
-    them.
+  is_long: whether prompts may exceed the usual length, followed by one token.
   """
 
   temperature: float

@@ -247,8 +247,8 @@ class SavedWeights:
   def _peft_tensors(self, params: types.PyTree) -> Mapping[str, Any] | None:
     """Returns adapters in peft's format, None if they must be merged instead.
 
-    They must be without a folder of the base; if the base is multimodal or has
-    adapters; or if its files store matrices in another form, as of experts.
+    Merging is needed if the base has no folder, is multimodal or has adapters,
+    or if its files store matrices in another form, as of experts.
     """
     policy = self.policy
     if policy.folder is None or adapter_folder.is_adapter(policy.folder):

@@ -4,9 +4,9 @@
 
 They cover the Tinker API (package `tinker` 0.38), episodes and replays, and
 OpenAI's completions (package `openai`, majors 2 and 3). Types are strict: a
-text is no number, a boolean no integer. A closed message rejects an unknown
-field unless its value requests nothing (null, 0, false, []). Passes may also be
-protocol buffers (`protobufs.py`).
+text is not accepted as a number, nor a boolean as an integer. A closed message
+rejects an unknown field unless its value requests nothing (null, 0, false, []).
+Passes may also be protocol buffers (`protobufs.py`).
 """
 
 from collections.abc import Callable
@@ -206,7 +206,7 @@ class Message(pydantic.BaseModel):
   @pydantic.model_validator(mode="before")
   @classmethod
   def _known(cls, value: Any) -> Any:
-    """Returns the known fields that are not null; raises for unknown ones."""
+    """Returns the known non-null fields; if closed, rejects unknown fields."""
     if not isinstance(value, dict):
       return value
     fields = {f.alias or name: f for name, f in cls.model_fields.items()}

@@ -78,7 +78,7 @@ class ServedBase:
 
   @property
   def max_tokens(self) -> int:
-    """Number of tokens of the longest sequence."""
+    """Maximum length of a sequence, in tokens."""
     sampling = self.config.sampling
     return sampling.max_prompt_tokens + sampling.max_completion_tokens
 

@@ -22,15 +22,15 @@ function turnsOf(sample) {
   return turns;
 }
 
-// Names of the tools that a text, but for its thoughts, calls in the forms of chat
-// templates. Tokens may have other characters for spaces.
+// Names of the tools that a text calls in the forms of chat templates, its thoughts
+// excluded. Tokens may have other characters for spaces.
 function calledTools(text) {
   const said = text.replace(/^[^]*<\/think>/, "").replace(/<think>[^]*/, "");
   const calls = said.matchAll(/<tool_call>(?:[^"<]*<function=|[^]*?"name"[^"]*")(\w+)/g);
   return [...calls].map((found) => found[1]);
 }
 
-// Each turn is a line of its own, named by who said it.
+// Each turn has a separate line, named after its author.
 function turnNodes(sample, colored) {
   let called = [];
   return turnsOf(sample).map(([sampled, first, last]) => {
