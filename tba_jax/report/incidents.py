@@ -14,7 +14,7 @@ from tba_jax.run import metrics
 from tba_jax.run import text
 
 # A pause is this many times longer than the median time between two steps, and
-# at least so many seconds long; so many pauses are shown.
+# at least so many seconds long; at most so many pauses are shown.
 _PAUSE_TIMES, _PAUSE_S, _MAX_PAUSES = 10, 5.0, 5
 _MAX_MESSAGE = 160
 # Kind of event | meaning | advice to the user.

@@ -5,9 +5,9 @@
 A request is committed to the journal before its client gets the id, and a
 result before its client sees it. So a server may be killed at any moment:
 requests without a result are executed again, in the same order, from the newest
-checkpoint of their model. A request is identified by its owner (a model or a
-sampling session) and its number there (`seq_id`): a second request with the
-same two is a retry.
+checkpoint of their model. A request is identified by its owner (a model, a
+sampling session or an episode) and its number there (`seq_id`): a second
+request with the same two is a retry.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,8 +31,7 @@ class ServerRequest:
   owner: model, sampling session or episode of the request.
   seq: number among the owner's requests.
   kind: name of the operation, as `optim_step`.
-  body: JSON, or a protocol buffer of a pass; None once a checkpoint holds its
-    effect.
+  body: JSON, or a protocol buffer of a pass; None once it is not needed again.
   accepted_s: Unix time of its arrival.
   """
 
