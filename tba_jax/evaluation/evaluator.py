@@ -281,7 +281,7 @@ class Evaluator:
     """Makes the samplers.
 
     Args:
-      config: settings `evaluate` and those of the samplers.
+      config: settings `evaluate` and the samplers' settings.
       judge: source of rewards and correctness, closed with the evaluator.
       split: "train" or "held_out".
       comparer: source of the win-rate against the task's reference completions,

@@ -171,7 +171,7 @@ def make_judge(
   """Returns the judge that `config.reward` names.
 
   Args:
-    config: settings `reward`, `task` and those of `load_scorer`.
+    config: settings `reward`, `task` and the settings of `load_scorer`.
     workdir: directory with the run's own reward model, if it has one.
     task: source of prompts and references.
     on_event: function that receives failures.

@@ -262,8 +262,8 @@ def axes(records: Records) -> dict[str, list[float]]:
 def custom_charts(records: Records) -> list[Chart]:
   """Returns charts of metrics named by losses, rewards and environments.
 
-  Of the losses, at most `MAX_OWN` have a chart; if there are more rewards than
-  that, none has.
+  At most `MAX_OWN` losses have a chart; the rewards have charts only if they
+  are no more than `MAX_OWN`.
   """
   known = {name for chart in CHARTS for name in chart.series.values()}
   names = {name for record in records for name in record} - known

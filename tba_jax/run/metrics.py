@@ -55,7 +55,7 @@ _PEACEFUL = frozenset(
 
 def is_error(kind: Any, message: Any) -> bool:
   """Returns whether an event reports an error."""
-  finished = str(message or "").endswith("(finished)")  # Said of a searcher.
+  finished = str(message or "").endswith("(finished)")  # A searcher ended well.
   return kind not in _PEACEFUL and not finished
 
 

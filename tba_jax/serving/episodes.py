@@ -78,7 +78,7 @@ class Turn:
   row: index of the call's row, the next index if the call starts a row.
   length: number of the row's tokens before the call.
   tokens: [P] token ids that the model sees.
-  text: text of `tokens`.
+  text: prompt text, which `tokens` encode.
   rendered: messages for the chat template.
   start: number of the row's tokens before its first sampled one.
   cause: reason for a new row; "" if the call continues a row.

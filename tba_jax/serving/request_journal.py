@@ -140,7 +140,7 @@ class RequestJournal:
   def same_body(self, owner: str, body: bytes) -> str | None:
     """Returns the id of the newest request with this body that has not failed.
 
-    None if there is none.
+    Returns None without such a request.
     """
     row = self._db.fetch_one(
         "SELECT id FROM requests WHERE owner=? AND digest=? AND failure IS NULL"

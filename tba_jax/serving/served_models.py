@@ -213,8 +213,8 @@ class ServedModels:
       if request.kind not in kinds.REPEATED:
         continue
       failure = self.journal.outcome(request.id).failure
-      # Of the failed requests, only a step may have had an effect: it drops a
-      # non-finite gradient.
+      # The only failed request that may have had an effect is a step: it drops
+      # a non-finite gradient.
       if failure and (
           request.kind not in (kinds.OPTIM_STEP, kinds.TRAIN)
           or failure["category"] != "user"
