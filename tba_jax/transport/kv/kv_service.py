@@ -35,7 +35,7 @@ def main(settings: str) -> None:
   threading.Thread(target=_exit_at_eof, daemon=True).start()
   processes.die_with_parent(args["host_pid"])
   processes.raise_open_files()
-  # The import takes a while, in which the host may end.
+  # Imported after that: the import is slow, and the host may end meanwhile.
   from tba_jax.transport.kv import jax_kv  # pylint: disable=g-import-not-at-top
 
   tls = args["tls"] and certificates.Tls(**args["tls"])
@@ -45,7 +45,7 @@ def main(settings: str) -> None:
   key = f"{root}/{locator.IDENTITY_KEY}" if root else locator.IDENTITY_KEY
   identity = locator.identity(args["run_id"], args["generation"])
   try:
-    while service is not None:  # Keeps a reference: the service ends with it.
+    while service is not None:  # The service ends with its last reference.
       client.key_value_set_bytes(key, identity, allow_overwrite=True)
       os.write(args["probe_fd"], b".")
       time.sleep(args["probe_interval_s"])
