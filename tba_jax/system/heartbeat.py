@@ -64,7 +64,7 @@ class Activity:
     """Notes progress.
 
     Args:
-      doing: kind of the activity that begins now; "" if the present one goes on.
+      doing: kind of the activity that begins now; "" for the present one.
       waits: whether the activity is a wait for another process.
     """
     longest = self._longest.get(self.doing, 0)

@@ -43,15 +43,15 @@ _COLLECTIVES = (
 _REDUCE_SCATTER = "all-reduce-scatter"
 
 
-# Number of queries x keys x head width products in each splash attention kernel.
+# Number of queries x keys x head width products in a splash attention kernel.
 _SPLASH = re.compile(r"splash_m[hq]a_(fwd|dq|dkv)_")
 _SPLASH_PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}
 # The same for packed rows on a GPU (`models/kernels/gpu_rows.py`).
 _ROWS = re.compile(r"packed_rows_(forward|queries|keys)")
 _ROWS_PRODUCTS = {"forward": 2, "queries": 3, "keys": 4}
-# Products of runs of rows with a matrix each, and the sums of their gradient.
+# Products of each group of rows with its own matrix, and sums of the gradient.
 _GROUPED = re.compile(r"ragged-dot-none|tgmm|grouped_products|grouped_sums")
-# Libraries that a GPU calls: matrix products, whose axes stand in the call's
+# Libraries that a GPU calls: matrix products, whose axes are in the call's
 # configuration, and attention with its gradient.
 _LIBRARY = re.compile(
     r'custom_call_target="__(cublas|cudnn\$fmhaSoftmax(?:Backward)?)\b'
@@ -91,9 +91,9 @@ class Costs:
   collectives: kind -> bytes that the device receives.
   memory_bytes: bytes read from and written to the device's main memory, with
     the padding of tiled layouts; without data that stays in a faster memory.
-  cache_bytes: part of `memory_bytes` for the caches of ragged attention, counted
-    in full. The kernel reads only the pages that its rows need, a number that
-    the program does not show.
+  cache_bytes: part of `memory_bytes` for caches of ragged attention, counted in
+    full. The kernel reads only the pages that its rows need, a number that the
+    program does not show.
   network_bytes: bytes that the device receives from other hosts, over its own
     network link.
   """

@@ -72,7 +72,7 @@ class PollInterval:
     self._due_at = min(self._due_at, now + interval_s)
 
   def start_waiting(self) -> bool:
-    """Makes a poll due for a waiting caller; False if a caller already waits."""
+    """Makes a poll due for a waiting caller; False if one already waits."""
     if self._waiting:
       return False
     self._waiting = True
