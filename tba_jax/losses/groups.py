@@ -38,8 +38,8 @@ class Groups:
 
   logprobs_BxKxT: [B, K, T] float32, log π of each token in nats. Its gradient
     is multiplied by the importance correction.
-  kl_logprobs_BxKxT: [B, K, T] float32, the same values, with their plain
-    gradient, as a KL term outside ratio and clip needs it.
+  kl_logprobs_BxKxT: [B, K, T] float32, the same values with an uncorrected
+    gradient, for KL terms outside ratio and clip.
   behavior_logprobs_BxKxT: [B, K, T] float32, log π_behavior.
   ref_logprobs_BxKxT: [B, K, T] float32, log π_ref.
   mask_BxKxT: [B, K, T] float32, 1 on counted tokens.

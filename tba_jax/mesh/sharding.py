@@ -177,7 +177,7 @@ def _place(
 def _places(
     mesh: Mesh | jax.sharding.AbstractMesh, model: Any
 ) -> tuple[PyTree, list[str]]:
-  """Returns the shardings of a model's params, and messages as `_place`."""
+  """Returns the shardings of a model's params, and messages as in `_place`."""
   shapes = jax.eval_shape(model.init, jax.random.key(0))
   problems = []
 

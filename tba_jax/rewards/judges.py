@@ -160,8 +160,8 @@ class Judge(abc.ABC):
   ) -> Mapping[str, float]:
     """Returns metrics of all completions as a set; none by default.
 
-    `prompts` are the prompts of an evaluation, each with `samples`, each with a
-    `completion`, and `right`, whether each sample is correct.
+    `prompts` are an evaluation's prompts, each with `samples` (mappings with a
+    `completion`) and `right`, whether each sample is correct.
     """
     del prompts
     return {}

@@ -20,7 +20,7 @@ class Thread:
     run: function, called once with an event that `close` sets, after which it
       must return soon.
     close_s: longest wait of `close`.
-    wake: function called by `close` and after an error; wakes whoever waits.
+    wake: function called by `close` and after an error; wakes waiting threads.
   """
 
   def __init__(

@@ -407,7 +407,7 @@ def _moved_by(
     # The type lists the operand, then the result.
     read = _in_memory_of(arrays[1].replace("S(1)", ""), operands[0])
     return _stored_bytes(read) + _stored_bytes(arrays[1])
-  # Bytes of a copy's target, of its source, and of a context.
+  # The type of a copy lists its target, its source and a context.
   return sum(map(_stored_bytes, operands)) + _stored_bytes(arrays[0])
 
 

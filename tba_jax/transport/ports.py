@@ -59,8 +59,8 @@ class GroupSink(Protocol):
   totals: prompts, completions and tokens submitted so far.
   begun_s: start time of each position not yet submitted, by `monotonic`, oldest
     first; kept by the searcher.
-  works: whether the searcher is at work, as its supervisor sees it; set by the
-    searcher.
+  works: function that returns whether the searcher is at work, as its
+    supervisor sees it; set by the searcher.
   """
 
   epoch: int

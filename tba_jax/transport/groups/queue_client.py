@@ -209,8 +209,8 @@ class QueueClient:
   run_done: whether the trainer asked because the run is complete.
   begun_s: times at which the positions not yet submitted were begun, by
     `monotonic`, oldest first; kept by the searcher.
-  works: whether the searcher is at work, as its supervisor sees it; set by the
-    searcher.
+  works: function that returns whether the searcher is at work, as its
+    supervisor sees it; set by the searcher.
   """
 
   def __init__(

@@ -267,9 +267,9 @@ class ReplayService:
       self._receiver.inbox.wait(0.1)
 
   def _is_on_its_way(self) -> bool:
-    """Returns whether a searcher samples, or may wait for params on their way.
+    """Returns whether a searcher samples, or may wait for params in transit.
 
-    A round may take longer than any deadline: long completions, a slow device.
+    A sampling round has no deadline: completions may be long, devices slow.
     """
     return self.is_publishing() or any(
         lease["alive"]

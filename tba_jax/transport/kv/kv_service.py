@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The child process of `kv_host` that serves one generation of the store.
 
-It ends with its host, which passes its settings as JSON. As a health check, a
-client in this process writes the identity key every `probe_interval_s`, then a
-byte to the host's pipe. This also restores the key if another client has
-overwritten or deleted it.
+The process ends with its host, which passes the settings as JSON. As a health
+check, a client in this process writes the identity key every
+`probe_interval_s`, then a byte to the host's pipe. This also restores the key
+if another client has overwritten or deleted it.
 
 The directory of all keys is secret: it comes in an environment variable, since
 `ps` shows arguments.

@@ -15,7 +15,7 @@ _LEAST_BYTES = 1 << 20
 
 
 class Pace:
-  """Measured rate of transfers, and the deadline of the next from it.
+  """Measured rate of transfers, and the deadline that it sets for the next.
 
   Args:
     floor_s: deadline of an empty transfer.

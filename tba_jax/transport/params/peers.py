@@ -122,7 +122,7 @@ class Leader:
 
 
 class Helper:
-  """Another process's end: writes the shards that process 0 asks for.
+  """End of a process other than 0: writes the shards that process 0 requests.
 
   Args:
     client: connected to the trainer's coordinator.
@@ -169,7 +169,7 @@ class Helper:
       self._changed.notify_all()
 
   def forget(self, version: int) -> None:
-    """Drops the oldest copy of a version, which process 0 will not ask for."""
+    """Drops the oldest copy of a version that process 0 will not request."""
     with self._changed:
       self._copies.remove(self._find(version))
 
@@ -234,7 +234,7 @@ class Helper:
 
 @dataclasses.dataclass(eq=False)
 class _Copy:
-  """A version on the devices of another process."""
+  """A version on a helper's devices."""
 
   version: int
   leaves: Mapping[str, Any]
@@ -250,7 +250,7 @@ def _answer_key(process: int, count: int) -> str:
 
 
 class _Serving:
-  """Another process's server of its shards, by the carrier "network"."""
+  """A helper's server of its shards, for the carrier "network"."""
 
   def __init__(self, config: ml_collections.ConfigDict, run: wire.RunIdentity):
     self._config = config

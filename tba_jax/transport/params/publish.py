@@ -24,7 +24,7 @@ from tba_jax.transport.params import version as version_lib
 # Intervals of serving readers, and of checking the store's pointer.
 SERVE_S = 0.05
 _CHECK_S = 0.5
-# Least time between sending a version twice because readers asked for it.
+# Least time before a version is sent again because readers requested it.
 _REPEAT_EVERY_S = 2.0
 # Failed writes in a row that end the trainer, and the pauses between attempts:
 # about three minutes in all.

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A version of the params: its number, and what its leaves are."""
+"""A version of the params: its number, and its leaves' shapes and dtypes."""
 
 from collections.abc import Mapping
 import dataclasses
