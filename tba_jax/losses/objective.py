@@ -118,8 +118,9 @@ def make_objective(
   """Returns the objective of `config.loss`.
 
   Args:
-    config: reads `loss` and `sampling.temperature`. With `entropy_weight` w,
-      the loss is reduced by w/(BK) Σ_b Σₖ 1/|y| Σ_t H(π(·|x, y_<t)).
+    config: reads `loss`, `sampling.temperature`, `offline.path` and
+      `reference.role`. With `entropy_weight` w, the loss is reduced by
+      w/(BK) Σ_b Σₖ 1/|y| Σ_t H(π(·|x, y_<t)).
     model: the policy's `models.transformer.Model`.
     value_model: a `models.heads.ScalarModel` if the objective learns one.
     teacher: the reference's `models.transformer.Model` if the objective

@@ -330,7 +330,7 @@ class ReplayBuffer:
   ) -> types.Draw:
     """Returns the batch of a step: drawn from replay, or a round's next one.
 
-    Arguments and errors are those of `sample`.
+    Takes the arguments and raises the errors of `sample`.
     """
     num_batches = self._rounds.mini_batches
     if not num_batches:

@@ -118,7 +118,7 @@ class Positions:
     return True
 
   def is_plausible(self, position: int) -> bool:
-    """Returns whether a position is near enough to be genuine."""
+    """Returns whether a position is close enough to the set to be valid."""
     return 0 <= position < len(self) + _SLACK
 
   def get_state(self, order: PromptOrder) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class JudgeRequest:
 
 
 class FailureLog:
-  """Counts failures by cause; logs the first, second, fourth … of each.
+  """Counts failures by cause; reports the first, second, fourth … of each.
 
   counts: failures by cause.
   """

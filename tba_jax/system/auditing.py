@@ -79,7 +79,7 @@ class AuditedRun:
 
   @property
   def restorable(self) -> dict[str, dict[str, Any]]:
-    """Replay state of each restorable checkpoint with one, by name."""
+    """Checkpoint name -> replay state, of the newest checkpoints with one."""
     readable = [
         (f"checkpoints/{step}", host["data"])
         for step, host in self.saved.items()

@@ -21,7 +21,8 @@ _BYTES = {
     "f64": 8, "c64": 8, "c128": 16,
 }  # fmt: skip
 _ARRAY = re.compile(r"\b(pred|bf16|[suf]\d+|f8\w+|c64|c128)\[([\d,]*)\]")
-# A kernel's attributes may continue on further lines that begin with braces.
+# A kernel's attributes may continue on further lines, some of them with braces
+# at the start.
 _END = re.compile(r"^\}(, execution_thread=.*)?\s*$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
@@ -161,7 +162,7 @@ def costs(text: str, host_size: int = 0, trips: int = 1) -> Costs:
 
 
 def kernels(text: str) -> dict[str, int]:
-  """Returns how often a module's text calls each kernel not made by XLA.
+  """Returns how often a module's text calls each kernel from outside XLA.
 
   Library kernels are named by the call's target, Pallas kernels on TPU by their
   own name.

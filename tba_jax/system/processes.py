@@ -323,7 +323,8 @@ def descendants(pid: int) -> list[int]:
 def kill_descendants(pid: int) -> None:
   """Kills a process's descendants, even while they start others."""
   stopped: set[int] = set()
-  # Stop first: a killed process frees a place for another, a stopped one not.
+  # Stop them first: a killed process makes room for another, a stopped process
+  # does not.
   while running := {*descendants(pid)} - stopped:
     for child in running:
       _send(child, signal.SIGSTOP)

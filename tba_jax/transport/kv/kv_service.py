@@ -35,7 +35,7 @@ def main(settings: str) -> None:
   threading.Thread(target=_exit_at_eof, daemon=True).start()
   processes.die_with_parent(args["host_pid"])
   processes.raise_open_files()
-  # Imported after that: the import is slow, and the host may end meanwhile.
+  # Only now: the import is slow, and the host may end meanwhile.
   from tba_jax.transport.kv import jax_kv  # pylint: disable=g-import-not-at-top
 
   tls = args["tls"] and certificates.Tls(**args["tls"])
