@@ -136,9 +136,9 @@ class ReplayService:
       False if `should_stop` ended the wait; nothing was applied then.
 
     Raises:
-      DeadlineExceededError: for `starvation_s` nothing was delivered, no
-        searcher was at work and no params were on their way; the error names
-        the searchers.
+      DeadlineExceededError: nothing was delivered for `starvation_s`, while no
+        searcher was at work and no params were in transit; the error names the
+        searchers.
       TransportError: the receiver has ended.
     """
     self.open(step)
