@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Relations of the objective's settings."""
+"""Checks across the objective's settings."""
 
 import functools
 import operator
@@ -10,10 +10,10 @@ from tba_jax.losses import objective_table
 from tba_jax.losses import settings
 from tba_jax.system import rules
 
-# Settings in `loss` that configs set together with the switch that a user may
-# turn.
+# Settings left unchecked, since configs set them together with `loss.name`,
+# which a user may change alone.
 _SET_WITH_A_SWITCH = ("scale", "log_z_learning_rate", "value_learning_rate")
-# Settings that are read with some values of another one alone.
+# Settings that are read only with some values of another setting.
 _READ_WITH = (
     *((f"loss.{name}", "loss.name", readers)
       for name, readers in objective_table.readers().items()
@@ -25,14 +25,14 @@ _READ_WITH = (
 
 
 def of_loss(c: rules.Values) -> dict[str, Any]:
-  """Returns the settings of `loss` by their own names."""
+  """Returns the settings of `loss`, by name without the section."""
   return {k.removeprefix("loss."): v for k, v in c.items() if "loss." in k}
 
 
 def _unread(row: tuple[Any, ...], c: rules.Values) -> rules.Problems:
   key, other, values = row
   if ".py:" in c["loss.name"]:
-    return  # A loss of one's own may read all of them.
+    return  # A custom loss may read all of them.
   if other == "loss.correction" and not c[other]:
     if objective_table.find(c["loss.name"]).correction in values:
       return
@@ -72,7 +72,7 @@ def _trust_region(c: rules.Values) -> rules.Problems:
 
 
 def _family(c: rules.Values) -> rules.Problems:
-  """Anchor and baseline are read with all that they need, and nothing more."""
+  """Anchor and baseline have all settings that they need, and no others."""
   loss, name = of_loss(c), c["loss.name"]
   anchor, baseline = objective_table.anchor(loss), objective_table.baseline(
       loss
@@ -110,7 +110,7 @@ def _family(c: rules.Values) -> rules.Problems:
 
 
 def _distills(c: rules.Values) -> rules.Problems:
-  """Without rewards, something else is left to learn from."""
+  """Without rewards, there must be something else to learn from."""
   name = c["loss.name"]
   if objective_table.find(name).has_teacher and not c["reference.init"]:
     yield "reference.init", (
@@ -128,7 +128,7 @@ def _distills(c: rules.Values) -> rules.Problems:
 
 
 def _proximal(c: rules.Values) -> rules.Problems:
-  """The proximal policy is fixed for a round, or for some steps."""
+  """The proximal policy must be held for a divisor of a round's steps."""
   held = c["loss.proximal_every_steps"]
   steps = max(c["rounds.mini_batches"], 1) * c["rounds.passes"]
   if c["rounds.mini_batches"] and held and steps % held:
@@ -178,15 +178,15 @@ CHECKS = (
                   lambda v: not objective_table.find(v).is_tempered,
                   {"tempering.tau": (1,), "tempering.gamma": (1,)}),
     rules.require("loss.ratio_clip", operator.not_, {"loss.clip_high": (0,)}),
-    # Completions at another temperature are outside the trust region.
+    # Completions sampled at another temperature are outside the trust region.
     rules.require("loss.ratio_clip", bool, {"explore.fraction": (0,)}),
-    # What counts as solved is as the task gives it.
+    # The threshold of a solved completion is in the task's units.
     rules.require("loss.reward_weight", lambda v: v != 1,
                   {"search.order": ("shuffled",)}),
     rules.require("loss.reward_weight", operator.not_,
                   {"replay.skip_equal_rewards": (False,),
                    "replay.selection": ("uniform",)}),
-    # The step computes the teacher's distributions; rewards are not read.
+    # The step computes the teacher's distributions, and no rewards are read.
     rules.require("loss.name", lambda v: objective_table.find(v).has_teacher,
                   {"reference.role": ("trainer",), "reference.mode": ("fixed",),
                    "loss.correction": ("", "none"),

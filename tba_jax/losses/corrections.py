@@ -21,17 +21,17 @@ corrections can be compared. The factor itself has no gradient.
     topr               min(w, 1) where A < 0, else 1
     bounded_token      clip(w_t, 1/2, 2) where A ≥ 0, clip(w_t, 1/4, 2) where
                        A < 0
-    bounded_sequence   the same of w
+    bounded_sequence   the same for w
     vespo              wᵏ e^(λ (1 - w)), (k, λ) = (2, 3) where A ≥ 0, (3, 2)
                        where A < 0
-    m2_mask            w_t, or 0 on the tokens of a prompt that are furthest
-                       from 1: the fewest that leave a mean (log w_t)² up to
-                       the cap
+    m2_mask            w_t, or 0 for the tokens of a prompt whose w_t is
+                       furthest from 1: as few tokens as bring the mean of
+                       (log w_t)² down to the cap
 
-π_p is the proximal policy: newer than the one that sampled, and held fixed for
+π_p is the proximal policy: newer than the behavior policy, and held fixed for
 some steps. PPO's clip is max(-A w, -A clip(w, 1 - c, 1 + d)): it has no
-gradient where the ratio has passed the bound on the side that the advantage A
-pushes to. A is minus the objective's derivative by log π(y_t).
+gradient where the ratio has passed the bound towards which the advantage A
+pushes it. A is minus the objective's derivative with respect to log π(y_t).
 
 Sources: clip_token, Schulman et al. 2017 (arXiv:1707.06347), eq. 7, with an
 asymmetric clip as in DAPO, Yu et al. 2025 (arXiv:2503.14476); clip_sequence,
@@ -41,15 +41,15 @@ cispo, MiniMax 2025 (arXiv:2506.13585), with both bounds; decoupled, Hilton et
 al. 2021 (arXiv:2110.00641) and Fu et al. 2025 (AReaL, arXiv:2505.24298); topr,
 Le Roux et al. 2025 (arXiv:2503.14286), its canonical form; vespo, the kernel of
 Shen et al. 2026 (arXiv:2602.10693) with the constants of its code; m2_mask,
-Zheng et al. 2025 (M2PO, arXiv:2510.01161), which takes the mean over a batch,
-while a prompt here has the same mask in any micro-batch.
+Zheng et al. 2025 (M2PO, arXiv:2510.01161), which takes the mean over a batch;
+here the mean is over a prompt, so that micro-batches do not change the mask.
 
-All factors are detached and not negative. Of a squared residual (`residual.py`)
-they then change the path, and not the minimum, where it can be reached; the
-minimum of a policy gradient they do change. The bounded ones, ours, are above 0
-on all data, which keeps the pull on completions that the policy has left: where
-that goes too, a policy far from its data has nothing to call it back
-(docs/results/staleness.md).
+All factors are nonnegative and have no gradient. With a squared residual
+(`residual.py`), they change the path to the minimum but not the minimum itself,
+if it can be reached; with a policy gradient, they also change the minimum. The
+bounded factors, our own, are positive on all data, so completions that the
+policy has moved away from still pull on it. Without this pull, nothing brings
+back a policy that is far from its data (docs/results/staleness.md).
 """
 
 import chex
@@ -58,7 +58,7 @@ import jax.numpy as jnp
 
 from tba_jax.losses import objective_table
 
-# Factors of whole completions.
+# Corrections with one factor per completion.
 _OF_SEQUENCES = (
     "clip_sequence",
     "truncate_sequence",
@@ -66,13 +66,13 @@ _OF_SEQUENCES = (
     "bounded_sequence",
     "vespo",
 )
-# k and λ of VESPO's kernel, for completions that gain and for those that lose.
+# k and λ of VESPO's kernel, for A ≥ 0 and for A < 0.
 _VESPO_GAIN, _VESPO_LOSS = (2.0, 3.0), (3.0, 2.0)
 
-# Bounds of the ratio in the bounded corrections, for the same two.
+# Bounds of the ratio in the bounded corrections, for A ≥ 0 and for A < 0.
 _BOUNDS_GAIN, _BOUNDS_LOSS = (0.5, 2.0), (0.25, 2.0)
 
-# Nats; far outside any clip, and its exp is far from overflow.
+# Nats; far outside any clip, with an exp far below overflow.
 _MAX_LOG_RATIO = 20.0
 
 
@@ -85,12 +85,11 @@ def ratios(
 
   Args:
     logprobs_BxKxT: [B, K, T] float32, log π, nats.
-    behavior_logprobs_BxKxT: [B, K, T] float32, log-probs of the policy that
-      sampled.
-    mask_BxKxT: [B, K, T] float32, 1 on the tokens that count.
+    behavior_logprobs_BxKxT: [B, K, T] float32, log π_behavior, nats.
+    mask_BxKxT: [B, K, T] float32, 1 on counted tokens.
 
   Returns:
-    w_t, [B, K, T] (1 behind the mask), and w, [B, K]; both at most e^20, so
+    w_t, [B, K, T] (1 on other tokens), and w, [B, K]; both at most e^20, so
     that no product with them is infinite.
   """
   chex.assert_rank(logprobs_BxKxT, 3)
@@ -115,20 +114,20 @@ def factors(
     mask_BxKxT: jax.Array | None = None,
     proximal: tuple[jax.Array, jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns the factor of each token's gradient, and which were changed.
+  """Returns each token's gradient factor, and where it is not the ratio.
 
   Args:
     ratio_BxKxT: [B, K, T] float32, w_t of `ratios`.
     ratio_BxK: [B, K] float32, w of `ratios`.
-    advantages_BxKxT: [B, K, T] float32, minus the objective's derivative by
-      log π of each token; only the sign matters, to the clips.
+    advantages_BxKxT: [B, K, T] float32, minus the objective's derivative with
+      respect to log π of each token; only the sign matters.
     correction: name in `objective_table.CORRECTIONS`.
     ratio_clip: c, bound of the clips, cispo and decoupled.
     ratio_cap: the cap.
     clip_high: d; 0 = the same as ratio_clip.
     moment_cap: cap of "m2_mask", nats².
-    mask_BxKxT: [B, K, T] float32, 1 on the tokens that count, for "m2_mask";
-      None: all do.
+    mask_BxKxT: [B, K, T] float32, 1 on counted tokens, for "m2_mask"; None
+      counts all.
     proximal: [B, K, T] float32 both, π/π_p and π_p/π_behavior of each token,
       for "decoupled"; None: the policy itself is π_p.
 
@@ -191,14 +190,14 @@ def factors(
 def _within_moment(
     log_ratio_BxKxT: jax.Array, mask_BxKxT: jax.Array, cap: float
 ) -> jax.Array:
-  """Returns [B, K, T] bool, the tokens that leave a mean square up to a cap.
+  """Returns [B, K, T] bool, tokens to keep for a mean square up to a cap.
 
-  Of a prompt's counted tokens they are the most, from the smallest square on;
-  tokens with equal squares are kept or left out together.
+  Keeps as many of a prompt's counted tokens as possible, smallest squares
+  first; tokens with equal squares are kept or left out together.
   """
   square_BxKxT = jnp.where(mask_BxKxT > 0, jnp.square(log_ratio_BxKxT), jnp.inf)
   sorted_BxN = jnp.sort(square_BxKxT.reshape(len(square_BxKxT), -1), axis=1)
-  # Means of the 1, 2, … smallest values, which never decrease.
+  # Means of the 1, 2, … smallest values; these never decrease.
   count_N = jnp.arange(1, sorted_BxN.shape[1] + 1)
   means_BxN = jnp.cumsum(sorted_BxN, axis=1) / count_N[None]
   # Smallest excluded value; ties with it are also excluded.
@@ -207,6 +206,6 @@ def _within_moment(
 
 
 def scale_gradient(values: jax.Array, factor: jax.Array) -> jax.Array:
-  """Returns the values; a gradient through them is multiplied by `factor`."""
+  """Returns the values, with the gradient through them scaled by `factor`."""
   fixed = jax.lax.stop_gradient(values)
   return fixed + jax.lax.stop_gradient(factor) * (values - fixed)

@@ -1,8 +1,8 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A user's own loss, FILE.py:FUNCTION: loads it and checks what it returns.
+"""A custom loss, FILE.py:FUNCTION: loads it and checks its results.
 
-Values of its dict are metrics, `loss/NAME`.
+Values of the dict that it returns become metrics, `loss/NAME`.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from tba_jax.system import user_code
 
 
 def load(name: str) -> Callable[..., groups_lib.Loss]:
-  """Returns a user's loss, which raises ValueError with its place if wrong.
+  """Returns a custom loss that raises ValueError, with the line of an error.
 
   Args:
     name: FILE.py:FUNCTION.
@@ -56,8 +56,8 @@ def totals(
 ) -> loss_metrics.Totals:
   """Returns the metrics of a loss's dict, `loss/NAME`.
 
-  Each is the mean of a number or an array; of [B, K, T], over counted tokens.
-  An axis suffix, as in `NAME_BxK`, is left out of the name.
+  Each metric is the mean of a number or an array; for [B, K, T], over counted
+  tokens. An axis suffix, as in `NAME_BxK`, is left out of the name.
   """
   out = {}
   for name, value in aux.items():
@@ -71,7 +71,7 @@ def totals(
 
 
 def _problem(returned: Any, groups: groups_lib.Groups) -> str:
-  """Returns what is wrong with the result of a user's loss, or ""."""
+  """Returns the error in the result of a custom loss, or ""."""
   if not (isinstance(returned, tuple) and len(returned) == 2):
     return f"it returned {_kind(returned)}"
   loss, aux = returned
@@ -112,7 +112,8 @@ def _problem(returned: Any, groups: groups_lib.Groups) -> str:
   return ""
 
 
-# Entries of a loss's dict that metrics read where the first one is there.
+# Entries of a loss's dict that metrics read together; the first implies the
+# others.
 _AUX = (
     ("residual_BxK", "log_z_Bx1"),
     ("margin_Bx1", "pair_Bx1"),

@@ -3,9 +3,9 @@
 """On-policy distillation: divergence from a teacher's next-token distribution.
 
 The reference is the teacher. Trajectory balance compares one number per
-completion with it; this compares the full distribution at each token and
-ignores rewards. Prefixes may have any staleness, because the divergence of two
-distributions needs no behavior log-probs.
+completion with the reference; distillation compares the full distribution at
+each token and ignores rewards. Prefixes may have any staleness, because the
+divergence of two distributions needs no behavior log-probs.
 
 Axes: B prompts, K completions, T completion tokens, D and E widths of policy
 and teacher, V vocabulary.
@@ -29,10 +29,10 @@ PyTree = types.PyTree
 class SideBySide:
   """Policy and teacher as one model, for `logprobs.map_logits`.
 
-  Its params are `pair` of both, its stream is both streams side by side, [...,
-  D + E], and its logits are both logits, [..., 2 V]. The teacher's have no
-  gradient. The smaller vocabulary has at least the tokenizer's tokens; logits
-  beyond it are left out.
+  Its params are the `pair` of both, its stream is both streams side by side,
+  [..., D + E], and its logits are both logits, [..., 2 V]. The teacher's logits
+  have no gradient. The smaller vocabulary contains at least the tokenizer's
+  tokens; logits beyond it are left out.
 
   policy, teacher: `models.transformer.Model`s.
   """
@@ -59,7 +59,7 @@ class SideBySide:
   def completion_stream(
       self, params: PyTree, *inputs: Any, **others: Any
   ) -> jax.Array:
-    """Returns both streams; `routes` apply to the policy."""
+    """Returns both streams; `routes` apply only to the policy."""
     own = self.policy.completion_stream(_of_policy(params), *inputs, **others)
     return self._join(params, own, inputs, **others)
 
@@ -132,7 +132,7 @@ def divergence(
   al. 2023 (arXiv:2306.13649), §3 and eq. 1.
 
   Args:
-    logits: [..., V] float, logits of the policy; have the gradient.
+    logits: [..., V] float, logits of the policy, with gradient.
     teacher_logits: [..., V] float.
     temperature: sampling temperature, applied to both.
     gkd_beta: β, from 0 to 1.
@@ -158,7 +158,7 @@ def gkd_loss(
 
       loss = 1/(BK) Σ_b Σₖ 1/|y| Σ_t D(π_ref, π)(· | x, y_<t)
 
-  with the `divergence` D. Source: GKD (arXiv:2306.13649), eq. 2 and 3, on
+  with D = `divergence`. Source: GKD (arXiv:2306.13649), eq. 2 and 3, on
   samples of the policy.
   """
   del c, beta

@@ -20,9 +20,10 @@ MoveFn = Callable[[jax.Array], jax.Array]
 class Targets:
   """Targets of an actor-critic objective, without gradient.
 
-  old_values_BxKxT: [B, K, T] float32, the values they were computed from.
-  advantages_BxKxT: [B, K, T] float32, 0 on tokens that do not count.
-  returns_BxKxT: [B, K, T] float32, the regression target of the values.
+  old_values_BxKxT: [B, K, T] float32, values that the targets were computed
+    from.
+  advantages_BxKxT: [B, K, T] float32, 0 on uncounted tokens.
+  returns_BxKxT: [B, K, T] float32, regression target of the values.
   """
 
   old_values_BxKxT: jax.Array
@@ -33,26 +34,25 @@ class Targets:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Groups:
-  """K completions of each of B prompts; what every loss takes.
+  """K completions of each of B prompts; the input of every loss.
 
   logprobs_BxKxT: [B, K, T] float32, log π of each token in nats. Its gradient
     is multiplied by the importance correction.
-  kl_logprobs_BxKxT: [B, K, T] float32, the same values, with their plain
-    gradient, as a KL term outside ratio and clip needs it.
-  behavior_logprobs_BxKxT: [B, K, T] float32, log-probs of the policy that
-    sampled.
+  kl_logprobs_BxKxT: [B, K, T] float32, the same values with an uncorrected
+    gradient, for KL terms outside ratio and clip.
+  behavior_logprobs_BxKxT: [B, K, T] float32, log π_behavior.
   ref_logprobs_BxKxT: [B, K, T] float32, log π_ref.
-  mask_BxKxT: [B, K, T] float32, 1 on the tokens that count.
+  mask_BxKxT: [B, K, T] float32, 1 on counted tokens.
   weights_BxKxT: [B, K, T] float32, `length_weights` of the mask.
   rewards_BxK: [B, K] float32, task units.
   log_z_Bx1: [B, 1] float32, learned log Z(x) in nats; None where not learned.
   values_BxKxT: [B, K, T] float32, learned value of the state before each token,
     in units of reward; None without a value model.
   targets: PPO targets; None for other objectives.
-  staleness_BxK: [B, K] float32, steps by which the policy that sampled is
-    behind; None counts as fresh.
-  baselines_Bx1: [B, 1] float32, value of the prompt under the optimum, in units
-    of reward, from a file (`loss.baseline_file`); None without one.
+  staleness_BxK: [B, K] float32, steps by which the behavior policy is behind;
+    None counts as fresh.
+  baselines_Bx1: [B, 1] float32, value of the prompt under the optimal policy,
+    in units of reward, from `loss.baseline_file`; None without a file.
   divergences_BxKxT: [B, K, T] float32, divergence of the next-token
     distribution from the reference's before each token, nats; None for
     objectives that compare log-probs.
@@ -109,8 +109,8 @@ def weighted_sums(
 def counted_first(mask_BxKxT: jax.Array) -> tuple[MoveFn, MoveFn]:
   """Returns functions that move counted tokens to the front, and back.
 
-  Tokens that do not count, as an environment's, may stand between others; a
-  recursion over the tokens passes over them. Both take and return [B, K, T].
+  Both take and return [B, K, T]. They let a recursion over tokens skip
+  uncounted tokens between counted ones, such as an environment's.
   """
   order_BxKxT = jnp.argsort(mask_BxKxT <= 0, axis=2, stable=True)
   places_BxKxT = jnp.argsort(order_BxKxT, axis=2)
@@ -137,10 +137,10 @@ def length_weights(
   """Returns the mask divided by a length.
 
   Args:
-    mask_BxKxT: [B, K, T] float32, 1 on the tokens that count.
+    mask_BxKxT: [B, K, T] float32, 1 on counted tokens.
     length_norm: "none" divides by 1, "tokens" by the completion's number of
       tokens (at least 1), "max_tokens" by T, "mean_tokens" by `mean_length`:
-      the mean over completions is then one over the tokens of the batch.
+      the mean over completions is then a mean over the batch's tokens.
     mean_length: [], `mean_tokens` of the whole batch; None takes this mask's.
   """
   if length_norm == "none":

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log-probs of tokens, entropy, and logits in chunks.
 
-All are float32 and in nats. Policy and reference use the same functions, so
-their log-ratio is exactly 0 where their logits are equal. Leading axes `...`
+All results are float32, in nats. Policy and reference use the same functions,
+so their log-ratio is exactly 0 where their logits are equal. Leading axes `...`
 are [B, K] in training and [R] in the sampler. Temperatures are above 0.
 
 Axes: B prompts, K completions, P prompt tokens, T completion tokens, R rows, L
@@ -25,11 +25,11 @@ from tba_jax.models.net import unpadded
 
 PyTree = types.PyTree
 
-# Logits that a device holds at a time: in float32 128 MiB on a CPU, where
-# larger chunks are no faster, and 1 GiB on an accelerator, where a chunk is
-# then 2,048 tokens of a vocabulary of 128k.
+# Most logits that a device holds at a time: in float32, 128 MiB on a CPU, where
+# larger chunks are no faster, and 1 GiB on an accelerator, which is 2,048
+# tokens at a vocabulary of 128k.
 MAX_LOGITS = {"cpu": 2**25, "other": 2**28}
-# Most chunks of a micro-batch, and the least tokens of each. Chunks without
+# Most chunks of a micro-batch, and fewest tokens of a chunk. Chunks without
 # tokens to predict are skipped.
 _NUM_CHUNKS, _LEAST_CHUNK = 16, 128
 
@@ -66,12 +66,12 @@ def entropy(logits: jax.Array, *, temperature: float) -> jax.Array:
       H = -Σ_v p_v log p_v,  p = softmax(logits / temperature)
 
   Args:
-    logits: [..., V] float; -inf is a token that cannot occur.
+    logits: [..., V] float; -inf for tokens that cannot occur.
     temperature: sampling temperature.
   """
   logprobs = log_softmax(logits, temperature=temperature)
   probs = jnp.exp(logprobs)
-  # 0 log 0 = 0, in the gradient too.
+  # 0 log 0 = 0, also in the gradient.
   finite = jnp.where(probs > 0, logprobs, 0.0)
   return -jnp.sum(probs * finite, axis=-1)
 
@@ -81,11 +81,11 @@ def map_micro_batches(
 ) -> PyTree:
   """Returns `fn` of all non-empty micro-batches, by completion token.
 
-  With several micro-batches it has no gradient.
+  With several micro-batches, the result has no gradient.
 
   Args:
-    fn: (token_indices_RxL of a micro-batch) -> pytree of [R, L, ...], the
-      predictions of its places.
+    fn: (token_indices_RxL of a micro-batch) -> pytree of [R, L, ...], a value
+      for the token that each place predicts.
     rows: packed rows of a batch.
     others: pytree of [B, K, T, ...], values of tokens that no place predicts.
   """
@@ -118,21 +118,21 @@ def map_logits(
 ) -> PyTree:
   """Returns `fn` of the logits that predict each completion token.
 
-  Logits of 16k tokens with a vocabulary of 150k take 9 GiB in float32, and so
-  does their gradient. Beyond `max_logits` they are computed in chunks of
-  tokens, and recomputed in the backward pass.
+  The logits of 16k tokens at a vocabulary of 150k take 9 GiB in float32, and
+  their gradient as much again. Beyond `max_logits`, logits are computed in
+  chunks of tokens, and recomputed in the backward pass.
 
   Args:
     model: a `models.transformer.Model`.
     prompt_tokens_BxP: [B, P] int32, left-padded.
     prompt_mask_BxP: [B, P], 1 on prompt tokens.
     completion_tokens_BxKxT: [B, K, T] int32, right-padded.
-    fn: (logits [..., V], tokens [...]) -> pytree of [...], each entry from the
-      logits and the token of its own position alone.
+    fn: (logits [..., V], tokens [...]) -> pytree of [...]; each entry depends
+      only on the logits and the token of its position.
     token_indices_RxL: a micro-batch of `types.Rows.token_indices`; None
-      computes the batch with its padding.
-    max_logits: most logits on a device at a time, but at least one token's;
-      None takes `MAX_LOGITS`.
+      computes the whole padded batch.
+    max_logits: most logits on a device at a time (at least one token's); None
+      takes `MAX_LOGITS`.
     targets_BxKxT: tokens passed to `fn` in place of the completion's.
     routes: experts to use; None lets the routers choose.
     with_routes: whether to also return the experts that predict each token.
@@ -169,7 +169,7 @@ def map_logits(
 
 
 def chunk_length(num_tokens: int, most: int) -> int:
-  """Returns the tokens of a chunk of a device's share of packed rows."""
+  """Returns the number of tokens in a chunk of a device's share of rows."""
   return min(most, max(_LEAST_CHUNK, -(-num_tokens // _NUM_CHUNKS)))
 
 
@@ -184,7 +184,7 @@ def _map_stream(
 ) -> PyTree:
   """Returns [R, L], `map_logits` of a stream.
 
-  In chunks, only tokens that count are computed; None has all count.
+  Chunks compute only the tokens in `counts_RxL`; None computes all.
   """
   parts = sequence.current_split()
   R, L, _ = stream_RxLxD.shape
@@ -194,12 +194,12 @@ def _map_stream(
   if -(-R * L // parts.num_parts) <= length:
     return fn(model.unembed(params, stream_RxLxD), tokens_RxL)
 
-  # Each device has its own copy of the head and sums its own gradient, in
-  # float32: both pass between devices once, not once per chunk. `unembed` does
-  # not use the blocks.
+  # Each device has its own copy of the head and sums its gradient locally, in
+  # float32, so both pass between devices once, not once per chunk. `unembed`
+  # does not use the blocks.
   head = {name: leaf for name, leaf in params.items() if name != "blocks"}
   copies = jax.tree.map(
-      # `unembed` casts matrices to the stream's dtype, and no others.
+      # `unembed` casts only matrices to the stream's dtype.
       lambda x: parts.copy_to_each(
           x.astype(stream_RxLxD.dtype) if x.ndim > 1 else x
       ),
@@ -215,11 +215,11 @@ def _map_stream(
   padding = ((0, 0), (0, -L % parts.count))
   tokens = parts.cut_to_each(jnp.pad(tokens_RxL, padding))
   stream = parts.cut_to_each(jnp.pad(stream_RxLxD, (*padding, (0, 0))))
-  axis = tokens.ndim - 1  # Axis of tokens, after one of parts, if any.
+  axis = tokens.ndim - 1  # Token axis, after the axis of parts, if any.
   own = tokens.shape[axis]
   count, order = own, None
   if counts_RxL is not None:
-    # Tokens that count come first, and chunks without one are left out.
+    # Put counted tokens first, and skip chunks without any.
     length = chunk_length(own, length)
     counts = parts.cut_to_each(jnp.pad(counts_RxL, padding))
     count = jnp.max(jnp.sum(counts, axis=axis))
@@ -265,7 +265,7 @@ def _at_least_float32(x: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def _gradient_to(x: jax.Array, sum_of: jax.Array) -> jax.Array:
-  """Returns `x`, whose gradient goes to `sum_of`, in the dtype of that."""
+  """Returns `x`; its gradient goes to `sum_of`, in that array's dtype."""
   del sum_of
   return x
 
@@ -289,9 +289,8 @@ def completion_logprobs(
 ) -> jax.Array:
   """Returns [B, K, T] float32, log π of each completion token, in nats.
 
-  Policy, reference and `score` all use it, so that their log-probs are equal
-  where their params are, and their routes. With rows, it is 0 of tokens that
-  they lack.
+  Policy, reference and `score` all use this function, so equal params and
+  routes give equal log-probs. Tokens that `rows` lacks have 0.
   """
   inputs = params, prompt_tokens_BxP, prompt_mask_BxP, completion_tokens_BxKxT
   read = lambda logits, tokens: token_logprobs(

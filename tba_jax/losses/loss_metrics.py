@@ -15,23 +15,23 @@ import numpy as np
 from tba_jax import types
 from tba_jax.losses import groups as groups_lib
 
-# Metric name -> (sum, weight), both [] float32; except that sums of `_EXPERTS`
-# are [N, E], and sums of ratios around C centers [C].
+# Metric name -> (sum, weight), both [] float32, except that the sum is [N, E]
+# for `_EXPERTS`, and [C] for ratios around C centers.
 Totals = dict[str, tuple[jax.Array, jax.Array]]
 
-# Tokens of each expert, which `finish` turns into other metrics.
+# Number of tokens per expert, which `finish` turns into other metrics.
 _EXPERTS = "expert_tokens"
 # Moments, which `finish` turns into other metrics. Log Z and returns are
 # centered: squares of large numbers would hide small differences.
 _LOG_Z, _LOG_Z_SQUARE = "log_z_from_center", "log_z_square"
-# Moments of the ratios divided by e^c, for each c of `_RATIO_CENTERS`: ratios
-# of long completions, or their squares, exceed the range of float32.
+# Moments of the ratios divided by e^c, for each c in `_RATIO_CENTERS`: ratios
+# of long completions, or their squares, can exceed the range of float32.
 _RATIO_FROM_CENTERS, _RATIO_SQUARE = "ratio_from_centers", "ratio_square"
 _RETURN, _RETURN_SQUARE = "return_from_center", "return_square"
 _VALUE_ERROR_SQUARE = "value_error_square"
-# Nats per token: one outlier must not make the mean infinite.
+# Nats per token; keeps an outlier from making the mean infinite.
 _MAX_TOKEN_NATS = 20.0
-# Nats: one is within 20 of the largest log-ratio of a batch, so that squares
+# Nats; one center is within 20 of the largest log-ratio of a batch, so squares
 # around it neither vanish nor reach `_MAX_FROM_CENTER`.
 _RATIO_CENTERS = np.arange(-8000.0, 801.0, 40.0, dtype=np.float32)
 _MAX_FROM_CENTER = 40.0
@@ -50,7 +50,7 @@ def total(
 def ratio_totals(log_ratio_BxK: jax.Array) -> Totals:
   """Returns metrics of each completion's log π/π_behavior, nats.
 
-  The mean is of ratios up to e^20.
+  The mean ratio clips ratios at e^20.
   """
   from_BxKxC = log_ratio_BxK[..., None] - _RATIO_CENTERS[None, None]
   ratio_BxKxC = jnp.exp(jnp.minimum(from_BxKxC, _MAX_FROM_CENTER))
@@ -63,7 +63,7 @@ def ratio_totals(log_ratio_BxK: jax.Array) -> Totals:
 
 
 def log_z_center(rewards: jax.Array, beta: jax.Array) -> jax.Array:
-  """Returns r/β of a batch's mean reward, [], near which its log Z lie."""
+  """Returns mean reward / β of a batch, [], near which its log Z lie."""
   return jnp.where(beta > 0, rewards.mean() / jnp.where(beta > 0, beta, 1), 0.0)
 
 
@@ -87,7 +87,7 @@ def residual_totals(
   reference there is no KL, and no residual unless the objective has one.
 
   Args:
-    groups, aux: groups, and what their objective has computed.
+    groups, aux: completions, and the arrays that the objective returned.
     beta: [] float32.
     has_reference: whether there is a reference.
   """
@@ -137,7 +137,7 @@ def value_totals(
 ) -> Totals:
   """Returns metrics of PPO's value model, {} for other objectives.
 
-  `aux` is what the objective has computed.
+  `aux` are the arrays that the objective returned.
   """
   if groups.targets is None:
     return {}
@@ -180,11 +180,11 @@ def batch_totals(
 def expert_totals(
     routes: jax.Array, mask: jax.Array, num_experts: int
 ) -> Totals:
-  """Returns how the tokens that the loss counts are shared out to experts.
+  """Returns the number of counted tokens routed to each expert.
 
   Args:
     routes: [..., N, A], experts that predict each token, in each of N layers.
-    mask: [...], 1 on the tokens that the loss counts.
+    mask: [...], 1 on counted tokens.
     num_experts: E.
   """
   experts = jnp.arange(num_experts, dtype=routes.dtype)
@@ -224,7 +224,7 @@ def finish(totals: Totals) -> dict[str, jax.Array]:
   if _RETURN_SQUARE in out:
     variance = out.pop(_RETURN_SQUARE) - jnp.square(out.pop(_RETURN))
     error = out.pop(_VALUE_ERROR_SQUARE) / jnp.maximum(variance, tiny)
-    # Returns that are all equal leave nothing to explain.
+    # Equal returns leave nothing to explain.
     out["value_explained_variance"] = jnp.where(variance > 0, 1 - error, 0.0)
   return out
 
@@ -235,7 +235,7 @@ def _perplexity_totals(batch: types.Batch) -> Totals:
       ref_perplexity                 mean exp(NLL / |y|)
       ref_perplexity_prompt_diluted  mean exp(NLL / (|x| + |y| - 1))
 
-  NLL is of the completion alone, so the second one, which the papers' code
+  NLL is the completion's alone, so the second metric, which the papers' code
   prints (Noukhovitch et al. 2024, arXiv:2410.18252; Bartoldson et al. 2025,
   arXiv:2503.18929), falls with the length of the prompt.
   """

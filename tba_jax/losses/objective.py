@@ -5,8 +5,8 @@
 `Objective` has two halves: `forward` computes outputs per token, and `loss`
 reads the outputs of a full batch. A `LossFn` composes them: `(params,
 loss_params, batch, beta) -> (loss, totals)`, where `loss_params` belong to the
-loss and `totals` are metrics (`loss_metrics.py`). A fifth argument are the
-params of a teacher, if any.
+loss and `totals` are metrics (`loss_metrics.py`). The params of a teacher, if
+any, are a fifth argument.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def make_loss_params(
   """Returns the initial parameters of the loss.
 
   Args:
-    config: run config, of which only `loss.name` is read.
+    config: reads `loss.name`.
     value_model: a `models.heads.ScalarModel` if the objective learns one.
     params: policy params.
     value_params: params of the value model; None takes the policy's with a zero
@@ -68,7 +68,7 @@ class Objective:
     (outputs, totals): the models' outputs at each completion token, by name,
     [B, K, T], or [R, L] for a micro-batch of packed rows.
   loss: (outputs_BxKxT, loss_params, batch, beta) -> (loss [], totals), float32.
-  placeholders: (batch) -> outputs_BxKxT to use for micro-batches that are not
+  placeholders: (batch) -> outputs_BxKxT that stand for micro-batches not
     computed yet; the loss is finite with them.
   """
 
@@ -118,9 +118,9 @@ def make_objective(
   """Returns the objective of `config.loss`.
 
   Args:
-    config: run config, of which only `loss` and `sampling.temperature` are
-      read. With `entropy_weight` w the loss is reduced by w/(BK) Σ_b Σₖ 1/|y|
-      Σ_t H(π(·|x, y_<t)).
+    config: reads `loss`, `sampling.temperature`, `offline.path` and
+      `reference.role`. With `entropy_weight` w, the loss is reduced by
+      w/(BK) Σ_b Σₖ 1/|y| Σ_t H(π(·|x, y_<t)).
     model: the policy's `models.transformer.Model`.
     value_model: a `models.heads.ScalarModel` if the objective learns one.
     teacher: the reference's `models.transformer.Model` if the objective
@@ -181,7 +181,7 @@ def make_objective(
 
   def placeholders(batch: types.Batch) -> PyTree:
     zeros = jnp.zeros_like(batch.behavior_logprobs)
-    # The denominators of ratios, so that no ratio overflows.
+    # The denominators of the ratios, so that no ratio overflows.
     near = batch.prepared.get("proximal_logprobs", batch.behavior_logprobs)
     outputs = {"logprobs": near, "entropies": zeros}
     if teacher is not None:
@@ -277,7 +277,7 @@ def make_pure_loss(
       some = dataclasses.replace(groups, logprobs_BxKxT=x_BxKxT)
       return row.loss(some, c, beta)
 
-    # Negligible next to the forward pass.
+    # The cost is negligible next to the forward pass.
     advantages_BxKxT = -jax.grad(loss_of, has_aux=True)(
         jax.lax.stop_gradient(logprobs_BxKxT)
     )[0]
@@ -331,8 +331,8 @@ def make_supervised_loss_fn(model: Any) -> LossFn:
 
       loss = - Σ mask · log π(y_t | x, y_<t) / Σ mask
 
-  in nats per token, as a `LossFn` that ignores loss_params and beta. Of a
-  micro-batch, Σ mask is its share of the whole batch's.
+  in nats per token, as a `LossFn` that ignores loss_params and beta. In a
+  micro-batch, the denominator is its share of the whole batch's Σ mask.
   """
 
   def loss_fn(
@@ -435,7 +435,7 @@ def _map_logits(
     fn: Callable[..., PyTree],
     token_indices_RxL: jax.Array | None = None,
 ) -> tuple[PyTree, loss_metrics.Totals]:
-  """Returns `logprobs.map_logits` of a batch, and metrics of the experts."""
+  """Returns `logprobs.map_logits` of a batch, and metrics of experts."""
   has_experts = model.stream_and_routes is not None
   out = logprobs.map_logits(
       model,

@@ -21,7 +21,7 @@ from typing import Any
 
 from tba_jax.system import ramps
 
-# Importance corrections, of `corrections.py`.
+# Importance corrections, in `corrections.py`.
 CORRECTIONS = (
     "none",
     "clip_token",
@@ -37,12 +37,12 @@ CORRECTIONS = (
     "vespo",
     "m2_mask",
 )
-# Divisors of a completion's log-prob, of `groups.length_weights`.
+# Divisors of a completion's log-prob, in `groups.length_weights`.
 LENGTH_NORMS = ("none", "tokens", "max_tokens", "mean_tokens")
 _OF_VALUES = ("value_init", "value_learning_rate")
 # Corrections that need `loss.ratio_clip` above 0.
 CLIPS = ("clip_token", "clip_sequence", "cispo", "decoupled")
-# Corrections that read a setting of `config.loss`, by its name.
+# Setting of `config.loss` -> corrections that read it.
 READ_BY_CORRECTIONS = {
     "ratio_clip": CLIPS,
     "clip_high": CLIPS,
@@ -62,23 +62,23 @@ class Objective:
   """A loss, its defaults and its requirements.
 
   function: MODULE:FUNCTION in this folder, or FILE.py:FUNCTION of a user.
-  min_completions: smallest K that it can learn from.
+  min_completions: smallest K that the loss can learn from.
   correction: default of `loss.correction`; a clip only if `loss.ratio_clip` is
     above 0, else "none".
   needs_ratio_clip: whether `loss.ratio_clip` must be above 0.
-  needs_beta: whether it divides by β, or learns nothing at β = 0.
-  anchor: "reference", or default of `loss.anchor`: its target is relative to
-    that policy; "" if it has neither a KL nor such a target.
-  baseline: default of `loss.baseline`; "" if it does not read it.
-  reads_behavior: whether it reads the log-probs of the policy that sampled,
-    whatever the correction.
-  length_norm: default of `loss.length_norm`; None if it reads no weights.
-  learns_log_z: whether it learns a scalar, `groups.log_z_Bx1`.
-  has_values: whether it learns a value model, `groups.values_BxKxT`.
-  has_targets: whether it needs `groups.targets`.
-  has_teacher: whether it needs `groups.divergences_BxKxT`: the step computes
-    the reference's logits itself.
-  is_tempered: whether `config.tempering` applies to its target.
+  needs_beta: whether the loss divides by β, or learns nothing at β = 0.
+  anchor: policy that the target is relative to: "reference", or the default of
+    `loss.anchor`; "" if there is neither a KL nor such a target.
+  baseline: default of `loss.baseline`; "" if the loss does not read it.
+  reads_behavior: whether the loss reads the behavior log-probs whatever the
+    correction.
+  length_norm: default of `loss.length_norm`; None if the loss reads no weights.
+  learns_log_z: whether the loss learns a scalar, `groups.log_z_Bx1`.
+  has_values: whether the loss learns a value model, `groups.values_BxKxT`.
+  has_targets: whether the loss needs `groups.targets`.
+  has_teacher: whether the loss needs `groups.divergences_BxKxT`; the step then
+    computes the reference's logits itself.
+  is_tempered: whether `config.tempering` applies to the target.
   settings: names in `config.loss` that only some objectives read.
   """
 
@@ -100,7 +100,7 @@ class Objective:
 
   @functools.cached_property
   def loss(self) -> Callable[..., Any]:
-    """The loss function; imports JAX and, for a user's own, their file."""
+    """The loss function; imports JAX and, for a custom loss, its file."""
     module, _, name = self.function.rpartition(":")
     if module.endswith(".py"):
       own = importlib.import_module("tba_jax.losses.custom_loss")
@@ -119,7 +119,7 @@ class Objective:
     )
 
 
-# Settings of the family of `residual.py`.
+# Settings of the residual family (`residual.py`).
 _OF_FAMILY = ("scale", "anchor", "baseline", "baseline_shift")
 
 OBJECTIVES = {
@@ -226,17 +226,17 @@ OBJECTIVES = {
 
 
 def names(fact: str) -> tuple[str, ...]:
-  """Returns the objectives for which a fact, a field of `Objective`, holds."""
+  """Returns the objectives for which a field of `Objective` is true."""
   return tuple(n for n, row in OBJECTIVES.items() if getattr(row, fact))
 
 
 def without_reference() -> tuple[str, ...]:
-  """Returns the objectives that read no reference with their own anchor."""
+  """Returns the objectives that read no reference with their default anchor."""
   return tuple(n for n, row in OBJECTIVES.items() if row.anchor != "reference")
 
 
 def readers() -> dict[str, tuple[str, ...]]:
-  """Returns who reads a setting of `config.loss`, by its name."""
+  """Returns setting of `config.loss` -> objectives that read it."""
   out: dict[str, tuple[str, ...]] = {}
   for name, row in OBJECTIVES.items():
     for key in row.reads:
@@ -253,7 +253,7 @@ def correction(c: Mapping[str, Any]) -> str:
 
 
 def anchor(c: Mapping[str, Any]) -> str:
-  """Returns the anchor of `config.loss`, "" without a KL or one."""
+  """Returns the anchor of `config.loss`, "" if it has none and no KL."""
   return c["anchor"] or find(c["name"]).anchor
 
 
@@ -264,7 +264,7 @@ def baseline(c: Mapping[str, Any]) -> str:
 
 def min_completions(c: Mapping[str, Any]) -> int:
   """Returns the least K that `config.loss` learns from."""
-  # These baselines of a single completion are its own reward, or equal to it.
+  # With K = 1, these baselines equal the completion's own reward or return.
   of_group = baseline(c) in ("group", "mean", "log_mean_exp")
   return max(find(c["name"]).min_completions, 2 if of_group else 1)
 
@@ -284,7 +284,8 @@ def holds_reference(config: Mapping[str, Any], role: str) -> bool:
   """Returns whether a role holds the reference and computes its log-probs.
 
   Args:
-    role: "trainer" or "searcher"; "none" asks whether there is no reference.
+    role: "trainer" or "searcher"; with "none", returns whether there is no
+      reference.
   """
   return config["reference"]["role"] == role
 
@@ -296,9 +297,9 @@ def has_reference_pass(config: Mapping[str, Any]) -> bool:
 
 
 def reads_behavior(c: Mapping[str, Any]) -> bool:
-  """Returns whether the loss depends on the log-probs of who sampled.
+  """Returns whether the loss depends on the behavior log-probs.
 
-  Of a user's own loss it is not known whether it reads them.
+  Whether a custom loss reads them itself is unknown.
   """
   return (
       find(c["name"]).reads_behavior
@@ -308,9 +309,9 @@ def reads_behavior(c: Mapping[str, Any]) -> bool:
 
 
 def unread(c: Mapping[str, Any]) -> dict[str, str]:
-  """Returns settings of anchors and baselines that nothing reads.
+  """Returns unread settings of anchors and baselines.
 
-  The value of each is the setting that would read it.
+  Maps each to the setting that would make it read.
   """
   rows = (
       ("ema_decay", anchor(c) == "ema", "anchor = ema"),
@@ -322,11 +323,11 @@ def unread(c: Mapping[str, Any]) -> dict[str, str]:
 
 
 def needs_logprobs(c: Mapping[str, Any], optimizer: Mapping[str, Any]) -> bool:
-  """Returns whether a completion must come with log-probs of who sampled it.
+  """Returns whether completions must come with behavior log-probs.
 
   Args:
     c: `config.loss`.
-    optimizer: `config.optimizer`, whose rate may follow the ratios.
+    optimizer: `config.optimizer`, whose learning rate may follow the ratios.
   """
   return reads_behavior(c) or optimizer["sample_share_power"] > 0
 
@@ -335,6 +336,6 @@ def needs_logprobs(c: Mapping[str, Any], optimizer: Mapping[str, Any]) -> bool:
 def find(name: Any) -> Objective:
   """Returns the objective of `config.loss.name`; does not load its function.
 
-  Any other name than a key of `OBJECTIVES` is a user's FILE.py:FUNCTION.
+  A name that is not a key of `OBJECTIVES` is a custom loss, FILE.py:FUNCTION.
   """
   return OBJECTIVES.get(name) or Objective(name)

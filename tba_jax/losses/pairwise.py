@@ -67,8 +67,8 @@ def best_of_n_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
 
       loss = -1/B Σ_b log π(y⁺|x_b)
 
-  Source: Noukhovitch et al. 2024 (arXiv:2410.18252), best-of-2 fine-tuning. The
-  first of equals is the best. No KL.
+  Source: Noukhovitch et al. 2024 (arXiv:2410.18252), best-of-2 fine-tuning. Of
+  equally good completions, the first is the best. No KL.
   """
   del c, beta
   best_Bx1 = jnp.argmax(groups.rewards_BxK, axis=1, keepdims=True)
@@ -80,11 +80,11 @@ def bradley_terry_loss(rewards_Bx2: jax.Array) -> jax.Array:
 
       loss = -1/B Σ_b log sigmoid(r(x_b, y⁺_b) - r(x_b, y⁻_b))
 
-  Source: Bradley and Terry 1952; of reward models Stiennon et al. 2020
+  Source: Bradley and Terry 1952; for reward models, Stiennon et al. 2020
   (arXiv:2009.01325) §3.4. Unchanged by a constant added to all rewards.
 
   Args:
-    rewards_Bx2: [B, 2] float32, rewards of the chosen and of the rejected
+    rewards_Bx2: [B, 2] float32, rewards of the chosen and the rejected
       completion.
   """
   chex.assert_shape(rewards_Bx2, (None, 2))

@@ -4,8 +4,8 @@
 
 All are score-function losses, L = -1/(BK) Σ_b Σₖ sg[A] log π(yₖ|x_b), and
 differ in the advantage A. log π(y|x) is Σ_t m_t log π(y_t|…), where m_t is the
-mask, or the mask over a length. The ratio to the policy that sampled, and its
-clip, are in `corrections.py`.
+mask, or the mask divided by a length. The ratio to the behavior policy and its
+clip are in `corrections.py`.
 """
 
 from typing import Any
@@ -17,9 +17,9 @@ from tba_jax.losses import groups as groups_lib
 
 # Added to a group's standard deviation, which is 0 for equal rewards.
 _STD_EPSILON = 1e-4
-# Nats: bounds one token's log-ratio in the KL of TBA', as its code does.
+# Nats; bounds a token's log-ratio in the KL of TBA', as in its code.
 _MAX_TOKEN_KL = 10.0
-# Nats: bounds one token in the k3 estimate.
+# Nats; bounds a token's log-ratio in the k3 estimate.
 _MAX_LOG_RATIO = 20.0
 
 _Loss = groups_lib.Loss
@@ -61,8 +61,8 @@ def grpo_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
       L = 1/(BK) Σ_b Σₖ Σ_t m_t [-A log π(y_t|…) + β k3_t]
       k3_t = exp(δ) - δ - 1,  δ = log π_ref(y_t|…) - log π(y_t|…)
 
-  with m_t = 1/|y| and the standard deviation of the K rewards (divided by K).
-  The KL stands outside the ratio and its clip. Source: Shao et al. 2024
+  with m_t = 1/|y| and the population standard deviation of the K rewards. The
+  KL is outside the ratio and its clip. Source: Shao et al. 2024
   (arXiv:2402.03300), eq. 3.
   """
   del c
@@ -73,10 +73,9 @@ def grpo_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
 
 
 def dr_grpo_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
-  """Returns GRPO without its biases to easy prompts and to short answers.
+  """Returns GRPO without its difficulty and length biases.
 
-  A = r - r̄, and m_t is 1 over the longest length. Source: Liu et al. 2025
-  (arXiv:2503.20783).
+  A = r - r̄, and m_t = 1/T. Source: Liu et al. 2025 (arXiv:2503.20783).
   """
   del c
   loss, aux = _score_loss(groups, _mean_baseline(groups.rewards_BxK))

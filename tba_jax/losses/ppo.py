@@ -3,8 +3,8 @@
 """Proximal policy optimization: token rewards, GAE, policy and value loss.
 
 Token t is an action in the state of the prompt and the tokens before it; V_t is
-that state's value. A completion ends after its last counted token, stop token
-or not: V is 0 from there on.
+the value of that state. A completion ends after its last counted token, stop
+token or not; V is 0 from there on.
 
 Source: Schulman et al. 2017 (arXiv:1707.06347), with the constants of
 Noukhovitch et al. 2024 (arXiv:2410.18252). Where we differ from that paper's
@@ -34,20 +34,20 @@ def token_rewards(
 
       r_t = -β (log π - log π_ref)(y_t) + [t is the last token] r
 
-  Rewards of turns replace the last term.
+  Turn rewards replace the last term.
 
   Args:
     rewards_BxK: [B, K] float32, r, task units.
     log_ratio_BxKxT: [B, K, T] float32, log π - log π_ref of each token in nats;
       π is the policy that sampled it.
-    mask_BxKxT: [B, K, T] float32, 1 on the tokens that count, which come first.
+    mask_BxKxT: [B, K, T] float32, 1 on counted tokens, which come first.
     beta: reward per nat; may be traced.
-    rewards_BxKxT: [B, K, T] float32, rewards of turns from `turn_rewards`; None
-      has r at the end.
+    rewards_BxKxT: [B, K, T] float32, result of `turn_rewards`; None puts r on
+      the last token.
   """
   chex.assert_equal_shape([log_ratio_BxKxT, mask_BxKxT])
   if rewards_BxKxT is None:
-    # 1 on the last counted token alone.
+    # 1 only on the last counted token.
     after_BxKxT = jnp.pad(mask_BxKxT[..., 1:], ((0, 0), (0, 0), (0, 1)))
     last_BxKxT = mask_BxKxT * (1 - after_BxKxT)
     rewards_BxKxT = last_BxKxT * rewards_BxK[:, :, None]
@@ -56,20 +56,20 @@ def token_rewards(
 
 
 def turn_rewards(rewards_BxKxT: jax.Array, mask_BxKxT: jax.Array) -> jax.Array:
-  """Returns [B, K, T], rewards moved to tokens that count, which come first.
+  """Returns [B, K, T], rewards of the counted tokens, which come first.
 
-  A token that does not count, as a stop token may not, leaves its reward to the
-  last one before it that does, or to the first.
+  The reward of an uncounted token, such as some stop tokens, moves to the last
+  counted token before it, or else to the first counted token.
 
   Args:
     rewards_BxKxT: [B, K, T] float32, rewards anywhere in a completion.
-    mask_BxKxT: [B, K, T] float32, 1 on the tokens that count.
+    mask_BxKxT: [B, K, T] float32, 1 on counted tokens.
   """
   front, _ = groups_lib.counted_first(mask_BxKxT)
   mask_front_BxKxT = front(mask_BxKxT)
   total_BxKx1 = rewards_BxKxT.sum(axis=2, keepdims=True)
   before_BxKxT = front(jnp.cumsum(rewards_BxKxT, axis=2) - rewards_BxKxT)
-  # Behind the last counted token nothing is left to come.
+  # After the last counted token, no reward is left.
   before_BxKxT = jnp.where(mask_front_BxKxT > 0, before_BxKxT, total_BxKx1)
   after_BxKxT = jnp.concatenate([before_BxKxT[..., 1:], total_BxKx1], axis=2)
   before_BxKxT = before_BxKxT.at[..., 0].set(0.0)
@@ -94,13 +94,13 @@ def gae(
 
   Args:
     token_rewards_BxKxT: [B, K, T] float32, r_t.
-    values_BxKxT: [B, K, T] float32, V_t; behind the mask they play no part.
-    mask_BxKxT: [B, K, T] float32, 1 on the tokens that count, which come first.
-    gamma: discount γ a token, from 0 to 1.
-    lam: λ, from 0 (one step) to 1 (all that follows).
+    values_BxKxT: [B, K, T] float32, V_t; ignored on uncounted tokens.
+    mask_BxKxT: [B, K, T] float32, 1 on counted tokens, which come first.
+    gamma: discount γ per token, from 0 to 1.
+    lam: λ, from 0 (one step) to 1 (all later steps).
 
   Returns:
-    A and R, [B, K, T] float32, without gradient, 0 behind the mask.
+    A and R, [B, K, T] float32, without gradient, 0 on uncounted tokens.
   """
   chex.assert_rank(values_BxKxT, 3)
   chex.assert_equal_shape([token_rewards_BxKxT, values_BxKxT, mask_BxKxT])
@@ -131,7 +131,7 @@ def whiten(values: jax.Array, mask: jax.Array) -> jax.Array:
 
   Args:
     values: [...] float32.
-    mask: [...] float32, 1 on what counts. Of less than two only the mean goes.
+    mask: [...] float32, 1 on counted values; a single one is only centered.
   """
   count = jnp.maximum(mask.sum(), 1.0)
   mean = jnp.where(mask > 0, values, 0.0).sum() / count
@@ -158,7 +158,7 @@ def make_targets(
       `token_rewards`.
     c: `config.loss`: gae_gamma, gae_lambda, whiten_advantages.
     turn_rewards_BxKxT: [B, K, T] float32, reward of each turn at its last
-      token; None has all of it at the end.
+      token; None puts the whole reward on the last counted token.
   """
   front, back = groups_lib.counted_first(mask_BxKxT)
   if turn_rewards_BxKxT is not None:
@@ -196,7 +196,7 @@ def value_loss(
 
   Args:
     groups: completions with values V, and targets R and V_old.
-    clip: c; 0 is no clip.
+    clip: c; 0 = no clip.
 
   Returns:
     Loss, [] float32, and 1 where the clip bounds the error, [B, K, T] float32.
@@ -222,7 +222,7 @@ def ppo_loss(
 
       L = -1/(BK) Σ_b Σₖ Σ_t m_t A_t log π(y_t|…) + c_V value_loss
 
-  With the correction "clip_token" it has the gradient of PPO's clipped
+  With the correction "clip_token", L has the gradient of PPO's clipped
   surrogate. β enters through the token rewards in the targets; c_V is
   `value_weight`.
 

@@ -4,7 +4,7 @@
 
     φ (β_i (log π - log a) - (r - V̂))²
 
-is 0 for all completions of a prompt where π = a exp(r/β_i) / Z and V̂ = β log Z.
+is 0 for all completions of a prompt if π = a exp(r/β_i) / Z and V̂ = β log Z.
 The members differ in
 
 - the anchor a: the policy that the target is relative to (`log_ratio`),
@@ -20,10 +20,10 @@ The members differ in
     ema_tb      anchor ema, baseline group
 
 `loss.anchor` and `loss.baseline` select other members: `tb` with anchor
-behavior and baseline mean is the loss of Kimi k1.5 (arXiv:2501.12599, eq. 3).
-The anchor reference needs a forward pass of π_ref; all others compare with the
-behavior policy, whose log-probs come with the sample. `loss.baseline_shift`
-lowers a baseline that is not learned (`shifted`).
+"behavior" and baseline "mean" is the loss of Kimi k1.5 (arXiv:2501.12599,
+eq. 3). The anchor "reference" needs a forward pass of π_ref; the others compare
+with the behavior policy, whose log-probs come with the sample.
+`loss.baseline_shift` lowers a baseline that is not learned (`shifted`).
 """
 
 from typing import Any
@@ -35,7 +35,7 @@ from tba_jax.losses import groups as groups_lib
 
 _Loss = groups_lib.Loss
 
-# Nats: bounds a token's log-ratio of the anchor ema, as its code does.
+# Nats; bounds a token's log-ratio with the anchor "ema", as in its code.
 _MAX_TOKEN_NATS = 10.0
 # Baselines that are trained with the policy.
 _LEARNED = ("learned", "value")
@@ -49,7 +49,7 @@ def squared_residual(
     *,
     share_BxK: jax.Array | None = None,
 ) -> _Loss:
-  """Returns the squared residual, with the gradient of a policy gradient.
+  """Returns the squared residual, scaled to have a policy gradient.
 
       δ = log Ẑ + β_i/β (log π - log a) - r/β
       loss = 1/(BK) Σ_b Σₖ β²/(2 β_i) δ²
@@ -60,12 +60,12 @@ def squared_residual(
       ∇loss = -1/(BK) Σ_b Σₖ A ∇log π,   A = (r - V̂) - β_i (log π - log a)
 
   Args:
-    log_ratio_BxK: [B, K] float32, log π - log a, nats; has the gradient.
+    log_ratio_BxK: [B, K] float32, log π - log a, nats, with gradient.
     rewards_BxK: [B, K] float32, task units.
-    log_z_Bx1: [B, 1] float32, log Ẑ, nats; may have a gradient. [B, K] if it
-      is learned for each completion.
+    log_z_Bx1: [B, 1] float32, log Ẑ, nats; may have a gradient. [B, K] if
+      learned for each completion.
     beta: [] float32, above 0, reward per nat.
-    share_BxK: [B, K] float32, β_i/β, above 0; None is 1.
+    share_BxK: [B, K] float32, β_i/β, above 0; None stands for 1.
 
   Returns:
     Loss, [] float32, reward times nats, and `log_z_Bx1` and `residual_BxK` (δ),
@@ -90,14 +90,14 @@ def log_ratio(
   """Returns log π - log a of each completion, and β_i/β.
 
       reference   log π - log π_ref
-      behavior    log π - log μ, of the policy μ that sampled
+      behavior    log π - log μ, with the behavior policy μ
       ema         Σ_t clip(log π - log μ, -10, 10), β_i/β = α/((1 - α) Δ)
 
-  "ema" is to first order the log-ratio to an exponential average of the
-  policy's past with decay α, which is α/(1 - α) steps old on average: of a
+  "ema" is, to first order, the log-ratio to an exponential average of past
+  policies with decay α, which is α/(1 - α) steps old on average: for a
   completion that is Δ steps old, log π has moved by log π - log μ in Δ steps.
-  Fresh completions count as one step old. Source: the code of tba-prime, its
-  first-order KL to an EMA reference (https://github.com/bbartoldson/tba-prime).
+  Fresh completions count as one step old. Source: the first-order KL to an EMA
+  reference in the code of tba-prime (https://github.com/bbartoldson/tba-prime).
 
   Args:
     groups: completions; "ema" also reads `staleness_BxK`.
@@ -120,7 +120,7 @@ def log_ratio(
       _MAX_TOKEN_NATS,
   )
   change_BxK = groups_lib.weighted_sums(change_BxKxT, groups.weights_BxKxT)
-  # The clip bounds the value, and leaves the gradient.
+  # The clip bounds the value but not the gradient.
   own_BxK = groups.seq_BxK
   change_BxK = own_BxK + jax.lax.stop_gradient(change_BxK - own_BxK)
   age_BxK = jnp.ones_like(change_BxK)
@@ -138,19 +138,19 @@ def log_z(
 ) -> jax.Array:
   """Returns log Ẑ = V̂/β, [B, 1] float32, nats.
 
-      group         1/K Σₖ [r/β - β_i/β (log π - log a)], as VarGrad
+      group         1/K Σₖ [r/β - β_i/β (log π - log a)], as in VarGrad
       mean          1/K Σₖ r/β
       log_mean_exp  β₁/β log 1/K Σₖ exp(r/β₁)
-      file          V*(x)/β, of `loss.baseline_file`
-      learned       a learned scalar, with its gradient
-      value         V(x)/β of a value model, with its gradient; [B, K]
+      file          V*(x)/β, from `loss.baseline_file`
+      learned       a learned scalar, with gradient
+      value         V(x)/β of a value model, with gradient; [B, K]
 
   Only with "group" do the residuals of a group sum to 0, so that no constant
-  error of V̂ pushes the policy; "mean" lacks the KL's part of it, and
-  "log_mean_exp" is right for samples of the anchor and β₁ = β.
+  error of V̂ pushes the policy; "mean" leaves out the KL term, and
+  "log_mean_exp" is consistent for samples of the anchor and β₁ = β.
 
   Args:
-    baseline: name in the table.
+    baseline: name in the table above.
     kl_BxK: [B, K] float32, β_i/β (log π - log a).
     beta: [] float32, above 0.
     baseline_temperature: β₁, above 0, task units.
@@ -183,14 +183,15 @@ def shifted(
 
       loss + δV 1/(BK) Σ_b Σₖ (log π - log a)
 
-  which takes δV from each advantage. Below 0 it is a cross-entropy on the data,
-  with the weight -δV: nothing on average on samples of the policy itself, and
-  on others a pull to the policy that sampled, against being pushed away from
-  all that it has sampled. Source: AsymRE (arXiv:2506.20520), whose δV is -0.1.
+  which subtracts δV from each advantage. For δV < 0 the added term is a
+  cross-entropy on the data with weight -δV. On samples of the policy itself it
+  is zero on average; on others it pulls the policy towards the behavior policy,
+  and so keeps it from being pushed away from all samples. Source: AsymRE
+  (arXiv:2506.20520), whose δV is -0.1.
 
   Args:
     loss: unit-scale loss, [] float32.
-    log_ratio_BxK: [B, K] float32, log π - log a, nats; has the gradient.
+    log_ratio_BxK: [B, K] float32, log π - log a, nats, with gradient.
     shift: δV, task units, up to 0.
   """
   return loss + shift * jnp.mean(log_ratio_BxK) if shift else loss
@@ -208,12 +209,12 @@ def member(
   """Returns a loss of the family.
 
   Args:
-    c: `config.loss`: `anchor` and `baseline` replace the member's own, and
-      `baseline_shift` is added, unless the baseline is learned.
+    c: `config.loss`: `anchor` replaces the default anchor; unless the default
+      baseline is learned, `baseline` replaces it and `baseline_shift` is added.
     beta: [] float32.
-    anchor: the member's own anchor.
-    baseline: the member's own baseline.
-    paper: factor of the paper's scale over the unit scale.
+    anchor: default of the member.
+    baseline: default of the member.
+    paper: ratio of the paper's scale to the unit scale.
   """
   log_ratio_BxK, share_BxK = log_ratio(groups, c.anchor or anchor, c.ema_decay)
   kl_BxK = log_ratio_BxK if share_BxK is None else share_BxK * log_ratio_BxK
@@ -229,13 +230,13 @@ def member(
 
 
 def oapl_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
-  """Returns optimal advantage regression on the lagged policy that sampled.
+  """Returns optimal advantage regression on the lagged behavior policy.
 
       loss = 1/(BK) Σ_b Σₖ (β₂ log π/μ - (r - V̂))²
       V̂ = β₁ log 1/K Σₖ exp(r/β₁)
 
-  with β₂ = `loss.beta` and β₁ = `loss.baseline_temperature`; the paper has 1e-3
-  and 1, and a sampler that is refreshed every 50 steps. It needs no reference.
+  with β₂ = `loss.beta` and β₁ = `loss.baseline_temperature`; the paper uses
+  1e-3 and 1, and refreshes the sampler every 50 steps. Needs no reference.
   Source: OAPL (arXiv:2602.19362), eq. 2 and 3.
   """
   return member(
@@ -249,14 +250,14 @@ def oapl_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
 
 
 def ema_tb_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
-  """Returns trajectory balance to an average of the policy's own past.
+  """Returns trajectory balance to an average of past policies.
 
       kl = α/((1 - α) Δ) Σ_t clip(log π - log μ, -10, 10)
       A = (r - r̄) - β (kl - mean kl),   ∇loss = -1/(BK) Σ_b Σₖ A ∇log π
 
-  Δ is the lag of the completion in steps, α `loss.ema_decay`. It needs no
-  reference. Source: the code of tba-prime, see `log_ratio`; no results of it
-  are published. Its scale is the unit one.
+  Δ is the staleness of the completion in steps, α is `loss.ema_decay`. Needs no
+  reference. Source: the code of tba-prime, see `log_ratio`; no results with it
+  are published. Both scales are the unit scale.
   """
   return member(groups, c, beta, anchor="ema", baseline="group", paper=1.0)
 
@@ -267,8 +268,8 @@ def a_star_po_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
       loss = 1/(BK) Σ_b Σₖ (β (log π - log π_ref) - (r - V*))²
       V*(x) = β₁ log 1/N Σ_n exp(r(x, y_n)/β₁),   y_n from π_ref
 
-  V* is from `loss.baseline_file` and β₁ `loss.baseline_temperature`. K may be
-  1. Source: Brantley et al. 2025 (arXiv:2505.20686), A*-PO.
+  V* is from `loss.baseline_file`, and β₁ is `loss.baseline_temperature`. K may
+  be 1. Source: Brantley et al. 2025 (arXiv:2505.20686), A*-PO.
   """
   return member(
       groups, c, beta, anchor="reference", baseline="file", paper=2 * beta
@@ -281,10 +282,10 @@ def flowrl_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
       loss = 1/(BK) Σ_b Σₖ φ (log Z(x) + 1/|y| (log π - log π_ref) - r/β)²
       φ = min(Π_t π/μ, `loss.ratio_cap`)
 
-  The paper's cap is 10 and its 1/β 15; its rewards are standardized within a
-  group, and its log Z is a head on the policy's states. Here rewards are as
-  they are, and β log Z is the value model's before the first token, whose
-  gradient φ does not multiply. Source: Zhu et al. 2025 (arXiv:2509.15207).
+  The paper's cap is 10 and its 1/β is 15; it standardizes rewards within a
+  group, and its log Z is a head on the policy's states. Here rewards are not
+  standardized, and β log Z is the value model's value before the first token;
+  φ does not scale its gradient. Source: Zhu et al. 2025 (arXiv:2509.15207).
   """
   return member(
       groups, c, beta, anchor="reference", baseline="value", paper=2 / beta

@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trajectory balance: VarGrad, learned log Z, sub-trajectories; GVPO.
 
-All pull the policy to π_ref(y|x) exp(r(x, y)/β) / Z(x). `tb`, `tb_learned_z`
-and `gvpo` are members of the family of `residual.py`. `c` is `config.loss`. Its
-`scale` "paper" follows each paper; "unit" gives a policy gradient, whose size
-does not grow as β is annealed:
+All pull the policy towards π_ref(y|x) exp(r(x, y)/β) / Z(x). `tb`,
+`tb_learned_z` and `gvpo` are members of the family in `residual.py`. `c` is
+`config.loss`. Its `scale` "paper" follows each paper; "unit" gives a policy
+gradient, whose size does not grow as β is annealed:
 
     ∇loss = -1/(BK) Σ_b Σₖ A ∇log π(yₖ|x_b),   A = (r - r̄) - β (ρ - ρ̄)
 
-with ρ = log π - log π_ref; that is β/2 times the paper's squared residual. Both
-scales have the same minimizer.
+with ρ = log π - log π_ref; this loss is β/2 times the paper's squared residual.
+Both scales have the same minimizer.
 """
 
 from typing import Any
@@ -55,8 +55,8 @@ def tb_learned_z_loss(
       loss = 1/(BK) Σ_b Σₖ (log Z(x_b) + log π - log π_ref - r/β)²
 
   Source: Malkin et al. 2022 (arXiv:2201.13259), trajectory balance; with the
-  reference policy in the reward, Lee et al. 2024 (arXiv:2405.18540). Returns as
-  `tb_loss`.
+  reference policy in the reward, Lee et al. 2024 (arXiv:2405.18540). For the
+  results, see `tb_loss`.
   """
   return residual.member(
       groups,
@@ -74,14 +74,15 @@ def subtb_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
       δ_ij = u_i - u_j + Σ_{i≤t<j} (log π - log π_ref)(y_t)
       loss = 1/(BK) Σ_b Σₖ  Σ_{i<j} λ^{j-i} δ_ij² / Σ_{i<j} λ^{j-i}
 
-  over the counted tokens, with β u_t the soft value of the state before token
-  t, from the value model, and u = r/β after the last token; λ is
-  `subtb_lambda`, above 0 up to 1. The whole completion alone is trajectory
-  balance with log Z = u_0. A completion without counted tokens adds 0.
+  over the counted tokens, where β u_t, from the value model, is the soft value
+  of the state before token t, and u = r/β after the last token; λ is
+  `subtb_lambda`, above 0 and at most 1. The term of the whole completion is
+  trajectory balance with log Z = u_0. A completion without counted tokens adds
+  0.
 
-  Source: Madan et al. 2022 (arXiv:2209.12782), eq. 10 and 11, SubTB(λ). It is
-  one pass over the tokens: with D_n = Σ_{i<j} λ^{j-i} δ_ijⁿ of one j, the next
-  token's are D_n with all δ moved by its own.
+  Source: Madan et al. 2022 (arXiv:2209.12782), eq. 10 and 11, SubTB(λ).
+  Computed in one pass over the tokens: D_n = Σ_{i<j} λ^{j-i} δ_ijⁿ of j + 1
+  follow from D_n of j, as the next token shifts every δ by its own.
 
   Returns:
     Loss, [] float32, and `log_z_Bx1` (u_0) and `residual_BxK` (δ of the whole
@@ -133,13 +134,13 @@ def gvpo_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
       loss = 1/B Σ_b 1/(2(K-1)) Σ_i (R(y_i) - R̄)²,   R = r - β (log π - log a)
 
   Source: Zhang et al. 2025 (arXiv:2504.19599), with the KL to the run's
-  reference; `loss.anchor` behavior is the paper's, to the policy that sampled.
+  reference; the paper's is `loss.anchor` "behavior".
   The residual of VarGrad trajectory balance is -(R - R̄)/β, so the gradient is
   β² K/(2(K-1)) times the gradient of the paper's trajectory balance. Our unit
   scale divides it by β: K/(K-1) times the gradient of `tb_loss`, as in RLOO.
   """
   K = groups.rewards_BxK.shape[1]
-  if c.anchor == "ema":  # β_i differ, and the mean has no gradient.
+  if c.anchor == "ema":  # β_i differ, so R̄ must have no gradient.
     loss, _ = residual.member(
         groups, c, beta, anchor="ema", baseline="group", paper=beta
     )

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processes of one trainer, joined by `jax.distributed`, led by process 0.
 
-Process 0 runs the training loop. Before it enters a collective it broadcasts a
-command, on which the others make the same call, so that all processes enter all
-collectives in the same order. Commands go through the key-value store of the
-trainer's coordinator, in process 0. If one process ends, all end and are
+Process 0 runs the training loop. Before it enters a collective, it broadcasts a
+command on which the other processes make the same call, so all processes enter
+all collectives in the same order. Commands go through the key-value store of
+the trainer's coordinator, in process 0. If one process ends, all end and are
 restarted together.
 """
 
@@ -38,14 +38,14 @@ _BARRIER_POLL_S = 0.05
 
 _PREFIX = "tba_trainer"
 _COMMAND_SCHEMA = {"name": str, "count": int, "fields": {}}
-# Process 0 polls for stop requests, and sends a heartbeat, at these intervals.
+# Intervals at which process 0 polls for stop requests and sends a heartbeat.
 _STOP_POLL_S = 1.0
 _ALIVE_S = 10.0
-# Until all processes have joined, and the longest silence of process 0.
+# Longest wait for all processes to join, and longest silence of process 0.
 _START_DEADLINE_S = 300.0
 _DEADLINE_S = 1800.0
 _TICK_S = 0.2
-# All processes shut down together; how long to wait for a missing one.
+# All processes shut down together; longest wait for a missing one.
 _SHUTDOWN_S = 20
 
 
@@ -54,12 +54,12 @@ class SaveError(OSError):
 
 
 class SaveBarrier:
-  """Barrier of the threads that save or restore a checkpoint, one a process.
+  """Barrier of threads that save or restore a checkpoint, one per process.
 
   For `orbax.checkpoint.AsyncOptions.barrier_sync_fn`. A process that fails to
-  write skips the remaining barriers of a save, and Orbax's own barriers would
-  then not match. Here they are counted, not named, and the failing process
-  shares its error, which all processes then raise.
+  write skips the remaining barriers of a save, so Orbax's own named barriers
+  would no longer match. These barriers are numbered instead, and the failing
+  process shares its error, which all processes then raise.
 
   All processes call it in the same order, from one thread at a time; after an
   error no more saves may begin.
@@ -90,7 +90,7 @@ class SaveBarrier:
 
     Args:
       key: Orbax's name of the barrier, for messages.
-      timeout_ms: rest of the deadline.
+      timeout_ms: time left of the deadline.
 
     Raises:
       SaveError: a process could not write, or was late.
@@ -115,10 +115,10 @@ class SaveBarrier:
       raise self.failure
 
   def share(self, text: str, what: str) -> list[str]:
-    """Returns the texts of all processes, each of which calls this.
+    """Returns the texts of all processes; every process must call it.
 
     Args:
-      text: message of this process; "" if it has none.
+      text: message of this process, or "".
       what: work that the processes do, for messages.
 
     Raises:
@@ -127,7 +127,7 @@ class SaveBarrier:
     return self._hear(self._tell(text), what, self.deadline_s, until_all=True)
 
   def _tell(self, text: str) -> int:
-    """Leaves a text for the other processes; returns the barrier's number."""
+    """Posts a text for the other processes; returns the barrier's number."""
     count, self.count = self.count, self.count + 1
     key = f"{_barrier_key(count)}/{self._process}"
     _put_signed(self._client, self._secret, key, text)
@@ -138,7 +138,7 @@ class SaveBarrier:
   ) -> list[str]:
     """Returns the texts of a barrier, in the order of the processes.
 
-    Without `until_all` the first text that is not empty ends the wait.
+    Without `until_all`, the first non-empty text ends the wait.
     """
     until = time.monotonic() + timeout_s
     while True:
@@ -171,7 +171,7 @@ def _barrier_key(count: int) -> str:
 def _put_signed(
     client: jax_kv.Client, secret: bytes, key: str, text: str
 ) -> None:
-  """Writes a text, over whatever somebody else has written there."""
+  """Writes a signed text; overwrites any other value of the key."""
   data = wire.encode_message({"key": key, "text": text}, secret)
   client.key_value_set_bytes(key, data, allow_overwrite=True)
 
@@ -179,7 +179,7 @@ def _put_signed(
 def _signed_texts(
     client: jax_kv.Client, secret: bytes, directory: str
 ) -> dict[str, str]:
-  """Returns the texts of `_put_signed` in a directory, by name."""
+  """Returns the texts written by `_put_signed` in a directory, by name."""
   texts = {}
   for key, data in client.key_value_dir_get_bytes(directory):
     with contextlib.suppress(wire.WireError):
@@ -214,7 +214,7 @@ class Cluster:
     secret: key of the commands.
     deadline_s: longest silence of process 0.
     client: connection to the trainer's coordinator; None for a single process.
-    clock: seconds between polls and signs of life, as `time.monotonic`.
+    clock: function that returns seconds, as `time.monotonic`.
   """
 
   def __init__(
@@ -239,7 +239,7 @@ class Cluster:
     self._ended = False
     self._received: queue.Queue[Command | Exception] = queue.Queue(maxsize=4)
     if not self.leads:
-      # It waits in the library, from which it must not return during the exit.
+      # The thread waits in the library, and must not return during the exit.
       threading.Thread(
           target=self._listen,
           name=f"{processes.LEFT_BEHIND}_listen",
@@ -269,14 +269,14 @@ class Cluster:
   def leaves_alone(self, error: BaseException | None) -> bool:
     """Returns whether this process must exit without a common shutdown.
 
-    After an error of this process alone, the others may hang in a collective.
+    After an error in only this process, the others may hang in a collective.
     """
     return not (self.leads or error is None or isinstance(error, Ended))
 
   def broadcast(
       self, name: str, fields: Mapping[str, Any] | None = None
   ) -> None:
-    """Sends a command to the other processes, without waiting.
+    """Sends a command from process 0 to the others, without waiting.
 
     Does nothing in the other processes, which run the same code.
     """
@@ -294,7 +294,7 @@ class Cluster:
   def collect(
       self, name: str, fields: Mapping[str, Any]
   ) -> dict[int, dict[str, Any]]:
-    """Gathers fields in process 0; returns the others' by process there.
+    """Gathers fields in process 0, which returns the others' by process.
 
     All processes must call it; only process 0 waits.
 
@@ -303,8 +303,8 @@ class Cluster:
       fields: values of JSON types.
 
     Raises:
-      TransportError: a process has not sent them within `deadline_s`, or they
-        are of another run.
+      TransportError: a process has not sent its fields within `deadline_s`, or
+        they belong to another run.
     """
     key = f"{_PREFIX}/{name}"
     if not self.leads:
@@ -356,7 +356,7 @@ class Cluster:
 
     Raises:
       DeadlineExceededError: process 0 was silent for `deadline_s`.
-      TransportError: the coordinator is lost, or a command is of another run.
+      TransportError: the coordinator is lost, or a command is another run's.
     """
     deadline = time.monotonic() + self._deadline_s
     while True:
@@ -398,7 +398,7 @@ class Cluster:
     return any_should_stop if self.leads else should_stop
 
   def end(self, status: int) -> None:
-    """Broadcasts the exit status, at the first call only."""
+    """Broadcasts the exit status; only the first call has an effect."""
     if self.leads and not self._ended:
       self._ended = True
       self.broadcast("end", {"status": status})
@@ -416,7 +416,7 @@ class Cluster:
         message = wire.decode_message(data, self._secret, _COMMAND_SCHEMA)
         if message["count"] != count:
           raise wire.WireError("header", f"{key} has count {message['count']}")
-      except Exception as error:  # `receive` raises it.
+      except Exception as error:  # Raised by `receive`.
         lost = byte_store.TransportError(f"trainer's coordinator: {error}")
         lost.__cause__ = error
         self._received.put(lost)
@@ -454,8 +454,8 @@ def join(
   Args:
     settings: `config.trainer`.
     operands: number of this process, and host:port of process 0 (default:
-      `settings.coordinator`). Without either, JAX detects both on Slurm, TPU
-      VMs and others.
+      `settings.coordinator`). Without these, JAX detects both on Slurm, TPU VMs
+      and others.
     secret: key of the commands.
     tls: files of mutual TLS with process 0.
 
@@ -470,7 +470,7 @@ def join(
     return Cluster()
   secured = tls_options(tls)
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
-  # The service would take over SIGTERM, which goes to process 0 as a report.
+  # JAX's service would take over SIGTERM, which we report to process 0.
   jax.config.update("jax_enable_preemption_service", False)
   if process == 0:
     _check_free(address)
@@ -487,14 +487,14 @@ def join(
         coordinator_address=address,
         num_processes=num_processes,
         process_id=process,
-        # JAX would listen on all interfaces.
+        # By default, JAX would listen on all interfaces.
         coordinator_bind_address=address,
         cluster_detection_method="deactivate",
     )
   jax.distributed.initialize(
       **signals,
       **secured,
-      # Later than the timer, which exits with a helpful message.
+      # Longer than our timer, which exits with a helpful message.
       initialization_timeout=int(_START_DEADLINE_S) + 60,
       heartbeat_timeout_seconds=max(1, int(settings.heartbeat_s)),
       shutdown_timeout_seconds=_SHUTDOWN_S,
@@ -519,7 +519,7 @@ def _parse(
 ) -> tuple[int | None, str | None]:
   """Returns this process's number and process 0's address.
 
-  Both are None if JAX is to detect them.
+  Both are None if JAX should detect them.
   """
   num_processes = settings.num_processes
   if num_processes > 1 and not operands and not settings.coordinator:
@@ -554,7 +554,7 @@ def tls_options(tls: certificates.Tls | None) -> dict[str, object]:
 
 
 def _check_free(address: str) -> None:
-  """Raises ValueError if the address is in use: gRPC would share the port."""
+  """Raises ValueError if the address is in use: gRPC would share its port."""
   host, _, port = address.rpartition(":")
   family = socket.AF_INET6 if ":" in host else socket.AF_INET
   try:
@@ -583,5 +583,5 @@ def _give_up(
       file=sys.stderr,
       flush=True,
   )
-  # Whoever starts them again may: a host may have been away.
+  # With a status that allows a restart: a host may only have been away.
   os._exit(1)  # pylint: disable=protected-access

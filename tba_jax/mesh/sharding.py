@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Meshes, and the shardings of params and batches on them.
 
-`RULES` map each logical axis of params to mesh axes. A mesh axis shards at most
-one axis of an array, the first that maps to it.
+`RULES` maps each logical axis of params to mesh axes. A mesh axis shards at
+most one axis of an array, the first that maps to it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ PyTree = types.PyTree
 
 MESH_AXES = settings.MESH_AXES
 # Mesh axes over which B, L, heads and experts are split in activations. Devices
-# along `tensor` have the same tokens.
+# along `tensor` hold the same tokens.
 BATCH_AXES = ("data", "fsdp")
 TOKEN_AXES = (BATCH_AXES, ("sequence",), ("tensor",), ("tensor",))
 # Mesh axes over which each logical axis of params is split.
@@ -44,7 +44,7 @@ RULES = {
     "all_heads": (),
     "all_kv_heads": (),
     "gates": (),
-    # The fused channels of a delta net are whole, and so are its heads.
+    # The fused channels and the heads of a delta net are not split.
     "delta_channels": (),
     "delta_heads": (),
     "delta_dim": (),
@@ -53,8 +53,8 @@ RULES = {
     "positions": (),
     "lora_rank": (),
 }
-# Logical axes that are whole along a mesh axis that does not divide them; any
-# other is refused.
+# Logical axes that stay whole along a mesh axis that does not divide them; any
+# other such axis is an error.
 _MAY_BE_WHOLE = frozenset({("vocab", "tensor"), ("width", "sequence")})
 
 
@@ -93,7 +93,7 @@ def make_mesh(
 def abstract_mesh(
     sizes: Mapping[str, int], platform: str
 ) -> jax.sharding.AbstractMesh:
-  """Returns a mesh without devices, for shapes on a platform that is not here.
+  """Returns a mesh without devices, for shapes on an absent platform.
 
   Args:
     sizes: size of each axis of the mesh.
@@ -105,7 +105,7 @@ def abstract_mesh(
   return jax.sharding.AbstractMesh(
       tuple(sizes[name] for name in MESH_AXES),
       MESH_AXES,
-      # The default of a mesh with devices; jax 0.12 has another for this one.
+      # The default for meshes with devices; jax 0.12 differs for this kind.
       axis_types=(jax.sharding.AxisType.Auto,) * len(MESH_AXES),
       abstract_device=device,
   )
@@ -118,19 +118,19 @@ def arrange(
 ) -> np.ndarray:
   """Returns devices in the shape of a mesh, neighbors along its last axes.
 
-  TPU slices are laid along `data` as far as it divides, then along the axes
-  after it: between slices gradients pass once per step, while the other axes
-  communicate in every layer.
+  TPU slices are laid along `data` as far as they divide it, then along the
+  following axes: `data` passes gradients between slices once per step, while
+  the other axes communicate in every layer.
 
   Args:
     shape: lengths of the axes, in the order of `MESH_AXES`.
-    all_of_them: whether these are all devices of their slices; if not, they
-      keep their order.
+    all_of_them: whether these are all devices of their slices; if not, their
+      order is kept.
   """
   if devices[0].platform == "cpu" or not all_of_them:
     return np.asarray(devices).reshape(shape)
   slices = len({getattr(device, "slice_index", 0) for device in devices})
-  over_slices, left = [], slices  # Slices are of equal size: it ends at 1.
+  over_slices, left = [], slices  # Ends at 1: slices have equal sizes.
   for size in shape:
     over_slices.append(math.gcd(size, left))
     left //= over_slices[-1]
@@ -153,7 +153,7 @@ def _place(
     leaf: jax.ShapeDtypeStruct,
     logical_axes: Sequence[str],
 ) -> tuple[NamedSharding, list[str]]:
-  """Returns the sharding of a leaf of params, and what does not divide."""
+  """Returns the sharding of a leaf, and messages on axes that do not divide."""
   taken, parts, problems = set(), [], []
   for i, (size, name) in enumerate(zip(leaf.shape, logical_axes, strict=True)):
     split_by = ()
@@ -177,7 +177,7 @@ def _place(
 def _places(
     mesh: Mesh | jax.sharding.AbstractMesh, model: Any
 ) -> tuple[PyTree, list[str]]:
-  """Returns the shardings of a model's params, and what does not divide."""
+  """Returns the shardings of a model's params, and messages as in `_place`."""
   shapes = jax.eval_shape(model.init, jax.random.key(0))
   problems = []
 
@@ -204,7 +204,7 @@ def param_shardings(
     key: config key of the mesh, for the message.
 
   Raises:
-    ValueError: names every leaf, axis and mesh axis that do not divide.
+    ValueError: some axes do not divide; names each leaf, axis and mesh axis.
   """
   shardings, problems = _places(mesh, model)
   if problems:
@@ -238,7 +238,7 @@ def with_shardings(shapes: PyTree, shardings: PyTree) -> PyTree:
 def frozen_shardings(mesh: Mesh | None, model: Any) -> PyTree:
   """Returns the shardings of a frozen model's params; None on one device.
 
-  The mesh was chosen for the policy: an axis of another model that does not
+  The mesh was chosen for the policy, so an axis of another model that does not
   divide is replicated.
   """
   if mesh is None or mesh.size == 1:
@@ -255,14 +255,14 @@ def first_device_mesh() -> Mesh:
 def split_rows(
     fn: Callable[..., jax.Array], mesh: Mesh | None
 ) -> Callable[..., jax.Array]:
-  """Returns `fn`, traced with its rows split over all axes of a batch.
+  """Returns `fn`, traced with its rows split over batch and sequence axes.
 
   Args:
     fn: (params, arrays [B, L]) -> [B, ...]; any B.
-    mesh: placement of the params; None is the first device.
+    mesh: mesh of the params; None is the first device.
   """
   mesh = mesh or first_device_mesh()
-  # Rows are many and independent, so they also take the axis of the tokens.
+  # Rows are many and independent, so they are also split over the token axis.
   batch, length, *others = TOKEN_AXES
   axes = batch + length
   run = sequence.split_tokens(fn, mesh, axes, (), *others)
@@ -273,7 +273,7 @@ def split_rows(
 
   def split(params: PyTree, *arrays: jax.Array) -> jax.Array:
     B = len(arrays[0])
-    # Repeated rather than zero: a row without a token would have no maximum.
+    # Pad with repeats, not zeros: a row without a token would have no maximum.
     pad = lambda x: jnp.concatenate([x, x[jnp.arange(-B % count) % B]])
     place = lambda x: jax.lax.with_sharding_constraint(pad(x), over_rows)
     return run(params, *map(place, arrays))[:B]
@@ -287,9 +287,9 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-  """Returns the sharding of arrays [B, ...], split along B alone.
+  """Returns the sharding of arrays [B, ...], split only along B.
 
-  A prompt's K completions stay on one shard: means over a group are local.
+  A prompt's K completions stay on one shard, so means over a group are local.
   """
   return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
@@ -302,7 +302,8 @@ def num_batch_shards(mesh: Mesh) -> int:
 def batch_shardings(num_prompts: int, mesh: Mesh) -> PyTree:
   """Returns the shardings of a `types.Batch`, as a prefix of its tree.
 
-  A batch whose prompts do not divide is replicated; its rows always divide.
+  A batch whose prompts do not divide is replicated, except its packed rows,
+  which always divide.
   """
   over = batch_sharding(mesh)
   if num_prompts % num_batch_shards(mesh) == 0:
@@ -321,7 +322,7 @@ def shard_batch(batch: PyTree, mesh: Mesh) -> PyTree:
 
 
 def place_of(leaf: Any, mesh: Mesh) -> NamedSharding:
-  """Returns the sharding of an array [B, ...], whole if B does not divide."""
+  """Returns an array's sharding along B, replicated if B does not divide."""
   if leaf.shape[0] % num_batch_shards(mesh):
     return replicated(mesh)
   return batch_sharding(mesh)
@@ -330,8 +331,8 @@ def place_of(leaf: Any, mesh: Mesh) -> NamedSharding:
 def make_spread(mesh: Mesh) -> Callable[[PyTree], PyTree]:
   """Returns a function that scatters process 0's batch over all processes.
 
-  It is a collective: a sum over devices, one of which has the batch and the
-  others zeros, with sharded output. No host waits for it.
+  The function is a collective: a sum over devices, one of which holds the batch
+  and the others zeros, with sharded output. No host waits for it.
 
   Args:
     mesh: result of `make_mesh`, over all processes.
@@ -376,7 +377,7 @@ class Placement:
   """Shardings of a searcher's params; None on a single device.
 
   model: shardings of the model's params.
-  trained: shardings of the published params, which may be adapters alone.
+  trained: shardings of the published params, which may be only adapters.
   """
 
   model: types.PyTree
@@ -436,7 +437,7 @@ def make_place(mesh: jax.sharding.Mesh | None, policy: Any) -> Placement:
     policy: a `policy.Policy`.
 
   Raises:
-    ValueError: names the leaves that do not divide over the mesh.
+    ValueError: some leaves do not divide over the mesh; names them.
   """
   if mesh is None:
     return ONE_DEVICE
@@ -451,8 +452,8 @@ def make_place(mesh: jax.sharding.Mesh | None, policy: Any) -> Placement:
 def mesh_by_process(mesh: Mesh) -> Mesh:
   """Returns the mesh (process, *MESH_AXES) of the same devices.
 
-  An array replicated along `process` is whole in each process, sharded there
-  over axes with the sizes of `cut_rows`.
+  An array replicated along `process` is complete in each process, and sharded
+  there over axes with the sizes of `cut_rows`.
   """
   of_process: dict[int, list[jax.Device]] = {}
   for device in mesh.devices.flat:
@@ -476,8 +477,8 @@ def own_mesh(mesh: Mesh) -> Mesh:
 def cut_rows(sizes: Mapping[str, int], num_devices: int) -> dict[str, int]:
   """Returns the axis sizes of a smaller mesh for the same params.
 
-  `tensor` and `fsdp` are the largest divisors of the larger mesh's that fit,
-  so params that divide there divide here; `data` takes the other devices.
+  `tensor` and `fsdp` are the largest divisors of the larger mesh's sizes that
+  fit, so params that divide there divide here; `data` takes the rest.
 
   Args:
     sizes: axis sizes of the larger mesh.
@@ -501,7 +502,7 @@ def make_gather(mesh: Mesh) -> Callable[[PyTree], PyTree]:
     gather(arrays on `mesh`) -> the same on this process's devices.
   """
   by_process, here = mesh_by_process(mesh), own_mesh(mesh)
-  # Outputs of a compiled program may lack a named sharding: replicate those.
+  # Outputs of a compiled program may lack a named sharding: replicate these.
   spec = lambda leaf: getattr(leaf.sharding, "spec", PartitionSpec())
 
   def own_part(leaf: jax.Array) -> jax.Array:

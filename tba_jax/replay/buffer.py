@@ -5,8 +5,8 @@
 Source: Bartoldson et al. 2025 (arXiv:2503.18929) §4.1-4.2; skipped groups, Yu
 et al. 2025 (DAPO, arXiv:2503.14476) §3.2. Differences: the recent window is a
 span of steps, so duplicates and repeated prompts do not change it; if a prompt
-has too few recent completions, its newest others fill up the group, where the
-published code repeats the recent ones; a global capacity evicts the oldest
+has too few recent completions, its newest older ones fill up the group, where
+the published code repeats the recent ones; a global capacity evicts the oldest
 completion; all randomness comes from one generator, which is part of the state.
 The cost of an insert or a draw does not depend on the number of stored
 completions.
@@ -51,10 +51,10 @@ def staleness(
   which is step - version unless the version was abandoned.
 
   Args:
-    starts: (epoch, step that it started from) of all epochs.
+    starts: (epoch, first step) of all epochs.
     epochs: [...] int, epoch that published the params.
-    versions: [...] int, step at which they were published.
-    step: the trainer's step.
+    versions: [...] int, step at which the params were published.
+    step: current step of the trainer.
 
   Returns:
     [...] int32, at least 0.
@@ -115,7 +115,7 @@ def evict_lowest_reward(
 
 
 # Rules of `replay_filter.evict`: each removes stored completions until the
-# group's completions `kept` fit, and returns the indices of those to store.
+# group's `candidates` fit, and returns the indices of completions to store.
 EVICTION_RULES: Mapping[str, Callable[..., list[int]]] = {
     "oldest": evict_oldest,
     "lowest_reward": evict_lowest_reward,
@@ -127,7 +127,7 @@ class ReplayBuffer:
 
   table: the stored completions; read-only.
   prompts: rows of each prompt with completions, by prompt id; read-only.
-  capacity, capacity_per_prompt: most completions in all, and of a prompt.
+  capacity, capacity_per_prompt: most completions in all, and per prompt.
   """
 
   def __init__(
@@ -148,10 +148,11 @@ class ReplayBuffer:
       reward_temperature: step -> temperature above 0, for
         `replay.selection="reward"`.
       embed: encoder of sentences, for `replay_filter.similarity="cosine"`.
-      content_mask: sampled tokens without what ended them, for any
-        `replay_filter.similarity`.
+      content_mask: mask of sampled tokens without stop tokens and stop strings,
+        for any `replay_filter.similarity`.
       columns: optional columns of groups, see `collect.optional_columns`.
-      fallback: reward of completions without one; None does not store them.
+      fallback: reward given to completions without one; None does not store
+        such completions.
     """
     self._fallback = fallback
     self.settings, self._filter = config.replay, config.replay_filter
@@ -178,7 +179,7 @@ class ReplayBuffer:
           ramps.parse(config.loss.beta).start,
       )
     self.prompts: dict[int, records_lib.PromptRecords] = {}
-    # Newest row of each text, with `replay.dedupe`, and the reverse.
+    # With `replay.dedupe`: digest of a text -> its newest row, and the reverse.
     self.row_of: dict[bytes, int] = {}
     self.digests: dict[int, bytes] = {}
     # Prompts whose last row was removed since the current insert began.
@@ -202,7 +203,7 @@ class ReplayBuffer:
 
   @property
   def columns(self) -> Mapping[str, tuple[int, ...]]:
-    """Optional columns that groups have, see `collect.optional_columns`."""
+    """Optional columns of groups, see `collect.optional_columns`."""
     return self.table.columns
 
   @property
@@ -215,13 +216,13 @@ class ReplayBuffer:
     return self.table.untrained
 
   def begin_epoch(self, epoch: int, step: int) -> None:
-    """Records that a trainer's epoch starts from the params of `step`."""
+    """Records that an epoch of the trainer starts from the params of `step`."""
     self._starts.append((epoch, step))
 
   def has_other_tokens(self, group: types.Group) -> bool:
-    """Returns whether the group's prompt is stored with other tokens.
+    """Returns whether the group's prompt is stored with different tokens.
 
-    Its text or the tokenizer has changed since.
+    If so, its text or the tokenizer has changed since.
     """
     prompt = self.prompts.get(group.prompt_id)
     return prompt is not None and not np.array_equal(
@@ -229,7 +230,7 @@ class ReplayBuffer:
     )
 
   def rewarded(self, group: types.Group) -> types.Group:
-    """Returns the group of the completions to learn from: with a reward."""
+    """Returns the group reduced to completions with a reward."""
     return group.rewarded(self._fallback)
 
   def insert(self, group: types.Group, step: int) -> ledger.Amount:
@@ -238,9 +239,10 @@ class ReplayBuffer:
     By default the newest of equal completions is kept, and the oldest are
     evicted: first the prompt's, then any prompt's. If the group alone
     exceeds a capacity, its first completions are evicted. With
-    `replay.skip_equal_rewards` a group of equal rewards is stored, but only a
-    draw from all prompts may find it. What is not `rewarded`, or lacks what the
-    loss needs (`types.Group.is_never_drawn`), is not stored.
+    `replay.skip_equal_rewards` a group of equal rewards is stored, but drawn
+    only from the pool of all prompts. Completions that are not `rewarded`, or
+    lack values that the loss needs (`types.Group.is_never_drawn`), are not
+    stored.
 
     Args:
       group: S valid completions (`messages.reject_reason`), or completions
@@ -248,7 +250,7 @@ class ReplayBuffer:
       step: arrival step; must not decrease.
 
     Returns:
-      What left the buffer, or never entered it, without a use.
+      Amount that left the buffer, or never entered it, without a use.
 
     Raises:
       ValueError: `step` decreased, the prompt had other tokens before, or a
@@ -258,7 +260,7 @@ class ReplayBuffer:
       raise ValueError(f"insert at step {step} after step {self._insert_step}")
     added = ledger.Amount(1, group.num_completions, group.num_tokens)
     group = self.rewarded(group)
-    if not group.num_tokens:  # No reward, or its environment gave no prompt.
+    if not group.num_tokens:  # No reward, or no prompt from its environment.
       return added
     if self.has_other_tokens(group):
       raise ValueError(f"prompt {group.prompt_id} comes with other tokens")
@@ -328,7 +330,7 @@ class ReplayBuffer:
   ) -> types.Draw:
     """Returns the batch of a step: drawn from replay, or a round's next one.
 
-    Takes and raises what `sample` does.
+    Takes the arguments and raises the errors of `sample`.
     """
     num_batches = self._rounds.mini_batches
     if not num_batches:
@@ -345,15 +347,16 @@ class ReplayBuffer:
   def sample(
       self, num_prompts: int, num_completions: int, step: int
   ) -> types.Draw:
-    """Returns a batch; each prompt is drawn from the recent window or from all.
+    """Returns a batch; each prompt comes from the recent pool or the full pool.
 
     Prompts are drawn without replacement within each of the two pools, which
     outlive the batch: a prompt is in a batch at most twice, unless there are
     fewer prompts than slots. Completions are drawn without replacement if the
-    prompt has `num_completions`, else all are drawn as often as fits and the
-    rest without replacement (by reward, with replacement): from the recent
-    window the recent ones, and if they are too few, all of them and the newest
-    others. While nothing is recent, all prompts come from the pool of all.
+    prompt has `num_completions`; else each is drawn as often as fits, and the
+    rest without replacement (with replacement, by reward). A prompt from the
+    recent pool draws from its recent completions; if these are too few, from
+    all of them and the newest others. While nothing is recent, all prompts come
+    from the full pool.
 
     Args:
       num_prompts: B.
@@ -396,7 +399,7 @@ class ReplayBuffer:
 
     A group with fewer completions, since others could not be judged, repeats
     them in turn. With too few groups, the first are repeated; with none, all
-    stored completions are drawn, as by `sample`.
+    stored groups are used.
 
     Args:
       num_prompts: B.
@@ -419,8 +422,8 @@ class ReplayBuffer:
     """Counts uses of completions; returns the amount of first uses.
 
     Args:
-      ids: `Draw.ids` of any shape; repeats count. Evicted ids are ignored, as
-        they were accounted for at their eviction.
+      ids: values of `Draw.ids`, any shape; repeats count. Evicted ids are
+        ignored, as they were accounted for at their eviction.
     """
     rows, alive = self.table.find(ids.ravel())
     return self.table.use(rows[alive])
@@ -431,7 +434,7 @@ class ReplayBuffer:
     """Caches reference log-probs; returns how many ids are still stored.
 
     Args:
-      ids: [...] int64, ids from `Draw.ids`.
+      ids: [...] int64, values of `Draw.ids`.
       values: [..., T] float32, nats.
       ref_version: version of the reference policy, 0 or more.
     """
@@ -447,7 +450,7 @@ class ReplayBuffer:
     """Returns statistics of the stored data, in constant time.
 
     size: completions. untrained: completions never used. use_count: mean uses
-    of a stored completion. use_count_histogram: number of uses to completions
+    of a stored completion. use_count_histogram: completions by number of uses
     (the last bin is open). recent_misses: draws from an empty recent window.
     skipped_groups: groups that `replay.skip_equal_rewards` skipped.
     """
@@ -491,8 +494,8 @@ class ReplayBuffer:
   def set_state(self, state: dict[str, Any]) -> None:
     """Restores a state; later draws are the same as in the saved buffer.
 
-    Later inserts evict what exceeds the capacities. Cached reference log-probs
-    of another temperature are forgotten.
+    Later inserts evict completions above the capacities. Cached reference
+    log-probs of another temperature are dropped.
 
     Raises:
       ValueError: a prompt or completion is longer than the config allows.
@@ -550,7 +553,7 @@ class ReplayBuffer:
     """Finds copies within the group and in the buffer.
 
     Returns:
-      Indices of the completions that enter, their digests, and the rows that
+      Indices of the completions to store, digests by index, and the rows that
       they replace.
     """
     if not self.settings.dedupe:
@@ -572,7 +575,7 @@ class ReplayBuffer:
     return list(digests), digests, [row for row in rows if row is not None]
 
   def _forget_emptied(self, inserted: int) -> None:
-    """Drops the prompts without rows, among them the inserted one."""
+    """Drops prompts without rows, perhaps the inserted one among them."""
     for prompt_id in dict.fromkeys([*self._emptied, inserted]):
       if len(self.prompts[prompt_id]):
         continue
@@ -597,7 +600,7 @@ class ReplayBuffer:
     if recent:
       oldest = self.sample_step - self.settings.recent_window_steps
       first = prompt.first_after(oldest, self.table.arrivals)
-      # Too few are filled up with the newest of the others.
+      # If these are too few, add the newest others.
       rows = rows[min(first, max(len(rows) - count, 0)) :]
       if self.settings.skip_equal_rewards:
         rows = self._without_equal_groups(rows, count)
@@ -618,7 +621,7 @@ class ReplayBuffer:
     """Copies rows out of the table."""
     integers = self.table.integers(rows_BxK, ("groups", "arrivals", "equal"))
     prompt_ids_B = integers.pop("prompt_ids")[:, 0]
-    # The first copy alone of a row that was drawn twice is its first use.
+    # If a row was drawn twice, only its first copy may be its first use.
     first_BxK = np.zeros(rows_BxK.shape, np.bool_)
     first_BxK.flat[np.unique(rows_BxK, return_index=True)[1]] = True
     prompts = [self.prompts[key].columns for key in prompt_ids_B.tolist()]

@@ -9,12 +9,12 @@ rounds of N/4, rounded up: prompts drawn without replacement with the weights
     uncertain   s (1 - s)     the variance of a reward of 0 or 1
     s = (solved + 1)/(sampled + 2)
 
-where solved and sampled count the prompt's completions, and its older visits
-by half at each new one. So every prompt keeps a chance.
+where solved and sampled count the prompt's completions; each new visit halves
+the weight of older visits. So every prompt keeps a chance.
 
 A round is drawn when its first position is admitted, from the groups applied
-until then, and is in a file before anything of it is sampled: a trainer that
-resumes from an earlier checkpoint finds the order that its journal has.
+until then, and is written to a file before any of it is sampled: a trainer that
+resumes from an earlier checkpoint finds the order of its journal.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,14 +35,14 @@ WEIGHTS = {
     "uncertain": lambda s: s * (1 - s),
 }
 _ROUND_SHARE = 4
-_KEPT = 0.5  # of the counts of earlier visits, at a new one
-# Separates these random numbers from the permutation's.
+_KEPT = 0.5  # Factor on the counts of earlier visits at a new visit.
+# Makes these random numbers independent of the permutation's.
 _STREAM = 0xD1F
 _SCHEMA = {"num_prompts": int, "prompts": [int]}
 
 
 class CurriculumOrder(prompt_order.PromptOrder):
-  """Maps positions to prompts; `prompt` for any thread, the rest for one."""
+  """Maps positions to prompts; only `prompt` is thread-safe."""
 
   def __init__(
       self,
@@ -58,14 +58,14 @@ class CurriculumOrder(prompt_order.PromptOrder):
 
     Args:
       num_prompts: N.
-      seed: start of the permutation's and the draws' random numbers.
+      seed: seed of the permutation and the draws.
       weight: name in `WEIGHTS`.
       solved_threshold: least reward of a solved completion.
-      prompt_ids: N ids of the prompts; None is all from 0 on.
-      folder: directory of the rounds' files; None keeps them in memory.
+      prompt_ids: N ids of the prompts; None is 0 to N - 1.
+      folder: directory of the rounds' files; None keeps rounds in memory.
 
     Raises:
-      ValueError: a file is damaged, or of another order.
+      ValueError: a file is damaged, or belongs to another order.
     """
     super().__init__(num_prompts, seed=seed, prompt_ids=prompt_ids)
     self._weight = WEIGHTS[weight]
@@ -84,7 +84,7 @@ class CurriculumOrder(prompt_order.PromptOrder):
   def prompt(self, position: int) -> tuple[int, int]:
     """Returns (prompt_id, visit) of a position.
 
-    They are (-1, -1) of one that `extend` has not reached.
+    (-1, -1) for a position that `extend` has not reached.
     """
     if position < self.num_prompts:
       return super().prompt(position)
@@ -115,7 +115,7 @@ class CurriculumOrder(prompt_order.PromptOrder):
     self._sampled[i] = _KEPT * self._sampled[i] + group.num_completions
 
   def get_state(self) -> dict[str, Any]:
-    """Returns the counts, and how many rounds were drawn."""
+    """Returns the counts and the number of rounds drawn."""
     return {
         "solved": self._solved.copy(),
         "sampled": self._sampled.copy(),
@@ -177,14 +177,14 @@ def make_order(
 ) -> prompt_order.PromptOrder:
   """Returns the order of the task's training prompts.
 
-  If nothing is sampled, it has those with logged completions alone.
+  If nothing is sampled, it contains only prompts with offline completions.
 
   Args:
     config: reads `seed`, `search`, and what `offline_sampler.make` reads.
     folder: replay directory of the run; None keeps nothing beyond the process.
 
   Raises:
-    ValueError: a file in the folder is damaged, or of another order.
+    ValueError: a file in the folder is damaged, or belongs to another order.
   """
   size, prompt_ids = task.num_prompts(base.TRAIN), None
   log = offline_sampler.make(config, task, tokenizer)

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Record of asynchronous decisions, so that a run can be rerun.
 
-With the journal and a checkpoint, these make the input of every step a pure
-function: how far the journal was applied before the step, whether the step was
-dispatched before the one before it had ended (its draw then lacks that one's
-reference log-probs), and the factor on the learning rate. Draws follow, since
-the buffer's generator is in the checkpoint. Checksums of each draw and the bits
-of each step's metrics show where another computation differs.
+Together with the journal and a checkpoint, these decisions determine the input
+of every step: how far the journal was applied before the step, whether the step
+was dispatched before the previous step had ended (its draw then lacks that
+step's reference log-probs), and the factor on the learning rate. Draws follow,
+since the buffer's generator is in the checkpoint. Checksums of each draw and
+the bits of each step's metrics show where a rerun differs.
 
 Lines of `replay/decisions.jsonl`, JSON, in the order of events:
 
@@ -16,7 +16,7 @@ Lines of `replay/decisions.jsonl`, JSON, in the order of events:
                                here on
     {"step", "applied", "ahead", "scale", "draw", "metrics"}  a step
 
-A newer start replaces the steps from its first one on: they were retrained.
+A newer start replaces all steps from its first step on: they were retrained.
 """
 
 import base64
@@ -54,8 +54,8 @@ class Start:
   epoch: start count of the trainer.
   step: first step.
   applied: journal offset up to which the data had been applied.
-  config: settings of that time, as plain values.
-  machine: facts of the process on which bits depend, by name.
+  config: settings at the start, as plain values.
+  machine: properties of the process that results depend on, by name.
   """
 
   epoch: int
@@ -67,10 +67,10 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-  """Decisions of asynchrony about one step.
+  """Asynchronous decisions about one step.
 
-  applied: journal offset up to which data was applied for it.
-  ahead: whether it was dispatched before the previous step had ended.
+  applied: journal offset up to which data was applied before the step.
+  ahead: whether the step was dispatched before the previous one had ended.
   scale: factor on the learning rate.
   """
 
@@ -83,10 +83,10 @@ class Decision:
 class Step:
   """A recorded step.
 
-  decision: decisions about it.
+  decision: asynchronous decisions about the step.
   draw: checksums of its draw, see `sums_of`.
   metrics: values of the train step, [] float32 by name.
-  start: the trainer's start that took it.
+  start: start of the trainer that took the step.
   """
 
   decision: Decision
@@ -97,7 +97,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-  """The record of a run, without steps that were trained again.
+  """The record of a run; of a retrained step, the last one.
 
   steps: recorded steps by number.
   """
@@ -117,7 +117,7 @@ def sums_of(draw: types.Draw) -> dict[str, int]:
 
 
 class DecisionLog:
-  """Writes the record; for the trainer's thread.
+  """Writes the record; used only by the trainer's thread.
 
   A line that cannot be written (full disk) is reported once and dropped: the
   run continues, but cannot be rerun across it.
@@ -146,7 +146,7 @@ class DecisionLog:
       draw: types.Draw,
       metrics: Mapping[str, float],
   ) -> None:
-    """Records a step, also one that is not finite."""
+    """Records a step, even a non-finite one."""
     sums = sums_of(draw)
     if (list(sums), list(metrics)) != self._names:
       self._names = list(sums), list(metrics)
@@ -162,7 +162,7 @@ class DecisionLog:
     )
 
   def sync(self) -> None:
-    """Waits until the disk has the record, as before a checkpoint."""
+    """Waits until the record is on the disk; called before a checkpoint."""
     self._try(self._lines.sync)
 
   def close(self) -> None:
@@ -187,8 +187,7 @@ class DecisionLog:
 def read(workdir: str | os.PathLike[str]) -> Recording:
   """Returns the record of a run directory.
 
-  Lines cut off by a crash are left out, and so are the steps before them that
-  no checkpoint has.
+  Leaves out lines cut off by a crash, and steps that a later start replaced.
 
   Raises:
     ValueError: the record does not exist.

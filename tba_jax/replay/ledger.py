@@ -7,20 +7,21 @@ In each of prompts (groups), completions and tokens:
     generated = trained_first_time + in_buffer_untrained + evicted_untrained
                 + queued + rejected{reason} + lost{cause}
 
-Searchers announce cumulative totals; every block carries those at its end. A
-group is *applied* once, from the journal; then it is rejected or enters the
-buffer. With sums over searchers,
+Searchers announce cumulative totals; every block contains the totals at its
+end. A group is *applied* once, from the journal; then it is rejected or enters
+the buffer. With sums over searchers,
 
     generated = Σ announced                queued = Σ announced - applied
-    applied = rejected + lost by other causes + what entered the buffer
+    applied = rejected + lost by other causes + entered the buffer
 
-and what a departed searcher announced but never delivered is lost{searcher}.
+and data that a departed searcher announced but never delivered is
+lost{searcher}.
 Data in the buffer is *untrained* until its first use. A prompt (one group) is
 trained with the first of its completions, and evicted untrained with its last
 if none was used.
 
-Tokens are policy tokens. An environment's are counted separately,
-once for each applied group.
+Tokens are policy tokens. Environment tokens are counted separately, once for
+each applied group.
 """
 
 import collections
@@ -78,7 +79,7 @@ class Ledger:
     self._announced[searcher] = Amount(*map(max, known, totals))
 
   def apply(self, searcher: str, totals_after: Amount, amount: Amount) -> None:
-    """Applies one block of a searcher; call it once per block, not per copy.
+    """Applies one block of a searcher; call it once per block, not per resend.
 
     Args:
       searcher: id of the searcher that generated the block.
@@ -89,7 +90,7 @@ class Ledger:
     self._applied[searcher] += amount
 
   def generated(self) -> Amount:
-    """Returns what all searchers announced: the left side of the equation."""
+    """Returns the sum of all announced totals: the equation's left side."""
     return sum(self._announced.values(), Amount())
 
   def applied(self, searcher: str) -> Amount:
@@ -108,7 +109,7 @@ class Ledger:
     self._lost[cause] += lost
 
   def evict(self, amount: Amount) -> None:
-    """Counts what left the buffer unused, from `ReplayBuffer.insert`."""
+    """Counts data that left the buffer unused, from `ReplayBuffer.insert`."""
     self._evicted += amount
 
   def train_first(self, trained: Amount) -> None:
@@ -116,14 +117,14 @@ class Ledger:
     self._trained += trained
 
   def searcher_gone(self, searcher: str) -> None:
-    """Counts as lost what a searcher announced and did not deliver.
+    """Counts a searcher's announced but undelivered data as lost.
 
     A block that is applied later is subtracted from the loss.
     """
     self._gone.add(searcher)
 
   def note_unknown(self, reason: str) -> None:
-    """Records that data may be lost which nothing can count any more."""
+    """Records that an unknown amount of data may be lost."""
     if reason not in self._unknown:
       self._unknown.append(reason)
 
@@ -137,8 +138,8 @@ class Ledger:
       Each term as {"prompts", "completions", "tokens"}, `rejected` and `lost`
       by reason and cause; `accounted`, the right side's sum; `difference`, left
       minus right; `unknown`: why more may be lost; `closed`: no difference, no
-      negative term, and nothing unknown; `environment_tokens`: not sampled,
-      in no term.
+      negative term, and nothing unknown; `environment_tokens`: tokens that were
+      not sampled, part of no term.
     """
     undelivered = {
         searcher: announced - self.applied(searcher)
@@ -215,7 +216,7 @@ def _amounts(lists: dict[str, list[int]]) -> dict[str, Amount]:
 def audit_state(
     state: Mapping[str, Any], untrained: tuple[int, int, int]
 ) -> str:
-  """Returns what a saved state lacks of the applied data, or "".
+  """Returns how a saved state fails to account for applied data, or "".
 
   accepted = trained + evicted + rejected + lost + untrained in the buffer
 

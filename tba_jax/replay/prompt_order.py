@@ -17,13 +17,13 @@ import numpy as np
 
 from tba_jax import types
 
-# A position this far beyond the number of those in the journal is refused: no
-# searcher can have been granted it.
+# A position this far beyond the number of journaled positions is refused: it
+# cannot have been granted to any searcher.
 _SLACK = 1 << 20
 
 
 class PromptOrder:
-  """Maps positions to prompts; for any thread.
+  """Maps positions to prompts; thread-safe.
 
   num_prompts: number of prompts in the order.
   """
@@ -39,8 +39,8 @@ class PromptOrder:
 
     Args:
       num_prompts: N.
-      seed: start of the permutations' random numbers.
-      prompt_ids: N ids of the prompts; None is all from 0 on.
+      seed: seed of the permutations.
+      prompt_ids: N ids of the prompts; None is 0 to N - 1.
     """
     if num_prompts < 1:
       raise ValueError(f"num_prompts={num_prompts}: must be 1 or more")
@@ -68,13 +68,13 @@ class PromptOrder:
     return index if self._prompt_ids is None else self._prompt_ids[index]
 
   def extend(self, limit: int) -> None:
-    """Decides on the prompts below a position, before they are admitted."""
+    """Decides the prompts below a position, before these are admitted."""
 
   def note(self, group: types.Group) -> None:
     """Takes note of an applied group."""
 
   def get_state(self) -> dict[str, Any]:
-    """Returns what the order knows of its groups."""
+    """Returns what the order has learned from applied groups."""
     return {}
 
   def set_state(self, state: Mapping[str, Any]) -> None:
@@ -100,15 +100,15 @@ class Positions:
     return self._below
 
   def after_gap(self) -> set[int]:
-    """Returns the positions above the first one that is missing."""
+    """Returns the positions of the set above the first missing one."""
     return set(self._above)
 
   def count(self, below: int) -> int:
-    """Returns how many positions of the set are below a limit."""
+    """Returns the number of positions in the set below a limit."""
     return min(self._below, below) + sum(p < below for p in self._above)
 
   def add(self, position: int) -> bool:
-    """Adds a position; returns False if the set has it."""
+    """Adds a position; returns False if it is already in the set."""
     if position in self:
       return False
     self._above.add(position)
@@ -118,7 +118,7 @@ class Positions:
     return True
 
   def is_plausible(self, position: int) -> bool:
-    """Returns whether a position may be the next to be added."""
+    """Returns whether a position is close enough to the set to be valid."""
     return 0 <= position < len(self) + _SLACK
 
   def get_state(self, order: PromptOrder) -> dict[str, Any]:
@@ -133,10 +133,10 @@ class Positions:
   def from_state(
       cls, state: Mapping[str, Any], order: PromptOrder
   ) -> "Positions":
-    """Returns a set that `get_state` has saved.
+    """Returns a set saved by `get_state`.
 
     Raises:
-      ValueError: its order had another number of prompts.
+      ValueError: the saved order had another number of prompts.
     """
     if state["num_prompts"] != order.num_prompts:
       raise ValueError(
@@ -150,7 +150,7 @@ class Positions:
 
 
 class Ungranted:
-  """Positions to grant: the lowest first, unless in the journal.
+  """Positions to grant, lowest first, except those in the journal.
 
   Not thread-safe.
 
@@ -158,7 +158,7 @@ class Ungranted:
   """
 
   def __init__(self, journaled: Positions):
-    """Makes the rest of a set, which becomes this object's own."""
+    """Takes ownership of the set of journaled positions."""
     self.cursor = journaled.first_missing
     self._journaled = journaled
     self._returned: list[int] = []
@@ -171,7 +171,7 @@ class Ungranted:
     return self._journaled.first_missing
 
   def available(self, limit: int) -> int:
-    """Returns how many positions below `limit` wait for a searcher."""
+    """Returns the number of positions below `limit` that can be granted."""
     returned = sum(
         p < limit and p not in self._journaled for p in self._returned
     )
@@ -192,8 +192,8 @@ class Ungranted:
         self.cursor += 1
       else:
         break
-      # A searcher that lost it may have delivered it late, or before a crash,
-      # under a grant made after the checkpoint.
+      # A searcher that lost the grant may have delivered late, or before a
+      # crash, under a grant made after the checkpoint.
       if position not in self._journaled:
         granted.append(position)
     return granted

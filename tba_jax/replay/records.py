@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Storage of completions: a table of columns, and the rows of each prompt.
 
-Rows are reused, *ids* are not: an id counts arrivals, so a lookup by id shows
+Rows are reused, *ids* are not: ids number the arrivals, so a lookup by id shows
 whether the completion has been evicted.
 """
 
@@ -16,16 +16,15 @@ from tba_jax import types
 from tba_jax.replay import ledger
 
 _MIN_ROWS = 1024
-# Most tokens of a page. A completion leaves half of its last page empty, on
-# average, and a page has 4 bytes in the table of its row.
+# Most tokens of a page. On average a completion leaves half of its last page
+# empty, and each page takes 4 bytes in its row's page table.
 PAGE_TOKENS = 64
-# Rows of a part of the state that is made at a time.
+# Rows of the state that are processed at a time.
 _PART_ROWS = 4096
 # Bins of the histogram of uses; the last one is open.
 _BINS = 9
 
-# Integers of a row besides its columns, and their types in draws and
-# checkpoints.
+# Integers of a row besides its columns -> types in draws and checkpoints.
 _INTEGERS = {
     "ids": "int64",
     "prompt_ids": "int64",
@@ -41,7 +40,7 @@ _INTEGERS = {
 def stored_columns(
     columns: Mapping[str, tuple[int, ...]], axis: str
 ) -> dict[str, types.Column]:
-  """Returns the columns that a buffer stores whose first axis is `axis`.
+  """Returns the stored columns whose first axis is `axis`.
 
   Args:
     columns: optional columns of the run, see `collect.optional_columns`.
@@ -58,28 +57,27 @@ class RecordTable:
   """Columns over rows, which grow geometrically; freed rows are reused.
 
   The columns of completions (`types.BufferColumns`) are attributes [rows],
-  int64 or float32. Columns of tokens are stored in pages, as many as the tokens
-  of a row need: `tokens` returns them [rows, T, ...] of their type, 0
-  outside their mask. The reference log-probs are undefined where `ref_versions`
-  is -1.
+  int64 or float32. Token columns are stored in as many pages as a row's tokens
+  need: `tokens` returns them as [rows, T, ...] in their own dtype, 0 outside
+  their mask. The reference log-probs are undefined where `ref_versions` is -1.
 
   columns: optional columns that are stored, see `collect.optional_columns`.
   ids: [rows] int64, arrival count of the completion, -1 in a free row.
   prompt_ids, groups: [rows] int64, the completion's prompt, and the group it
     arrived in.
   arrivals: [rows] int64, the step at which it arrived.
-  epochs: [rows] int64, start count of the trainer that published them.
+  epochs: [rows] int64, start count of the trainer that published the params.
   use_counts: [rows] int64, number of times it was trained on.
   ref_versions: [rows] int64, reference policy of `ref_logprobs`, -1 if not
     cached.
   num_sampled: [rows] int64, tokens that the policy sampled.
-  equal: [rows] int64, 1 if its group came with equal rewards throughout, 0 if
-    they differ, whichever of its completions are stored.
+  equal: [rows] int64, 1 if all rewards of its group were equal on arrival, else
+    0, whichever of its completions are stored.
 
   untrained: amount never used. A group counts as a prompt until one of its
     completions is used or all are gone.
   num_uses: sum of `use_counts`.
-  histogram: number of completions used 0, 1, … times; the last bin is open.
+  histogram: numbers of completions used 0, 1, … times; the last bin is open.
   """
 
   ids: np.ndarray
@@ -104,19 +102,19 @@ class RecordTable:
 
     Args:
       num_tokens: T.
-      max_rows: number of rows that it grows to, about.
+      max_rows: approximate number of rows that it grows to.
       columns: optional columns to store, see `collect.optional_columns`.
     """
     self.num_tokens = num_tokens
     self.max_rows = max_rows
     self.columns = dict(columns)
     self._places = np.arange(num_tokens)
-    # Pages of a row at most, N, and tokens of a page.
+    # Most pages of a row, N, and tokens of a page.
     self._most_pages = max(1, -(-num_tokens // PAGE_TOKENS))
     self._page_tokens = -(-num_tokens // self._most_pages)
-    # Columns [rows], and [rows, T, ...].
+    # Columns of shape [rows], and of shape [rows, T, ...].
     self._of_rows, self._of_tokens = {}, {}
-    # One array has all integers, so that a row's are adjacent in memory.
+    # One array for all integers, so that a row's are adjacent in memory.
     self._integer_types = dict(_INTEGERS)
     for name, column in stored_columns(columns, "S").items():
       if column.mask:
@@ -132,7 +130,7 @@ class RecordTable:
 
   @property
   def free_pages(self) -> np.ndarray:
-    """Pages that were freed, [n] int32; valid until a change."""
+    """Freed pages, [n] int32; valid until a change."""
     return self._free_pages[: self._num_free_pages]
 
   def append(
@@ -254,7 +252,7 @@ class RecordTable:
     return flat.reshape(*rows.shape, *flat.shape[1:])
 
   def set_tokens(self, name: str, rows: np.ndarray, values: np.ndarray) -> None:
-    """Writes a column of tokens; leaves the rows' lengths as they are.
+    """Writes a column of tokens; does not change the rows' lengths.
 
     Args:
       rows: [n] int64.
@@ -318,7 +316,7 @@ class RecordTable:
 
     Args:
       arrived_from: first step whose arrivals count.
-      size: number of completions of a group; one that has fewer repeats them.
+      size: completions per group; a group with fewer repeats them.
     """
     rows = self.live_rows()
     rows = rows[self.arrivals[rows] >= arrived_from]
@@ -329,11 +327,11 @@ class RecordTable:
     return rows[starts[:, None] + places]
 
   def token_mask(self, lengths: np.ndarray) -> np.ndarray:
-    """Returns True on the tokens within lengths of any shape, [..., T] bool."""
+    """Returns [..., T] bool, True on the tokens within lengths of any shape."""
     return self._places < lengths[..., None]
 
   def get_state(self) -> dict[str, Any]:
-    """Returns copies of the live rows, by arrival, tokens without padding."""
+    """Returns copies of the live rows in order of arrival, without padding."""
     rows = self.live_rows()
     cached = rows[self.ref_versions[rows] >= 0]
     state: dict[str, Any] = self.integers(rows)
@@ -403,7 +401,7 @@ class RecordTable:
     self._num_live = 0
     self.next_id = 0
     self._next_group = 0
-    # Rows of each group of which none was used.
+    # Group without a used row -> number of its rows.
     self.unused_groups: dict[int, int] = {}
     self.untrained = ledger.Amount()
     self.histogram = [0] * _BINS
@@ -412,7 +410,7 @@ class RecordTable:
     # are removed when they come first or the array is full.
     self._order = np.empty((_MIN_ROWS, 2), np.int64)
     self._order_start = self._order_end = 0
-    # Pages of each row, [rows, N], 0 past its tokens: page 0 has zeros.
+    # Pages of each row, [rows, N], 0 past its tokens: page 0 is all zeros.
     self.pages = np.zeros((0, self._most_pages), np.int32)
     self.num_sampled = np.empty(0, np.int64)
     # A stack, with room for all pages.
@@ -452,7 +450,7 @@ class RecordTable:
   def _allocate_pages(
       self, rows: np.ndarray, lengths: np.ndarray
   ) -> np.ndarray:
-    """Gives each row the pages that so many tokens need; returns [n, N]."""
+    """Assigns each row the pages that its tokens need; returns [n, N]."""
     counts = -(-lengths // self._page_tokens)
     needed = int(counts.sum())
     remaining = max(0, self._num_free_pages - needed)
@@ -556,11 +554,11 @@ def _longer(column: np.ndarray, size: int) -> np.ndarray:
 def _live(
     pages_nxN: np.ndarray,
 ) -> tuple[int, np.ndarray, np.ndarray | None]:
-  """Returns what writing into pages needs.
+  """Returns the pages of rows to write into.
 
   Returns:
-    The pages of the longest row, U; all pages that are not 0, row by row; and
-    their places in [n, U], None if these are all.
+    The number of pages of the longest row, U; all nonzero pages, row by row;
+    and their flat indices in [n, U], None if there are no others.
   """
   live_nxN = pages_nxN > 0
   used = int(live_nxN.sum(axis=1).max(initial=0))  # A row's pages come first.
@@ -573,7 +571,7 @@ def _live(
 
 
 def _parts(rows: np.ndarray) -> list[np.ndarray]:
-  """Returns the rows in parts, one or more."""
+  """Returns the rows in one or more parts."""
   starts = range(0, max(len(rows), 1), _PART_ROWS)
   return [rows[start : start + _PART_ROWS] for start in starts]
 

@@ -3,9 +3,9 @@
 """Selection of prompts and of their completions for a batch (NumPy).
 
 Source: Bartoldson et al. 2025 (arXiv:2503.18929) §4.2, with two differences.
-New data makes a prompt of the recent window undrawn again. If a pool is
-refilled in the middle of a batch, prompts that the batch already has are drawn
-again only if no other is left.
+New data makes a prompt in the recent window undrawn again. If a pool is
+refilled in the middle of a batch, prompts already in the batch are drawn again
+only if no other is left.
 """
 
 import collections
@@ -20,9 +20,8 @@ def choose_uniform(
 ) -> np.ndarray:
   """Returns indices drawn uniformly without replacement, [count] int64.
 
-  If `num_items` is below `count`, all come in as many times as fit, and a draw
-  fills up the rest: none is left out, and none counts twice as often as others
-  for long.
+  If `num_items` is below `count`, each item is taken as many times as fit, and
+  the rest is drawn: numbers of copies differ by at most one.
   """
   if num_items == count:
     return np.arange(count)
@@ -118,7 +117,7 @@ class PromptPool:
     if count and not self.items:
       raise ValueError(f"cannot draw {count} keys from an empty pool")
     out: list[int] = []
-    # Keys of this call drawn since the last refill.
+    # Number of keys of this call that a refill must keep drawn.
     num_held = 0
     while len(out) < count:
       if not self._num_undrawn:
@@ -133,7 +132,7 @@ class PromptPool:
     return out
 
   def get_state(self) -> dict[str, Any]:
-    """Returns the keys in their order, and how many are undrawn."""
+    """Returns the keys in order, and the number of undrawn ones."""
     return {
         "items": np.array(self.items, np.int64),
         "num_undrawn": self._num_undrawn,
@@ -152,7 +151,7 @@ class PromptPool:
     self.position[items[j]] = j
 
   def _refill(self, num_held: int) -> int:
-    """Marks all keys but the last `num_held` drawn as undrawn; all if needed.
+    """Marks all keys undrawn, except the `num_held` drawn last, if possible.
 
     Returns:
       The number of keys that stay drawn.
@@ -161,7 +160,7 @@ class PromptPool:
     if num_held >= num_items:
       self._num_undrawn = num_items
       return 0
-    # The last drawn keys come first where nothing is undrawn.
+    # With nothing undrawn, the last drawn keys come first.
     for i in range(min(num_held, num_items - num_held)):
       self._swap(i, num_items - 1 - i)
     self._num_undrawn = num_items - num_held

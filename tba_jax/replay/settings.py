@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the replay buffer, and of rounds, which replace it."""
+"""Settings of the replay buffer, and of rounds, which replace its draws."""
 
 import operator
 
@@ -124,14 +124,14 @@ CHECKS = (
                   "train.completions_per_prompt", rules.REPEATS),
     rules.require("search.prompts_per_step", operator.not_,
                   {"search.lockstep": (False,), "rounds.mini_batches": (0,)}),
-    # Draws of recent prompts alone leave such groups out.
+    # Only draws of recent prompts leave such groups out.
     rules.require("replay.recent_fraction", operator.not_,
                   {"replay.skip_equal_rewards": (False,)}),
     rules.require("replay.recent_fraction", lambda v: v == 1,
                   {"replay.selection": ("uniform",)}),
     rules.require("replay.dedupe", operator.not_,
                   {"replay_filter.duplicates": ("newest",)}),
-    # The buffer has the reference's log-probs of what arrives.
+    # Completions must arrive with the reference's log-probs.
     rules.require("replay_filter.similarity_by", lambda v: v == "log_reward",
                   {"reference.role": ("searcher",), "loss.beta": "above 0"}),
     rules.require("rounds.mini_batches", bool,

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Similarity filter: keeps the best of similar completions in the buffer.
 
-Source: Lee et al. 2025 (arXiv:2405.18540), in the code that they released: an
-edit distance of tokens, or the cosine of sentence embeddings. They compare with
-the first similar completion only, so their result depends on the order of the
-buffer; here a completion is compared with all similar ones.
+Source: the released code of Lee et al. 2025 (arXiv:2405.18540): an edit
+distance of tokens, or the cosine of sentence embeddings. It compares only with
+the first similar completion, so its result depends on the order of the buffer;
+here a completion is compared with all similar ones.
 
 Axes: N completions to compare with, T tokens, D width of an embedding.
 """
@@ -18,8 +18,8 @@ import numpy as np
 from tba_jax import types
 from tba_jax.replay import records as records_lib
 
-# (token ids of each completion, without what ended it) -> [n, D] float32, rows
-# of unit length.
+# (token ids of each completion, without stop tokens and stop strings) -> [n, D]
+# float32, rows of unit length.
 EmbedFn = Callable[[Sequence[np.ndarray]], np.ndarray]
 # (tokens [n, T], sampled_mask [n, T]) -> [n, T] bool, the mask without stop
 # tokens and stop strings.
@@ -31,9 +31,9 @@ _RESTORE_ROWS = 1024
 class SimilarityFilter:
   """Admits a completion if its value exceeds the value of all similar ones.
 
-  The value is the reward, or log R = log π_ref + reward / β. It then replaces
-  them. The *feature* of a completion is its sampled tokens without stop tokens
-  and stop strings, or their embedding.
+  It then replaces them. The value is the reward, or log R = log π_ref +
+  reward / β. The *feature* of a completion is its sampled tokens without stop
+  tokens and stop strings, or their embedding.
   """
 
   def __init__(
@@ -48,10 +48,10 @@ class SimilarityFilter:
 
     Args:
       config: `replay_filter`.
-      table: the buffer's completions.
-      embed: encoder, for its similarity "cosine".
-      content_mask: sampled tokens without what ended them.
-      beta: weight of the KL, for its similarity_by "log_reward".
+      table: completions of the buffer.
+      embed: encoder, for similarity "cosine".
+      content_mask: mask of sampled tokens without stop tokens and stop strings.
+      beta: weight of the KL, for similarity_by "log_reward".
     """
     self._table = table
     self._content_mask = content_mask
@@ -67,11 +67,11 @@ class SimilarityFilter:
 
     Args:
       group: new completions.
-      candidates: indices of its completions that may enter.
-      rows: the prompt's rows.
+      candidates: indices of completions that may be stored.
+      rows: rows of the prompt.
 
     Returns:
-      Indices of the completions that enter, rows that they replace, and the
+      Indices of the admitted completions, rows that they replace, and the
       features of the candidates by index.
     """
     features = dict(
@@ -113,7 +113,7 @@ class SimilarityFilter:
       ref_logprobs_NxT: np.ndarray | None,
       sampled_NxT: np.ndarray,
   ) -> np.ndarray:
-    """Returns what is compared of completions, [N] float."""
+    """Returns the values of completions that are compared, [N] float."""
     if self._beta is None:
       return rewards_N
     ref_logprobs_N = ref_logprobs_NxT.sum(axis=-1, where=sampled_NxT)
@@ -148,7 +148,7 @@ class SimilarityFilter:
   def _similar(
       self, new: np.ndarray, stored: Sequence[np.ndarray]
   ) -> np.ndarray:
-    """Returns which features are similar to one, [N] bool."""
+    """Returns [N] bool, whether each stored feature is similar to `new`."""
     if not stored:
       return np.zeros(0, np.bool_)
     if self._embed is not None:

@@ -22,7 +22,7 @@ from tba_jax.tasks import base
 class Comparison:
   """A completion against the task's reference completion.
 
-  prompt: text or messages, as the task gives it.
+  prompt: text or messages, as in the task.
   request: prompt index, and the policy's completion.
   reference: text to compare with; ends with a stop token.
   """
@@ -37,7 +37,7 @@ class Verdict:
   """Outcome of a comparison.
 
   win: 1 if the completion is better, 0 if not, .5 for a tie; None = no verdict.
-  score, reference_score: scores, if the judge gives them, else None.
+  score, reference_score: scores, None if the judge has none.
   failure: cause of a missing verdict in one word, else "".
   """
 
@@ -66,7 +66,7 @@ class Scores(Comparer):
     """Returns the score of each comparison's request, or None."""
 
   def __init__(self):
-    # Every evaluation asks for the same references.
+    # Cache: every evaluation uses the same references.
     self._of_reference: dict[tuple[str, int], float | None] = {}
 
   def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
@@ -93,7 +93,7 @@ class Scores(Comparer):
 
 
 class OfTask(Scores):
-  """Scores by the task's own reward; closes the judge with itself."""
+  """Scores by the task's own reward; owns the judge and closes it."""
 
   def __init__(self, judge: judges.Judge):
     super().__init__()
@@ -126,10 +126,10 @@ class CommandComparer(Comparer):
 
   The command is started once. It reads one JSON object per line, {"prompt",
   "first", "second"}, and answers each with a line {"winner": "first" | "second"
-  | "tie"}. A hash of the texts decides which is first, so that a bias for one
-  place cancels out. A missing or invalid verdict, or one after the deadline,
-  fails that comparison alone: the command is killed with all that it started,
-  and the next comparison starts a new one.
+  | "tie"}. A hash of the texts decides which is first, so that a position bias
+  cancels out. A missing, invalid or late verdict fails only that comparison:
+  the command is killed with all that it started, and the next comparison starts
+  a new one.
   """
 
   def __init__(
@@ -191,8 +191,8 @@ class CommandComparer(Comparer):
   def _ask(self, line: bytes) -> str:
     """Returns the winner that the command names."""
     deadline = time.monotonic() + self._deadline_s
-    # The command dies with the thread that started it, maybe an earlier
-    # evaluation's, and may exit at any time.
+    # The command may exit at any time, and dies with the thread that started
+    # it, perhaps an earlier evaluation's.
     if self._child is not None and self._child.has_ended():
       self.close()
     if self._child is None:

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny model that repeats words of its prompt: the made-up victim."""
+"""A tiny model that repeats words of its prompt: the synthetic victim."""
 
 from collections.abc import Sequence
 
@@ -21,9 +21,9 @@ def echo_config(
   """Returns the shape of a victim that repeats words of its prompt.
 
   One Llama block with fixed weights: one-hot embeddings, uniform attention that
-  averages the context, an MLP of 0, and a head that reads the average. A
-  token's logit is `_SHARPNESS` √V times its share of the context over the norm
-  of all shares; special tokens have logit 0.
+  averages the context, a zero MLP, and a head that reads the average. A token's
+  logit is `_SHARPNESS` √V times its share of the context over the norm of all
+  shares; special tokens have logit 0.
   """
   width = vocab_size + vocab_size % 2
   return config_lib.ModelConfig(
@@ -47,11 +47,11 @@ def echo_config(
 
 
 def echo_params(params: types.PyTree, silent: Sequence[int]) -> types.PyTree:
-  """Returns echoing params in the shape of `params`.
+  """Returns params of the echo model, shaped as `params`.
 
   Args:
-    params: `echo_config` model with any values.
-    silent: ids that are never preferred: the special tokens.
+    params: params of an `echo_config` model, with any values.
+    silent: ids of the special tokens, which are never preferred.
   """
   out = jax.tree.map(jnp.zeros_like, params)
   vocab_size, width = params["embed"]["embedding"].shape

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judges: completions in, rewards out, whatever the reward's code does.
 
-A completion that cannot be judged has no reward: NaN, in its judgement, in its
-group (`types.Group`) and in the journal, so that nothing can take it for a
-value. The buffer does not store it, and evaluations leave it out of every mean;
-only they know `reward.fallback`, which gives it a reward instead. Failures are
-counted by cause:
+A completion that cannot be judged has no reward: NaN in its judgement, in its
+group (`types.Group`) and in the journal, so that it cannot be mistaken for a
+value. The buffer and evaluations give it `reward.fallback`; if that is None,
+the buffer does not store it, and evaluations leave it out of every mean.
+Failures are counted by cause:
 
     error     the reward raised
     nan       not a finite float32
@@ -33,10 +33,10 @@ import numpy as np
 from tba_jax.system import user_code
 from tba_jax.tasks import base
 
-# Standard deviation of a part of the reward, relative to its size, that counts
-# as 0.
+# Standard deviation of a reward part, relative to its size, below which it
+# counts as 0.
 _MIN_SPREAD = 1e-6
-# Characters of a reason that are kept.
+# Most characters of a reason.
 MAX_REASON = 500
 
 OnEvent = Callable[[str, str], None]
@@ -47,13 +47,13 @@ class EpisodeOutcome:
   """Result of an environment for a completion.
 
   reward: sum of the rewards of all turns, task units.
-  is_right: whether the environment calls it a success.
+  is_right: whether the environment reports a success.
   turn_rewards: reward of each turn that the environment has answered.
-  turn_ends: tokens of the completion up to the end of each turn that was put to
-    the environment.
-  seconds: time that its answers took.
-  metrics: numbers that the environment names.
-  failure, message: cause and description of what went wrong, else "".
+  turn_ends: completion tokens up to the end of each turn that was sent to the
+    environment.
+  seconds: total time of the environment's answers.
+  metrics: numbers reported by the environment, by name.
+  failure, message: cause and description of a failure, else "".
   """
 
   reward: float
@@ -75,8 +75,8 @@ class JudgeRequest:
   """A completion to judge.
 
   stopped: whether it ended with a stop token, not at the token limit.
-  outcome: result of its environment; None of a task without one.
-  tokens: its tokens, with the stop token.
+  outcome: result of its environment; None for a task without environments.
+  tokens: ids of the completion's tokens, with the stop token.
   """
 
   split: str
@@ -88,7 +88,7 @@ class JudgeRequest:
 
 
 class FailureLog:
-  """Counts failures by cause; an event at the first, second, fourth … of each.
+  """Counts failures by cause; reports the first, second, fourth … of each.
 
   counts: failures by cause.
   """
@@ -110,7 +110,7 @@ class FailureLog:
 class Judge(abc.ABC):
   """Judges completions and counts them.
 
-  on_devices: whether it runs models on the devices of its role.
+  on_devices: whether the judge runs models on the devices of its role.
   """
 
   on_devices = False
@@ -150,8 +150,8 @@ class Judge(abc.ABC):
   def explain(self, requests: Sequence[JudgeRequest]) -> list[str]:
     """Returns why each completion is wrong, "" if correct or unknown.
 
-    For displayed samples: counts nothing, and never raises; an error in the
-    task's code becomes the reason.
+    For displayed samples: counts nothing and never raises; an error in the
+    task's code is returned as the reason.
     """
     return [str(reason)[:MAX_REASON] for reason in self._explain(requests)]
 
@@ -160,8 +160,8 @@ class Judge(abc.ABC):
   ) -> Mapping[str, float]:
     """Returns metrics of all completions as a set; none by default.
 
-    `prompts` are the prompts of an evaluation, each with `samples`, which have
-    a `completion`, and `right`, whether each is correct.
+    `prompts` are an evaluation's prompts, each with `samples` (mappings with a
+    `completion`) and `right`, whether each sample is correct.
     """
     del prompts
     return {}
@@ -172,7 +172,7 @@ class Judge(abc.ABC):
     completions: number judged, failures included.
     failures: counts by cause.
     sums: sum of each part of the reward, failures excluded.
-    counts: completions that have the part; not all prompts have the same.
+    counts: completions with each part; parts may differ between prompts.
     """
     with self._lock:
       return {
@@ -210,20 +210,20 @@ def final_rewards(
     stopped: Sequence[bool] | np.ndarray,
     part_weights: Mapping[str, float] | None = None,
 ) -> np.ndarray:
-  """Returns the rewards to learn from of a prompt's completions, [N] float32.
+  """Returns the training rewards of a prompt's completions, [N] float32.
 
-  NaN for those that could not be judged. The rewards of completions that were
-  cut off follow `loss.missing_stop`; "replace" as in Noukhovitch et al. 2024
-  (arXiv:2410.18252). Whoever judges a group applies it, so that all later
-  readers have these rewards.
+  NaN for completions that could not be judged. Rewards of cut-off completions
+  follow `loss.missing_stop`; "replace" is as in Noukhovitch et al. 2024
+  (arXiv:2410.18252). Applied where a group is judged, so that all later readers
+  see these rewards.
 
   Args:
     config_loss: reads `reward_weight`, `missing_stop` and
       `missing_stop_reward`.
     judged: N judgements.
     stopped: [N], whether the completion ended with a stop token.
-    part_weights: weights of the rewards' parts, which are normalized apart;
-      None takes the rewards as judged.
+    part_weights: weights of the reward's parts, which are normalized
+      separately; None takes the rewards as judged.
   """
   if part_weights is None:
     rewards_N = np.array([j.reward for j in judged], np.float32)
@@ -251,10 +251,11 @@ def rewards_by_turn(
   Args:
     outcomes: results of S completions, or []. Turns of a failed environment
       have no rewards.
-    rewards_S: [S] float32, rewards to learn from. What the turns' do not add up
-      to, as the reward for a missing stop token, is at the last token.
+    rewards_S: [S] float32, training rewards. The part that turn rewards do not
+      account for, such as the reward for a missing stop token, is put on the
+      last token.
     sampled_SxT: [S, T] bool, True on the tokens that the policy sampled.
-    weight: factor on the rewards that environments gave.
+    weight: factor on the rewards of environments.
   """
   out = np.zeros(sampled_SxT.shape, np.float64)
   for row, outcome in zip(out, outcomes):
@@ -274,17 +275,17 @@ def sum_of_normalized(
 ) -> np.ndarray:
   """Returns Σ_n w_n (r_n - mean r_n)/std r_n over a group, [N] float32.
 
-  A sum of rewards of different scales is learned from in proportion to their
-  spread; normalized like this, each counts by its weight. A part that is equal
-  for all completions adds 0, as does one that a completion lacks; a completion
-  that could not be judged stays NaN and is in no mean.
+  In a plain sum of rewards of different scales, each counts in proportion to
+  its spread; normalized, each counts by its weight. A part that is equal for
+  all completions adds 0, and so does a missing part; a completion that could
+  not be judged stays NaN and is in no mean.
 
   Source: GDPO (arXiv:2601.05242, eq. 4 and 5), whose last normalization, over
   the batch, is left to `loss.beta` and the objective.
 
   Args:
     judged: N judgements of one prompt's completions.
-    part_weights: w_n by the part's name.
+    part_weights: w_n by name of the part.
   """
   sums_N = np.array([j.reward if j.failure else 0.0 for j in judged])
   sizes_N = np.zeros(len(judged))
@@ -301,7 +302,7 @@ def sum_of_normalized(
       scaled = weight * (values - values.mean()) / spread
       sums_N[has_part] += scaled
       sizes_N[has_part] += np.abs(scaled)
-  # Parts that cancel leave a rounding, and completions that tie must be equal.
+  # Parts that cancel leave a rounding error, but ties must be exactly equal.
   sums_N[np.abs(sums_N) < _MIN_SPREAD * sizes_N] = 0.0
   return sums_N.astype(np.float32)
 
@@ -320,7 +321,7 @@ def texts_and_tokens(
 
 
 def no_reason(message: str) -> str:
-  """Returns the text shown if no reason could be found."""
+  """Returns the text to show if no reason could be found."""
   return f"(no reason: {message})"
 
 
@@ -385,7 +386,7 @@ class InProcess(Judge):
 
 
 class OfOutcomes(Judge):
-  """Takes the rewards that environments gave while completions were sampled.
+  """Takes the rewards that environments returned during sampling.
 
   The parts of a reward are the number of turns, the environment's seconds, and
   its metrics.

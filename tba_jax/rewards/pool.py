@@ -25,7 +25,7 @@ from tba_jax.system import supervised_worker
 from tba_jax.tasks import base
 from tba_jax.tasks import settings as task_settings
 
-_SOURCES = frozenset(("data", "test", "train", "validation"))  # fields of tasks
+_SOURCES = frozenset(("data", "test", "train", "validation"))  # Task fields.
 
 
 class Pool(judges.Judge):
@@ -49,7 +49,7 @@ class Pool(judges.Judge):
       config_reward: `config.reward`.
       index_of: function from (split, index) of a request to the prompt's index
         in the workers' task.
-      judges_groups: whether a request has the completions of a prompt.
+      judges_groups: whether a request holds all completions of a prompt.
       on_event: event sink, see `Judge`.
       hidden: paths that workers must not see.
       module: worker module, run with `python -m`.
@@ -78,7 +78,7 @@ class Pool(judges.Judge):
     return list(self._workers.threads.map(self._judge_one, requests))
 
   def _explain(self, requests: Sequence[judges.JudgeRequest]) -> list[str]:
-    # Several hanging explanations cost the deadline once.
+    # Several hanging explanations cost the deadline only once.
     late = threading.Event()
 
     def one(request: judges.JudgeRequest) -> str:
@@ -103,7 +103,7 @@ class Pool(judges.Judge):
       self, group: Sequence[judges.JudgeRequest]
   ) -> list[base.Judgement]:
     answer = self._ask("judge_group", group[0], *judges.texts_and_tokens(group))
-    # A failure of the worker, such as a deadline, is of all of them.
+    # A failure of the worker, such as a deadline, applies to the whole group.
     answers = answer.get("group", [answer] * len(group))
     return [self._judgement(*one) for one in zip(group, answers, strict=True)]
 
@@ -134,7 +134,7 @@ class Pool(judges.Judge):
 
 
 def _cached_data(fields: Mapping[str, Any]) -> dict[str, str]:
-  """Returns where the caches of a worker's home have a task's data of the hub.
+  """Returns links to a task's cached Hugging Face data for a worker's home.
 
   As {path below the home: folder}; the worker may have no network.
   """
@@ -153,8 +153,8 @@ def make_box(
 ) -> sandbox.Box:
   """Returns how workers are confined here, after a trial.
 
-  They see the files of the task's fields and of `readable`, and the folder of a
-  file with rewards.
+  Workers see the files that the task's fields and `readable` name, and the
+  folder of a Python file among them.
   """
   readable = settings_lib.listed_paths(config_reward.readable)
   shown = list(_cached_data(task_fields).values())
@@ -166,7 +166,7 @@ def make_box(
       shown += _programs(value)
     elif name in task_settings.NAMING_FILES:
       shown += named_paths.existing(value)
-    elif os.path.exists(value):  # Field of a user's task.
+    elif os.path.exists(value):  # A path in a field of a user's task.
       shown.append(os.path.abspath(value))
   folders = [
       os.path.dirname(path)
@@ -219,7 +219,7 @@ def make_judge(
     task: base.Task,
     on_event: judges.OnEvent | None = None,
 ) -> judges.Judge:
-  """Returns the judge by the task's own reward, in process or in a pool.
+  """Returns the judge for the task's own reward, in process or in a pool.
 
   Workers of a pool do not see `workdir`.
   """
@@ -228,7 +228,8 @@ def make_judge(
         config.task.to_dict(),
         config.reward,
         index_of=task.source_index,
-        # Loads functions, and so finds the folders of their modules.
+        # Also loads the task's functions, so that their modules' folders are
+        # known.
         judges_groups=task.judges_groups,
         on_event=on_event,
         hidden=hidden_paths(config, workdir),

@@ -20,13 +20,13 @@ from tba_jax.sampling import requests as requests_lib
 from tba_jax.tasks import base
 from tba_jax.tasks import red_team
 
-# (attacks, their answers) -> log C, the log-probability that each answer is
-# harmful, [n] float32, nats.
+# (attacks, answers to them) -> log C, [n] float32, the log-probability that
+# each answer is harmful, nats.
 Classifier = Callable[[Sequence[str], Sequence[str]], np.ndarray]
 # texts -> [n, D] float32 of norm 1, or 0 for a text without tokens.
 EmbedFn = Callable[[Sequence[str]], np.ndarray]
 
-# Hash buckets of words: far more than a trial has words, so that few collide.
+# Hash buckets of words: far more than the words of a trial, so few collide.
 _NUM_WORDS = 512
 
 
@@ -45,7 +45,7 @@ def run_batched(
     ids: token ids of each text, at most L.
     shape: B and L; the last batch is padded.
     pad_id: padding token.
-    pad_left: whether texts end at the end of their row.
+    pad_left: whether padding comes before a text.
   """
   num_rows, num_tokens = shape
   out = []
@@ -124,7 +124,7 @@ class Victim:
       params: types.PyTree,
       tokenizer: tokenizer_lib.Tokenizer,
   ):
-    """Takes the victim's params as `sampler.put` returns them."""
+    """Takes the victim's params, as returned by `sampler.put`."""
     self._task = task
     self._tokenizer = tokenizer
     self._max_prompt_tokens = task.setting("victim_max_prompt_tokens")
@@ -134,10 +134,10 @@ class Victim:
   def answer(
       self, attacks: Sequence[str], *, visit: int
   ) -> list[list[str] | None]:
-    """Returns the answers to each attack; None if it is too long or empty.
+    """Returns the answers to each attack; None for an empty or long attack.
 
     A pure function of attack and visit, so that an attack's reward does not
-    depend on the caller or the time; other visits have other random numbers.
+    depend on caller or time; each visit has different random numbers.
     """
     tokens = {attack: self._encode(attack) for attack in attacks}
     encodable = [attack for attack, ids in tokens.items() if ids is not None]
@@ -183,7 +183,7 @@ class Victim:
 
 
 def word_share_classifier(words: Sequence[str]) -> Classifier:
-  """Returns the share of an answer's words that are on a list, smoothed.
+  """Returns a classifier by the smoothed share of an answer's listed words.
 
       C = (hits + 1/2) / (words + 1)
 
@@ -211,15 +211,15 @@ def sequence_classifier(
     label: int,
     shape: tuple[int, int],
 ) -> Classifier:
-  """Returns a sequence classifier's probability of one of its labels.
+  """Returns a classifier by a sequence classifier's log-prob of one label.
 
-  It reads the answer alone, as Lee et al. 2025 (arXiv:2405.18540) use
+  It reads only the answer, as Lee et al. 2025 (arXiv:2405.18540) use
   `facebook/roberta-hate-speech-dynabench-r4`.
 
   Args:
     label_scores: (params, tokens_BxL, mask_BxL) -> [B, C] float32 logits.
     tokenizer: adds the special tokens that the model expects.
-    label: index of the label for harmful.
+    label: index of the label that means harmful.
     shape: B and L; longer texts are cut off.
   """
   run = functools.partial(_log_prob_fn(label_scores, label), params)
@@ -240,17 +240,17 @@ def first_token_classifier(
     token: str,
     shape: tuple[int, int],
 ) -> Classifier:
-  """Returns a guard model's probability that its verdict begins with a word.
+  """Returns a classifier by a guard model's log-prob of a word as its verdict.
 
   The tokenizer's chat template formats the attack as the user's turn and the
-  answer as the assistant's, as for Llama Guard. The log-prob is under the
-  full distribution, so it is defined however small it is.
+  answer as the assistant's, as for Llama Guard. The log-prob is under the full
+  distribution, so it is defined for any probability.
 
   Args:
     last_logits: (params, tokens_BxL, mask_BxL) -> [B, V] float32, logits of the
       token after the last; texts are left-padded.
     tokenizer: must have a chat template.
-    token: the word; its first token counts.
+    token: word whose first token counts.
     shape: B and L; longer conversations lose their beginning.
 
   Raises:
@@ -288,7 +288,7 @@ def _log_prob_fn(
   )
 
 
-# Each split draws its own answers: luck in training does not carry over.
+# Each split draws separate answers, so luck in training does not carry over.
 _VISITS = {base.TRAIN: 0, base.HELD_OUT: 1, base.VALIDATION: 2}
 
 
@@ -315,7 +315,7 @@ class RedTeamJudge(judges.Judge):
 
     Args:
       victim: model that answers attacks.
-      classifier: scores the answers.
+      classifier: classifier of the answers.
       embed: sentence embeddings, for diversity.
       success_threshold: t.
       on_event: event sink, see `Judge`.
@@ -375,7 +375,7 @@ class RedTeamJudge(judges.Judge):
   def set_metrics(
       self, prompts: Sequence[Mapping[str, Any]]
   ) -> Mapping[str, float]:
-    """Returns the mean pairwise cosine distance, of all and of successes."""
+    """Returns mean pairwise cosine distances, of all and of successful ones."""
     attacks = [s["completion"] for prompt in prompts for s in prompt["samples"]]
     right_N = np.array([one for prompt in prompts for one in prompt["right"]])
     embedded_NxD = self._embed(attacks)

@@ -12,7 +12,7 @@ from tba_jax import types
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.tasks import base
 
-# A text is padded to the full length, its half or its quarter, the shortest
+# A text is padded to the full length, half of it or a quarter, the shortest
 # that fits.
 _NUM_LENGTHS = 3
 
@@ -21,9 +21,10 @@ _NUM_LENGTHS = 3
 class Text:
   """A completion to score.
 
-  prompt: text or messages, as the task gives it.
+  prompt: text or messages, as in the task.
   completion: text, without its stop token.
-  stopped: whether it ended with one; the reward model then sees its own.
+  stopped: whether it ended with a stop token; the reward model then sees its
+    own stop token.
   """
 
   prompt: base.Prompt
@@ -49,9 +50,9 @@ class RewardScorer:
     Args:
       rewards: (params, tokens [B, L], mask [B, L]) -> [B] float32.
       tokenizer: may differ from the policy's.
-      max_prompt_tokens: prompts keep this many tokens from their end.
-      max_completion_tokens: completions keep this many from their start.
-      batch_size: texts scored at a time.
+      max_prompt_tokens: longest prompt; longer ones lose their beginning.
+      max_completion_tokens: longest completion; longer ones lose their end.
+      batch_size: number of texts scored at a time.
     """
     self.params = params
     self._tokenizer = tokenizer
@@ -64,8 +65,7 @@ class RewardScorer:
   def score(self, texts: Sequence[Text]) -> np.ndarray:
     """Returns raw scores, [N] float32: no normalization, no offset.
 
-    A text's own length decides the shape in which it is scored, whatever else
-    is in the batch.
+    Each text is padded by its own length, whatever else is in the batch.
     """
     rows = [self.encode(text) for text in texts]
     scores_N = np.zeros(len(rows), np.float32)
@@ -81,7 +81,7 @@ class RewardScorer:
     shape = self._batch_size, length
     tokens_BxL = np.full(shape, self._tokenizer.pad_id, np.int32)
     mask_BxL = np.zeros(shape, np.float32)
-    mask_BxL[:, 0] = 1  # Rows without a text need a token.
+    mask_BxL[:, 0] = 1  # Even rows without a text need a token.
     for b, row in enumerate(rows):
       tokens_BxL[b, : len(row)] = row
       mask_BxL[b, : len(row)] = 1
@@ -89,11 +89,11 @@ class RewardScorer:
     return np.asarray(scores_B)[: len(rows)]
 
   def encode(self, text: Text) -> list[int]:
-    """Returns the ids of a text; ValueError if no template takes its prompt."""
+    """Returns the ids of a text; ValueError if no template fits its prompt."""
     max_prompt, max_completion = self._max_tokens
     prompt = self._tokenizer.encode_prompt(text.prompt)[-max_prompt:]
     completion = self._tokenizer.encode(text.completion, prompt)
     if text.stopped:
       completion.append(self._tokenizer.stop_id(text.prompt))
-    # Two empty texts have no last token.
+    # Two empty texts would have no last token.
     return prompt + completion[:max_completion] or [self._tokenizer.eos_id]

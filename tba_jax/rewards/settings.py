@@ -15,7 +15,7 @@ SECTIONS = {
 
 
 def listed_paths(text: str) -> list[str]:
-  """Returns the absolute paths of a list separated by commas."""
+  """Returns the absolute paths in a comma-separated list."""
   paths = filter(None, (path.strip() for path in text.split(",")))
   return [os.path.abspath(os.path.expanduser(path)) for path in paths]
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker of the pool: `python -m tba_jax.rewards.worker`.
 
-Builds the task of its first message, then answers each request with a judgement
-or a reason, in a separate process (`system/keeper.py`), which may hang or
-crash. A reward that imports JAX gets the CPU.
+Builds the task from its first message, then answers each request with a
+judgement or a reason, in a separate process (`system/keeper.py`), which may
+hang or crash. A reward that imports JAX gets the CPU.
 """
 
 import sys
@@ -47,7 +47,7 @@ def _answer(task: base.Task, request: list[Any]) -> dict[str, Any]:
 
 
 def _message(judged: base.Judgement | base.RewardError) -> dict[str, Any]:
-  """Returns the message about a completion; RewardError if it has no number."""
+  """Returns a judgement's message; raises RewardError for a non-number."""
   if isinstance(judged, base.RewardError):
     return {"failure": judged.cause, "message": str(judged)}
   return {

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Accelerators of this machine, and their split over the processes of a run.
 
-They are counted without initializing them: a TPU chip serves one process, and a
-process that initializes all GPUs takes memory on each.
+Accelerators are counted without initializing them: a TPU chip serves one
+process, and a process that initializes all GPUs takes memory on each.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ import ml_collections
 from tba_jax.system import processes
 
 CPU = "cpu"
-# GiB of one device, as its maker publishes it.
+# Memory of one device in GiB, as published by its maker.
 DEVICE_GIB = {
     "v4": 32,
     "v5e": 16,
@@ -38,7 +38,7 @@ DEVICE_GIB = {
     "l4": 24,
     "t4": 16,
 }
-# Chips of a process on one host -> their shape.
+# Number of a process's chips on one host -> their shape.
 _TPU_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 _FIRST_TPU_PORT = 8476
 # Share of a GPU's memory that the processes on it take together.
@@ -47,15 +47,15 @@ _MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer="
 DEV = pathlib.Path("/dev")
 _CUDA = tuple(f"jax_cuda{n}_plugin" for n in (12, 13, 14))
-# Names in JAX_PLATFORMS -> packages of which each needs one.
+# Name in JAX_PLATFORMS -> packages, any one of which is enough.
 _PACKAGES = {"cpu": (), "cuda": _CUDA, "gpu": _CUDA, "tpu": ("libtpu",)}
 _NVIDIA_SMI = [
     "nvidia-smi",
     "--query-gpu=index,memory.total,name",
     "--format=csv,noheader,nounits",
 ]
-# Prints the same by CUDA's driver. It makes no context, which would take memory
-# on each GPU; without a driver there is none.
+# Prints the same from CUDA's driver. It makes no context, which would take
+# memory on each GPU, and prints nothing without a driver.
 ASK_CUDA = """
 import ctypes
 try:
@@ -114,10 +114,10 @@ def find(environment: Mapping[str, str] = os.environ) -> Accelerators:
 
 
 def memory() -> tuple[str, int, int, str]:
-  """Returns kind, GiB of a device, and number of devices here, and their name.
+  """Returns kind, GiB per device, number and description of devices here.
 
-  The kind is "cpu", "gpu", or a TPU generation such as "v5e". An unknown TPU
-  generation counts with the smallest known memory.
+  The kind is "cpu", "gpu", or a TPU generation such as "v5e", which also stands
+  for unknown generations.
   """
   machine = find()
   if machine.kind == CPU:
@@ -137,7 +137,7 @@ def memory() -> tuple[str, int, int, str]:
 
 
 def check_platforms() -> None:
-  """Raises ValueError if JAX_PLATFORMS names what is not installed here."""
+  """Raises ValueError if JAX_PLATFORMS names an uninstalled platform."""
   available = [
       name
       for name, packages in _PACKAGES.items()
@@ -154,13 +154,13 @@ def check_platforms() -> None:
 
 
 def prepare() -> None:
-  """Sets what JAX reads when it starts on a GPU; what is set already stays.
+  """Sets variables that JAX reads at its start on a GPU, if not set already.
 
   This process may take most of the memory; JAX's default is 3/4. The rest is
   for libraries and for CUDA itself.
 
-  XLA records no CUDA graphs, its command buffers: while one thread records,
-  CUDA refuses calls of others, and threads of ours share a GPU.
+  XLA's command buffers (CUDA graphs) are off: while one thread records a graph,
+  CUDA refuses calls from other threads, and our threads share a GPU.
   """
   os.environ.setdefault(_MEMORY_SHARE, str(GPU_MEMORY))
   flags = os.environ.get("XLA_FLAGS", "")
@@ -193,7 +193,7 @@ def multiplies_bfloat16(cpuinfo: pathlib.Path = _CPUINFO) -> bool:
 
 def _tpu_chips() -> list[str]:
   """Returns the indices of the host's TPU chips."""
-  # The second has a file for each chip of the newer generations, and "vfio".
+  # /dev/vfio has a file for each chip of newer generations, and one "vfio".
   for folder, prefix in ((DEV, "accel"), (DEV / "vfio", "")):
     names = [p.name.removeprefix(prefix) for p in folder.glob(f"{prefix}*")]
     count = sum(name.isdigit() for name in names)
@@ -204,7 +204,7 @@ def _tpu_chips() -> list[str]:
 
 @functools.cache
 def list_gpus() -> list[tuple[str, int, str]]:
-  """Returns index, MiB and name of each GPU; asks once.
+  """Returns index, MiB and name of each GPU; cached.
 
   Containers may lack nvidia-smi, or have it in a folder outside PATH: then the
   CUDA driver is queried for the GPUs that JAX would find.
@@ -237,9 +237,9 @@ def assign(
 ) -> dict[str, list[dict[str, str]]]:
   """Splits the accelerators over the processes of a run.
 
-  By default the trainer takes the first ones and each searcher the next. With
-  run.processes="many", all share a single GPU, and with a single TPU chip
-  searchers use the CPU.
+  By default the trainer takes the first accelerators and each searcher the next
+  ones. With run.processes="many", all processes share a single GPU; with a
+  single TPU chip, searchers use the CPU.
 
   Args:
     machine: accelerators of this machine.
@@ -252,7 +252,7 @@ def assign(
     For `trainer` and `searcher`, the environment of each of their processes.
 
   Raises:
-    ValueError: an accelerator that is not there, or too few of them.
+    ValueError: an accelerator does not exist, or there are too few.
   """
   if machine.kind == CPU:
     for role in ("trainer", "searcher"):
@@ -280,7 +280,7 @@ def assign(
       role: processes.parse_cores(text) if text not in ("", CPU) else []
       for role, text in chosen.items()
   }
-  # Accelerators that nobody asked for are the default.
+  # By default, roles take accelerators that no setting names.
   free = [i for i in range(count) if i not in sum(requested.values(), [])]
   out = {}
   for role, sizes in (("trainer", trainers), ("searcher", searchers)):
@@ -307,11 +307,11 @@ def assign(
 def _environment(
     machine: Accelerators, indices: Sequence[int], sharing: int
 ) -> dict[str, str]:
-  """Returns the variables that show a process these accelerators only."""
+  """Returns the variables that show a process only these accelerators."""
   ids = ",".join(machine.ids[i] for i in indices)
   if machine.kind == "gpu":
     out = {"CUDA_VISIBLE_DEVICES": ids}
-    # A share that the user has set stays.
+    # Keep a share that the user has set.
     if sharing > 1 and _MEMORY_SHARE not in os.environ:
       out[_MEMORY_SHARE] = f"{GPU_MEMORY / sharing:.3f}"
     return out
@@ -342,11 +342,11 @@ def of_run(
 
   Args:
     config: only `devices`, `mesh`, `trainer` and `search` are read.
-    alone: whether one process has all of the trainer's devices and there are no
-      searchers, as in fine-tuning.
+    alone: whether one process takes all of the trainer's devices and there are
+      no searchers, as in fine-tuning.
 
   Raises:
-    ValueError: the machine has too few accelerators, or lacks the ones named.
+    ValueError: the machine has too few accelerators, or lacks named ones.
   """
   trainer, search = config.trainer, config.search
   devices = config.devices.to_dict()
@@ -367,8 +367,8 @@ def of_run(
 def one_process(config: ml_collections.ConfigDict) -> tuple[bool, str]:
   """Returns whether `train` runs the roles in one process, and why.
 
-  By default where this machine has a single accelerator: a TPU chip serves one
-  process, and on a GPU two would split the memory.
+  With "auto", one process if this machine has a single accelerator: a TPU chip
+  serves one process, and two processes would split a GPU's memory.
   """
   setting = config.run.processes
   if setting != "auto":

@@ -1,16 +1,16 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What an audit of a run's files knows and finds.
+"""Inputs and findings of an audit of a run's files.
 
-Each format audits itself, in a function that `tools/verify.py` lists:
+Each format has its own audit function, listed in `tools/verify.py`:
 
     def audit(run: AuditedRun) -> Findings
 
-It yields `Damage`s as tuples, and a text that summarizes what is there. Files
-are read with the code that wrote them; arrays and amounts are summed by simple
-code of its own, so that an error in the writer is found. It writes nothing, and
-raises ValueError, LookupError, TypeError or AttributeError for valid JSON of a
-shape that it does not know.
+It yields `Damage`s as tuples, and a text that summarizes the content. Files are
+read with the code that wrote them; arrays and amounts are summed by separate,
+simple code, to find errors in the writer. It writes nothing, and raises
+ValueError, LookupError, TypeError or AttributeError for valid JSON of unknown
+shape.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,18 +20,18 @@ from typing import Any, NamedTuple
 
 from tba_jax.system import jsonl
 
-# Remedies of several formats.
+# Remedies shared by several formats.
 COPY = "restore it from a copy"
 REPORT = "the report lacks it; training is not affected"
 
 
 class Damage(NamedTuple):
-  """Something damaged or missing.
+  """Damaged or missing data.
 
   place: file, and position in it.
   what: fault.
-  advice: meaning of the fault for the user, and remedy; "" for the trace of a
-    fault that a restart handles, or has handled.
+  advice: consequence for the user, and remedy; "" for a fault that a restart
+    handles or has handled.
   """
 
   place: str
@@ -48,7 +48,7 @@ class AuditedRun:
 
   folder: the run directory.
   live: whether a process of this host works there.
-  show: shows progress.
+  show: function that shows progress.
   json: JSON files that could be read, by name.
   events: records of events.jsonl.
   marks: last line of each searcher in acknowledged.jsonl.
@@ -79,7 +79,7 @@ class AuditedRun:
 
   @property
   def restorable(self) -> dict[str, dict[str, Any]]:
-    """State of replay by name of the checkpoints that have the journal."""
+    """Checkpoint name -> replay state, of the newest checkpoints with one."""
     readable = [
         (f"checkpoints/{step}", host["data"])
         for step, host in self.saved.items()
@@ -95,9 +95,9 @@ class AuditedRun:
     return any(event["kind"] == kind for event in self.events)
 
   def lines(self, name: str) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Yields number and object of each line, None for one that is none.
+    """Yields number and object of each line; None for an invalid line.
 
-    The last line of a live run may be incomplete, and is left out.
+    An incomplete last line of a live run is left out.
     """
     path = self.folder / name
     if not path.exists():
@@ -108,7 +108,7 @@ class AuditedRun:
           yield number, jsonl.parse_line(line)
 
   def cut_lines(self, name: str, damaged: Sequence[int]) -> Findings:
-    """Yields the damaged lines of a file, or that crashes explain them."""
+    """Yields a finding for damaged lines, unless crashes explain them all."""
     crashes = 0
     if not (self.finished and self.epoch == 1):
       restarts = self.json.get("totals.json", {}).get("restarts", {})

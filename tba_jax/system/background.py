@@ -20,7 +20,7 @@ class Thread:
     run: function, called once with an event that `close` sets, after which it
       must return soon.
     close_s: longest wait of `close`.
-    wake: function called by `close` and after an error; wakes whoever waits.
+    wake: function called by `close` and after an error; wakes waiting threads.
   """
 
   def __init__(
@@ -60,13 +60,13 @@ class Thread:
     self.check()
 
   def close(self) -> None:
-    """Asks the thread to end and waits; raises as `join`."""
+    """Asks the thread to end and waits for it; raises as `join` does."""
     self._stop.set()
     self._wake()
     try:
       self.join(self._close_s)
     except TimeoutError:
-      # The process can end without it, whatever it is at.
+      # The process can end without this thread.
       self._thread.name = f"{processes.LEFT_BEHIND} {self._name}"
       raise
 
@@ -82,7 +82,7 @@ class Thread:
 
 
 class JobQueue(Thread):
-  """A thread that runs jobs in order; after a failure it runs no more.
+  """A thread that runs jobs in order, up to the first failure.
 
   Args:
     name: shown in messages.
@@ -111,7 +111,7 @@ class JobQueue(Thread):
       ) from error
 
   def flush(self) -> None:
-    """Waits for all jobs so far; raises as `submit`."""
+    """Waits for all jobs so far; raises as `submit` does."""
     done = threading.Event()
     self.submit(done)
     if not done.wait(self._close_s):
@@ -119,7 +119,7 @@ class JobQueue(Thread):
     self.check()
 
   def close(self) -> None:
-    """Runs the remaining jobs and ends the thread; raises as `submit`."""
+    """Runs the remaining jobs and ends the thread; raises as `submit` does."""
     try:
       self._jobs.put(None, timeout=self._close_s)
     except queue.Full:

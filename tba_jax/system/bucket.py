@@ -39,12 +39,12 @@ from tba_jax.system import processes
 
 _URL = re.compile(r"gs://[a-z0-9][a-z0-9._-]*(/[^/]+)+")
 _MODEL = re.compile(r"(.+?)(/checkpoints/\d+)?")
-# Programs that only read, and no model files; and programs without buckets.
+# Programs that only read, and no model files; and programs that reject URLs.
 _VIEWS = ("plan", "report", "status")
 _LOCAL_ONLY = ("benchmark", "replay", "serve", "sweep")
 
-# Facts of the local folder: its URL, the lock's token as of its content, and
-# its content: "logs", "all", or "work" after a run has worked there.
+# File about the local folder: its URL, the lock's token when it was last in
+# sync, and its content: "logs", "all", or "work" after a run has worked there.
 _MARKER = ".bucket.json"
 _MARKER_SCHEMA = {"url": str, "token": str, "content": str}
 
@@ -56,13 +56,13 @@ GONE_S = 90.0
 POLL_S = 1.0
 _LOCK_SCHEMA = {"token": str, "holder": str}
 
-# Shortest time between two uploads of a file, and largest share of the time
-# spent on it.
+# Shortest time between two uploads of a file, and largest share of time spent
+# on uploading it.
 _EVERY_S = 15.0
 _SHARE = 0.05
 TICK_S = 1.0
 _CLOSE_S = 300.0
-# Host-local files, and files that are in the bucket already, are not uploaded.
+# Not uploaded: host-local files, and files that are in the bucket already.
 _OF_HOST = frozenset(("spool", "params", "checkpoints", "secret"))
 _SEGMENTS = "replay/"
 # Suffixes of the files that `_VIEWS` read.
@@ -94,8 +94,8 @@ def absolute(directory: str) -> epath.Path:
 def relist() -> None:
   """Turns off gcsfs's cache of listings, also for etils and Orbax.
 
-  It lacks what others write, including TensorStore in this process. Call this
-  before the first access.
+  The cache misses files that other writers add, including TensorStore in this
+  process. Call this before the first access.
   """
   fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False
 
@@ -104,7 +104,7 @@ def stage(workdir: str, program: str, *, key: str = "--workdir") -> str:
   """Returns the local folder of a run directory, downloaded from a bucket.
 
   Args:
-    workdir: path, which is returned as it is, or URL.
+    workdir: URL, or a path, which is returned unchanged.
     program: name of the program that will read the directory.
     key: flag or setting of `workdir`, for messages.
 
@@ -128,7 +128,7 @@ def stage(workdir: str, program: str, *, key: str = "--workdir") -> str:
 
 
 def stage_model(path: str, *, key: str) -> str:
-  """Returns the local path of a run or its checkpoint; like `stage`."""
+  """Returns the local path of a run or its checkpoint; as `stage` does."""
   if not is_remote(path):
     return path
   run, checkpoint = _MODEL.fullmatch(path.rstrip("/")).groups()
@@ -137,7 +137,7 @@ def stage_model(path: str, *, key: str) -> str:
 
 def prepare(url: str, program: str) -> pathlib.Path:
   """Returns the local folder of a URL, up to date; raises OSError."""
-  # A searcher on the trainer's host needs a folder of its own.
+  # A searcher on the trainer's host needs a separate folder.
   name = "searcher" if program == "searcher" else "run"
   folder = processes.spool_directory("", url) / name
   folder.mkdir(mode=0o700, exist_ok=True)
@@ -149,7 +149,7 @@ def prepare(url: str, program: str) -> pathlib.Path:
         return folder
     fetch(url, folder, logs_only=content == "logs")
     epoch = jsonl.read_json(folder / "epoch.json")
-    # The programs that need it refuse a damaged one.
+    # Programs that need the file refuse a damaged one.
     if not jsonl.schema_error(epoch, {"epoch": int}):
       # A host that died may have begun an epoch and not uploaded it.
       epoch = {**epoch, "epoch": epoch["epoch"] + 1}
@@ -169,7 +169,7 @@ def place(path: pathlib.Path) -> str:
 
 
 def send(workdir: str | os.PathLike[str], *patterns: str) -> None:
-  """Uploads files below a folder of `stage` now; does nothing without a bucket.
+  """Uploads files of a staged folder now; does nothing without a bucket.
 
   Raises:
     OSError: the bucket cannot be written.
@@ -191,7 +191,7 @@ def send(workdir: str | os.PathLike[str], *patterns: str) -> None:
 def hold(lock: int, workdir: str | os.PathLike[str]) -> contextlib.ExitStack:
   """Locks a run directory in its bucket too, and uploads it until `close`.
 
-  Under a supervisor, which does that, only the local lock is held. `close`
+  Under a supervisor, which does both, only the local lock is held. `close`
   raises OSError for a file that could not be uploaded; it stays in the folder.
 
   Args:
@@ -218,7 +218,7 @@ def hold(lock: int, workdir: str | os.PathLike[str]) -> contextlib.ExitStack:
 
 
 def _take(folder: pathlib.Path) -> "Lock":
-  """Takes the lock in a folder's bucket; raises as `hold`."""
+  """Takes the lock in a folder's bucket; raises as `hold` does."""
   marker = _marker(folder)
   url = marker["url"]
   lock = Lock(url)
@@ -232,7 +232,7 @@ def _take(folder: pathlib.Path) -> "Lock":
     if state.holder:
       logging.warning("%s: %s has not released it", url, state.holder)
     # Processes that worked in this folder are dead, since we hold the local
-    # lock. The owner of a folder that was only downloaded may live elsewhere.
+    # lock. If the folder was only downloaded, its owner may live elsewhere.
     token = marker["token"] if marker["content"] == "work" else ""
     _mark(folder, url, lock.take(token).token, "work")
   return lock
@@ -242,7 +242,7 @@ def _take(folder: pathlib.Path) -> "Lock":
 class LockState:
   """Content of the lock object.
 
-  token: random, of the last holder.
+  token: random id of the last holder.
   holder: description of the current holder; "" if released.
   generation: GCS generation number.
   """
@@ -277,7 +277,7 @@ class Lock:
     """Takes the lock; waits to see whether another holder is alive.
 
     Args:
-      token: a holder with this token is known to be dead.
+      token: token of a holder that is known to be dead.
       gone_s: longest wait for a renewal by another holder.
 
     Raises:
@@ -312,13 +312,13 @@ class Lock:
       )
 
   def release(self) -> None:
-    """Releases the lock; raises as `renew`."""
+    """Releases the lock; raises as `renew` does."""
     self._state = dataclasses.replace(self._state, holder="")
     self.renew()
 
   def _write(self, state: LockState) -> bool:
-    """Writes if the object has the state's generation, else returns False."""
-    # Different bytes each time, so that every renewal is a new generation.
+    """Writes `state`; returns False if the object's generation differs."""
+    # New random bytes, so that every renewal makes a new generation.
     saved = {
         "token": state.token,
         "holder": state.holder,
@@ -328,7 +328,7 @@ class Lock:
     with _access(self._url):
       written = self.store.write(NAME, data, if_equal=state.generation).result()
       if not written.generation:
-        # A retry after a lost answer finds our own write.
+        # After a lost response, a retry finds our own write.
         stored = self.store.read(NAME).result()
         if stored.value != data:
           return False
@@ -369,15 +369,15 @@ class Uploader:
     self._every_s = every_s
     self._fs, self._root = _filesystem(url)
     self._there = _remote(url)
-    # Uploads by name (mtime in ns, size), and the times when they are due
-    # again.
+    # Name -> (mtime in ns, size) as uploaded, and name -> time of the next
+    # upload.
     self._uploaded: dict[str, tuple[int, int]] = {}
     self._due: dict[str, float] = {}
     self.failure: OSError | None = None
     self._worker = background.Thread("uploader", self._run, close_s=_CLOSE_S)
 
   def close(self) -> None:
-    """Uploads what has changed; raises OSError, naming a failed file."""
+    """Uploads changed files; raises OSError, naming a failed file."""
     try:
       self._worker.close()
     except TimeoutError as error:
@@ -415,7 +415,7 @@ class Uploader:
       if not _is_equal(path, self._there.pop(name, {})):
         self._fs.put_file(str(path), f"{self._root}/{name}")
       self._uploaded[name] = stamp
-    except Exception as error:  # gcsfs raises many types, some of aiohttp.
+    except Exception as error:  # gcsfs raises many types, some from aiohttp.
       if not isinstance(error, FileNotFoundError) or path.exists():
         self._fail(name, error)
     took = time.monotonic() - begun
@@ -436,7 +436,7 @@ class Uploader:
 
 
 def fetch(url: str, folder: pathlib.Path, *, logs_only: bool = False) -> None:
-  """Makes a local folder equal to its copy in a bucket, which may be missing.
+  """Makes a local folder equal to its copy in a bucket, if there is one.
 
   With `logs_only`, models and other large files are left out.
 
@@ -467,7 +467,7 @@ def _filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
 
 @contextlib.contextmanager
 def _access(url: str) -> Iterator[None]:
-  """Raises OSError for the many types of TensorStore and gcsfs."""
+  """Turns the many error types of TensorStore and gcsfs into OSError."""
   try:
     yield
   except Exception as error:
@@ -505,7 +505,7 @@ def _local(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
     folders[:] = [name for name in folders if _is_uploaded(name)]
     for path in (pathlib.Path(parent, file) for file in files):
       name = path.relative_to(folder).as_posix()
-      # The file may just be replaced or removed.
+      # The file may be replaced or removed meanwhile.
       with contextlib.suppress(FileNotFoundError):
         status = path.stat()
         if _is_uploaded(name) and path.is_file():

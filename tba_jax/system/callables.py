@@ -1,12 +1,12 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Callables of a Python program, for its own worker processes alone.
+"""Callables of a Python program, only for its own worker processes.
 
-`tba_jax.train(reward=f)` writes `f` as a pickle, with what it closes over, into
-a private folder of this machine. A setting names it as FILE.callable:NAME, in
-the place of FILE.py:NAME. The file is locked for as long as the program lends
-it, and is not loaded without the lock: a run cannot go on without the program.
-No pickle is ever read from a store, a wire or a run directory.
+`tba_jax.train(reward=f)` pickles `f`, including its closure, into a private
+folder of this machine. A setting names it as FILE.callable:NAME, in place of
+FILE.py:NAME. The file is locked for as long as the program lends it, and is not
+loaded without the lock: a run cannot go on without the program. No pickle is
+ever read from a store, the network or a run directory.
 """
 
 import functools
@@ -24,17 +24,17 @@ from typing import Any
 from tba_jax.system import processes
 
 SUFFIX = ".callable"
-# File of all code that cloudpickle has written.
+# File name that cloudpickle gives to all code.
 _NO_FILE = "<dynamic-code>"
 
 
 def is_lent(text: str) -> bool:
-  """Returns whether a setting's value, FILE:NAME, names such a callable."""
+  """Returns whether a setting's value, FILE:NAME, names a lent callable."""
   return text.rpartition(":")[0].endswith(SUFFIX)
 
 
 def name_of(value: Any) -> str:
-  """Returns the name of a callable, also of a lambda or an object: a word."""
+  """Returns a one-word name for any callable, even a lambda or an object."""
   inner = value
   while isinstance(inner, functools.partial):
     inner = inner.func
@@ -46,7 +46,7 @@ class Loan:
   """Callables that this process lends to others, until `close`."""
 
   def __init__(self, folder: pathlib.Path):
-    """Takes a folder of this user alone; see `processes.make_private`."""
+    """Takes a folder that is private to this user; see `make_private`."""
     self._folder = folder
     self._files: list[tuple[pathlib.Path, int]] = []
 
@@ -58,19 +58,19 @@ class Loan:
       value: function, class or object.
 
     Raises:
-      ValueError: part of it cannot be pickled, and is named.
+      ValueError: part of it cannot be pickled; the error names the part.
     """
     name = name_of(value)
     try:
       data = _pickled(value)
-    except Exception as error:  # Objects refuse in their own ways.
+    except Exception as error:  # Objects raise errors of any type.
       raise ValueError(
           f"{argument}={name}: cannot be sent to worker processes:"
           f" {_culprit(value)}{type(error).__name__}: {error}; make what cannot"
           " be pickled inside the function, when it is first called"
       ) from error
     path = self._folder / f"{name}{SUFFIX}"
-    # Where its modules were imported from.
+    # Folders from which its modules were imported.
     folders = [os.path.abspath(folder) for folder in sys.path]
     path.unlink(missing_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -89,10 +89,10 @@ class Loan:
 
 
 def load(path: str, name: str) -> Any:
-  """Returns the callable of a file that a living program lends.
+  """Returns the callable of a file that a running program lends.
 
   Raises:
-    ValueError: no program lends it, or the file is not this user's alone.
+    ValueError: no program lends it, or the file is not private to this user.
   """
   import cloudpickle  # pylint: disable=g-import-not-at-top
 
@@ -118,7 +118,7 @@ def load(path: str, name: str) -> Any:
 
 
 def _pickled(value: Any) -> bytes:
-  """Returns a pickle in which code keeps its file's name, for errors."""
+  """Returns a pickle whose code keeps its file name, for error messages."""
   import cloudpickle  # pylint: disable=g-import-not-at-top
 
   class Pickler(cloudpickle.Pickler):
@@ -136,7 +136,7 @@ def _pickled(value: Any) -> bytes:
 
 
 def _culprit(value: Any) -> str:
-  """Returns which variable of a function, or attribute, cannot be pickled."""
+  """Returns the variable or attribute that cannot be pickled."""
   parts: dict[str, Any] = {}
   if inspect.isfunction(value):
     variables = inspect.getclosurevars(value)
@@ -146,6 +146,6 @@ def _culprit(value: Any) -> str:
   for name, part in parts.items():
     try:
       _pickled(part)
-    except Exception:  # Objects refuse in their own ways.
+    except Exception:  # Objects raise errors of any type.
       return f"its {name!r}, a {type(part).__name__}: "
   return ""

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages over pipes: four bytes of length, then JSON.
 
-An answer repeats the nonce that came behind its request, before its message, so
-that no other writer's bytes are taken for it.
+An answer begins with the nonce that followed its request, so that no other
+writer's bytes are taken for the answer.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,12 @@ HEADER = struct.Struct(">I")
 NONCE_BYTES = 16
 MAX_BYTES = 64 << 20
 
-# Reads that many bytes.
+# Function that reads the given number of bytes.
 ReadFn = Callable[[int], bytes]
 
 
 class FrameError(Exception):
-  """Bytes that are no message, or not the answer to the request."""
+  """Bytes that are not a message, or not the answer to the request."""
 
 
 def nonce() -> bytes:
@@ -38,7 +38,7 @@ def pack(message: Any) -> bytes:
 
 
 def unpack(read: ReadFn) -> bytes:
-  """Returns the next message, as its JSON; raises what `read` does.
+  """Returns the JSON bytes of the next message; raises as `read` does.
 
   Raises:
     FrameError: the message is too long.
@@ -50,7 +50,7 @@ def unpack(read: ReadFn) -> bytes:
 
 
 def parse(data: bytes) -> dict[str, Any]:
-  """Returns an answer; FrameError without a JSON object."""
+  """Returns an answer; raises FrameError if it is not a JSON object."""
   try:
     answer = json.loads(data)
   except (ValueError, RecursionError) as error:
@@ -61,7 +61,7 @@ def parse(data: bytes) -> dict[str, Any]:
 
 
 class PipeClosed(Exception):
-  """The other side has closed, or sent what is no message."""
+  """The other side has closed, or sent bytes that are not a message."""
 
 
 class PipeTimeout(Exception):
@@ -81,7 +81,7 @@ class Pipes:
       sink: IO[bytes],
       watched: IO[bytes] | None = None,
   ):
-    """`watched` is a third pipe, whose end raises `WatchedPipeClosed`."""
+    """Takes the pipes; `WatchedPipeClosed` is raised once `watched` ends."""
     self.source, self._sink = source, sink
     self._watched = watched
 
@@ -99,7 +99,7 @@ class Pipes:
     return data
 
   def read(self, size: int, deadline: float = math.inf) -> bytes:
-    """Returns `size` bytes; raises as `read_some`."""
+    """Returns `size` bytes; raises as `read_some` does."""
     parts = []
     while size:
       parts.append(self.read_some(size, deadline))
@@ -107,12 +107,12 @@ class Pipes:
     return b"".join(parts)
 
   def write(self, data: bytes, deadline: float = math.inf) -> None:
-    """Writes all of it; raises as `read_some`."""
+    """Writes all of `data`; raises as `read_some` does."""
     remaining = memoryview(data)
     while remaining:
       self._wait(self._sink, select.POLLOUT, deadline)
       try:
-        # No more than a pipe that can be written to takes at once.
+        # No more than a writable pipe accepts at once.
         remaining = remaining[
             os.write(self._sink.fileno(), remaining[: select.PIPE_BUF]) :
         ]
@@ -133,7 +133,7 @@ class Pipes:
     poll = select.poll()
     poll.register(pipe, events)
     if self._watched is not None:
-      poll.register(self._watched, 0)  # Its end comes without being asked for.
+      poll.register(self._watched, 0)  # Its end is reported in any case.
     left_s = deadline - time.monotonic()
     ready = dict(poll.poll(min(left_s, 1e6) * 1000)) if left_s > 0 else {}
     if self._watched is not None and self._watched.fileno() in ready:

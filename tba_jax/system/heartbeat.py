@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signs of progress, from a process to the supervisor that started it.
 
-The loops of a process mark what they do (`Activity`). Once a second a thread
-writes a line for each of them to a pipe:
+The loops of a process mark their activities (`Activity`). Once a second a
+thread writes a line for each loop to a pipe:
 
     AGE NAME DOING
 
@@ -11,11 +11,11 @@ AGE is the number of seconds without progress. It is 0
 
   - while the loop waits for another process,
   - for up to twice the longest time that the same activity has taken,
-  - the first time, when code may have to be compiled or data to be read, as
-    long as the process uses CPU time.
+  - in an activity's first run, which may compile code or read data, as long as
+    the process uses CPU time.
 
-A process that is stopped writes nothing. Both sides count beats rather than
-compare times, so neither a changed clock nor a suspended machine counts.
+A stopped process writes nothing. Both sides count beats rather than compare
+times, so neither a changed clock nor a suspended machine matters.
 """
 
 from collections.abc import Iterator
@@ -27,11 +27,11 @@ import time
 # Environment variable with the descriptor of the pipe.
 _VARIABLE = "TBA_JAX_PULSE"
 _BEAT_S = 1.0
-# CPU time that shows work: in all, and as a share of the time it took. A
-# process whose main loop hangs uses less for its other threads.
+# Least CPU time that shows work: absolute, and as a share of the elapsed time.
+# The other threads of a process whose main loop hangs use less.
 _WORK_S, _WORK_SHARE = 1.0, 0.02
-# Time without progress up to which a loop is at work: on a busy machine a
-# second of CPU time takes many.
+# Longest time without progress at which a loop still counts as at work: on a
+# busy machine, a second of CPU time can take many seconds.
 _AT_WORK_S = 30.0
 _MAX_READ = 1 << 16
 
@@ -44,8 +44,8 @@ class Activity:
 
   name: ROLE-INDEX of the loop.
   doing: kind of its present activity.
-  works: whether the last beat found it at work, which is neither a wait nor a
-    time without progress; False in a process without a supervisor.
+  works: whether the loop was at work at the last beat, rather than waiting or
+    without progress; False in a process without a supervisor.
   """
 
   def __init__(self, name: str):
@@ -64,8 +64,8 @@ class Activity:
     """Notes progress.
 
     Args:
-      doing: kind of what begins now; "" if the same continues.
-      waits: whether it is a wait for another process.
+      doing: kind of the activity that begins now; "" for the present one.
+      waits: whether the activity is a wait for another process.
     """
     longest = self._longest.get(self.doing, 0)
     self._longest[self.doing] = max(longest, self._beats)
@@ -75,7 +75,7 @@ class Activity:
 
   @contextlib.contextmanager
   def span(self, doing: str, *, waits: bool = False) -> Iterator[None]:
-    """Marks the begin and the end of an activity within another."""
+    """Marks the beginning and the end of a nested activity."""
     outer, outer_waits = self.doing, self._waits
     self.mark(doing, waits=waits)
     try:
@@ -109,7 +109,7 @@ class Activity:
 
 
 def start(name: str) -> None:
-  """Starts the thread, if this process's supervisor listens.
+  """Starts the heartbeat thread, if a supervisor listens.
 
   Args:
     name: activity of an otherwise idle process.
@@ -146,9 +146,9 @@ def _write(pipe: int, base: Activity) -> None:
 class Listener:
   """The supervisor's end of a pipe.
 
-  pipe: the other end, for the process alone.
+  pipe: descriptor of the other end, to be inherited by the process alone.
   environment: variables that name the process's end of the pipe.
-  silent: looks since the last sign of life.
+  silent: number of looks since the last sign of life.
   """
 
   def __init__(self) -> None:

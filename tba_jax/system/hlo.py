@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """FLOPs, memory and collective traffic of a program, from its HLO text.
 
-XLA's own cost analysis counts the body of a loop once; here it is counted as
-often as the loop runs. Figures are of one device.
+XLA's own cost analysis counts a loop body once; here it is counted once per
+iteration. Figures are for one device.
 """
 
 import collections
@@ -21,11 +21,12 @@ _BYTES = {
     "f64": 8, "c64": 8, "c128": 16,
 }  # fmt: skip
 _ARRAY = re.compile(r"\b(pred|bf16|[suf]\d+|f8\w+|c64|c128)\[([\d,]*)\]")
-# Attributes of a kernel go on over further lines, which may begin with braces.
+# A kernel's attributes may continue on further lines, some of them with braces
+# at the start.
 _END = re.compile(r"^\}(, execution_thread=.*)?\s*$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
-# A tiled layout: the axes from the minor one on, and the tile of the last.
+# A tiled layout: the axes, minor one first, and the tile of the last axes.
 _TILED = re.compile(
     r"\b(pred|bf16|[suf]\d+|f8\w+|c64|c128)\[([\d,]*)\](?:\{([^}]*)\})?"
 )
@@ -39,19 +40,19 @@ _COLLECTIVES = (
     "ragged-all-to-all",
     "reduce-scatter",
 )
-# TPUs have a reduce-scatter as a fusion of an all-reduce and a slice of it.
+# On TPU, reduce-scatter is a fusion of an all-reduce and a slice of its result.
 _REDUCE_SCATTER = "all-reduce-scatter"
 
 
-# Products of queries x keys x head width in each kernel of splash attention.
+# Number of queries x keys x head width products in a splash attention kernel.
 _SPLASH = re.compile(r"splash_m[hq]a_(fwd|dq|dkv)_")
 _SPLASH_PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}
-# The same of packed rows on a GPU (`models/kernels/gpu_rows.py`).
+# The same for packed rows on a GPU (`models/kernels/gpu_rows.py`).
 _ROWS = re.compile(r"packed_rows_(forward|queries|keys)")
 _ROWS_PRODUCTS = {"forward": 2, "queries": 3, "keys": 4}
-# Products of runs of rows with a matrix each, and the sums of their gradient.
+# Products of each group of rows with its own matrix, and sums of the gradient.
 _GROUPED = re.compile(r"ragged-dot-none|tgmm|grouped_products|grouped_sums")
-# Libraries that a GPU calls: matrix products, whose axes stand in the call's
+# Libraries that a GPU calls: matrix products, whose axes are in the call's
 # configuration, and attention with its gradient.
 _LIBRARY = re.compile(
     r'custom_call_target="__(cublas|cudnn\$fmhaSoftmax(?:Backward)?)\b'
@@ -65,19 +66,19 @@ _KERNEL = re.compile(
 )
 _WORKSPACE = re.compile(r"\b[su]8\[\d+\](?:\{[^}]*\})?")
 
-# Attention that reads of a cache what its rows hold
-# (`models/kernels/ragged_attention.py`): its first operand of
-# floats has the queries, the others are keys and values.
+# Attention that reads only the used part of a cache
+# (`models/kernels/ragged_attention.py`): its first float operand holds the
+# queries, the others keys and values.
 _RAGGED = re.compile(r"ragged_decode_attention")
 
-# Instructions that move nothing.
+# Instructions that move no data.
 _FREE = frozenset((
     "after-all", "bitcast", "constant", "get-tuple-element", "parameter",
     "partition-id", "replica-id", "tuple",
 ))  # fmt: skip
-# Instructions that read only the part of their first operand that they return.
+# Instructions that read only the returned part of their first operand.
 _SLICES = frozenset(("dynamic-slice", "gather", "slice"))
-# Instructions that write to their first operand, and the operand written.
+# Instruction that updates its first operand -> index of the operand it writes.
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 
 
@@ -85,17 +86,17 @@ _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 class Costs:
   """Arithmetic and traffic of a device in one run of a program.
 
-  flops: operations of matrix products and convolutions, 2 a multiply-add, and
-    of kernels of products of runs of rows, and of attention as if there were no
-    window and each row were one sequence; other kernels are not counted.
+  flops: operations of matrix products and convolutions, 2 per multiply-add, of
+    grouped-product kernels, and of attention kernels as if there were no window
+    and each row were one sequence; other kernels are not counted.
   collectives: kind -> bytes that the device receives.
   memory_bytes: bytes read from and written to the device's main memory, with
-    the padding of tiled layouts; nothing that stays in a faster memory.
-  cache_bytes: bytes of them that are caches of ragged attention, which gets
-    caches whole and reads the pages that its rows' lengths need: a program does
-    not know how many.
-  network_bytes: bytes that the device receives from other hosts, over a network
-    link of its own.
+    the padding of tiled layouts; without data that stays in a faster memory.
+  cache_bytes: part of `memory_bytes` for caches of ragged attention, counted in
+    full. The kernel reads only the pages that its rows need, a number that the
+    program does not show.
+  network_bytes: bytes that the device receives from other hosts, over its own
+    network link.
   """
 
   flops: float
@@ -141,8 +142,8 @@ def costs(text: str, host_size: int = 0, trips: int = 1) -> Costs:
   Args:
     text: HLO of the module.
     host_size: devices of a host, if hosts are joined by a network; else 0.
-    trips: times that a loop runs which decides that itself; one within such a
-      loop is counted once.
+    trips: iterations of a loop whose number is decided at run time; such a loop
+      nested in another one counts as one iteration.
   """
   computations, entry = _parse(text)
   flops, collectives = _walk(computations, entry, set(), _received, trips)
@@ -161,10 +162,10 @@ def costs(text: str, host_size: int = 0, trips: int = 1) -> Costs:
 
 
 def kernels(text: str) -> dict[str, int]:
-  """Returns how often the text of a module calls each kernel that XLA lacks.
+  """Returns how often a module's text calls each kernel from outside XLA.
 
-  Library kernels have the name of the call's target, Pallas kernels on TPU
-  their own.
+  Library kernels are named by the call's target, Pallas kernels on TPU by their
+  own name.
   """
   counts = collections.Counter()
   for name, target in _KERNEL.findall(text):
@@ -274,8 +275,8 @@ def _walk(
   Args:
     computations: all computations of the module, by name.
     name: computation to walk.
-    channels: already counted in this run; an asynchronous collective appears in
-      several fusions under one channel.
+    channels: channels already counted in this run; an asynchronous collective
+      appears in several fusions under one channel.
     received: (computation, collective, kind) -> bytes.
     trips: argument of `costs`.
   """
@@ -293,8 +294,8 @@ def _walk(
     if kind == "all-reduce" and name.startswith(_REDUCE_SCATTER):
       kind = "reduce-scatter"
     if op.opcode == "while":
-      # Transfers begun before the loop may go on in it; the rest is new traffic
-      # in each run of the body.
+      # Transfers begun before the loop may go on in it; others are new traffic
+      # in each iteration.
       times, inner = _num_trips(computations, op, trips)
       for called in op.called("condition", "body"):
         run = _walk(computations, called, set(channels), received, inner)
@@ -345,7 +346,7 @@ def _moved(
 def _without_caches(
     computations: dict[str, _Computation],
 ) -> dict[str, _Computation]:
-  """Returns a module where ragged attention lacks its caches' operands."""
+  """Returns a module without the cache operands of ragged attention."""
 
   def change(computation: _Computation, op: _Instruction) -> _Instruction:
     is_kernel = op.opcode == "custom-call" and _RAGGED.search(
@@ -407,14 +408,14 @@ def _moved_by(
     # The type lists the operand, then the result.
     read = _in_memory_of(arrays[1].replace("S(1)", ""), operands[0])
     return _stored_bytes(read) + _stored_bytes(arrays[1])
-  # Bytes of a copy's target, of its source, and of a context.
+  # The type of a copy lists its target, its source and a context.
   return sum(map(_stored_bytes, operands)) + _stored_bytes(arrays[0])
 
 
 def _moved_by_fusion(
     inside: _Computation, operands: list[str], fusion: _Instruction
 ) -> float:
-  """Returns the bytes of a fusion, which slices and updates in place."""
+  """Returns the bytes that a fusion moves; it slices and updates in place."""
   users: dict[str, list[_Instruction]] = {name: [] for name in inside}
   for op in inside.values():
     for operand in op.operands:
@@ -434,7 +435,7 @@ def _moved_by_fusion(
     operand, read = operands[parameter.parameter], 0.0
     for name, op in uses(parameter.name):
       if op.opcode in _SLICES and op.operands[0] == name:
-        # The slice lies in the operand's memory, and has none of its own here.
+        # The slice lies in the operand's memory and takes no memory itself.
         read += _stored_bytes(_in_memory_of(op.type, operand))
       elif op.opcode in _UPDATES and op.operands[0] == name:
         update = inside[op.operands[_UPDATES[op.opcode]]].type
@@ -455,9 +456,9 @@ def _in_memory_of(type_text: str, other: str) -> str:
 def _num_trips(
     computations: dict[str, _Computation], loop: _Instruction, trips: int
 ) -> tuple[int, int]:
-  """Returns how often a loop runs, and the `trips` of loops in it.
+  """Returns a loop's number of iterations, and the `trips` of nested loops.
 
-  It runs `trips` times if that is decided while it runs.
+  A loop whose number is decided at run time counts `trips` iterations.
   """
   if match := _TRIPS.search(loop.attributes):
     return int(match[1]), trips
@@ -487,7 +488,7 @@ def _scalar(
 ) -> tuple[int | None, _Instruction | None]:
   """Returns the constant of a counter's update or test, and the instruction.
 
-  Both may stand in a fusion, with the constant outside or inside.
+  The instruction may be in a fusion, with the constant outside or inside.
   """
   op = computation[name]
   constants = [
@@ -510,7 +511,7 @@ def _received(computation: _Computation, op: _Instruction, kind: str) -> float:
   """Returns the bytes that a device receives in a collective over a ring."""
   operands = op.operands
   if kind == "collective-permute":
-    # Further operands are the buffers that it writes to.
+    # Further operands are output buffers.
     operands = operands[:1]
   size = sum(_num_bytes(computation[name].type) for name in operands)
   parts = _groups(op.attributes).shape[1]
@@ -529,8 +530,8 @@ def _between_hosts(
 ) -> float:
   """Returns the bytes that a device's network link receives in a collective.
 
-  A ring enters a host once, and its bytes are spread over the links of the
-  group's devices there.
+  A ring enters each host once, and its bytes are spread over the links of the
+  group's devices on that host.
   """
   received = _received(computation, op, kind)
   if kind == "collective-permute":
@@ -555,7 +556,7 @@ def _groups(attributes: str) -> np.ndarray:
 
   Devices are numbered as in the mesh, hosts one after another.
   """
-  # Axes of a mesh: mesh['a'=2,'b'=4] {'b'}, with ':(1)2' for a part of one.
+  # Axes of a mesh: mesh['a'=2,'b'=4] {'b'}, with ':(1)2' for part of an axis.
   if match := re.search(
       r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", attributes
   ):
@@ -634,10 +635,10 @@ def _product_flops(computation: _Computation, op: _Instruction) -> float:
 
 
 def _kernel_flops(computation: _Computation, op: _Instruction) -> float:
-  """Returns the FLOPs of a kernel that `Costs` names; 0 of another one.
+  """Returns the FLOPs of a kernel that `Costs` counts; 0 for any other.
 
-  Queries of attention are the last Q of S tokens, and see those up to their
-  own.
+  Attention queries are the last Q of S tokens, and each sees the tokens up to
+  its own.
   """
   if _GROUPED.search(op.name + op.attributes):
     rhs, out = _shape(computation, op.operands[-1]), next(_arrays(op.type))[1]

@@ -3,8 +3,8 @@
 """JSON Lines files and atomically replaced JSON files.
 
 A writer may be killed at any byte, so readers skip and count torn lines.
-Objects end with a checksum of what precedes it, which `verify` compares.
-Readers leave it out and do not compare it: files may be edited.
+Objects end with a checksum of the preceding bytes, which only `verify` checks;
+other readers drop it, so that files may be edited.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -36,7 +36,7 @@ def to_json(value: Any, non_finite: list[str], name: str = "") -> Any:
   Args:
     value: nested mappings, sequences, arrays and scalars of any library.
     non_finite: receives the dotted name of each non-finite number.
-    name: label of `value` itself.
+    name: dotted name of `value` itself.
   """
   if value is None or isinstance(value, bool | int | str):
     return value
@@ -60,7 +60,7 @@ def to_json(value: Any, non_finite: list[str], name: str = "") -> Any:
 def json_line(record: Mapping[str, Any]) -> str:
   """Returns `record` as a line of strict JSON.
 
-  A non-finite number becomes null, and its name goes to the list `non_finite`.
+  A non-finite number becomes null, and its name is added to `non_finite`.
   """
   try:
     # The common case, several times faster.
@@ -83,9 +83,9 @@ def sealed(text: str) -> str:
 
 
 def is_sound(data: bytes) -> bool | None:
-  """Returns whether a JSON object has its checksum; None if it ends without.
+  """Returns whether a JSON object's checksum is right; None without one.
 
-  An end in which one byte has changed is taken for one with a checksum.
+  An end that is one byte off the form of a checksum counts as a wrong checksum.
   """
   data = data.rstrip(b"\n")
   size = len(_END[0]) + _DIGITS + len(_END[1])
@@ -99,7 +99,7 @@ def is_sound(data: bytes) -> bool | None:
 
 
 def loads(data: str | bytes) -> Any:
-  """Returns a JSON value without its checksum; raises as `json.loads`."""
+  """Returns a JSON value without its checksum; raises as `json.loads` does."""
   value = json.loads(data)
   if isinstance(value, dict):
     value.pop(_CHECKSUM, None)
@@ -144,7 +144,7 @@ class LineWriter:
       self._file.flush()
 
   def sync(self) -> None:
-    """Waits until the disk has what was written."""
+    """Waits until everything written is on the disk."""
     with self._lock:
       sync_file(self._file)
 
@@ -249,7 +249,7 @@ def sync_file(file: IO[Any]) -> None:
   file.flush()
   try:
     descriptor = file.fileno()
-  except (AttributeError, OSError):  # A file in a bucket has none.
+  except (AttributeError, OSError):  # A file in a bucket has no descriptor.
     return
   os.fsync(descriptor)
 
@@ -294,7 +294,7 @@ def read_object(path: epath.PathLike, schema: Any) -> dict[str, Any] | None:
 
 
 def schema_error(value: Any, schema: Any, name: str = "") -> str:
-  """Returns how a JSON value violates a schema, "" if it does not.
+  """Returns how a JSON value violates a schema, or "".
 
   Args:
     value: parsed JSON.

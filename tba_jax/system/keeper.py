@@ -4,11 +4,10 @@
 
 A pool starts a keeper, which loads the user's code, confines itself, and forks
 a process for each completion. Only the keeper has the pool's pipes, and it
-reads the nonce of a request after the fork: what a completion does, in its
-process or in those that it starts, reaches neither the answers to others nor
-the keeper's memory. When its answer is there, or late, all that the completion
-has started is killed and its files are removed; then the answer goes to the
-pool.
+reads the nonce of a request after the fork, so a completion, and processes that
+it starts, can affect neither other answers nor the keeper's memory. Once it has
+answered or missed its deadline, all its processes are killed and its files are
+removed; then the answer goes to the pool.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,13 +28,13 @@ from tba_jax.system import frames
 from tba_jax.system import processes
 from tba_jax.system import sandbox
 
-# Request -> answer, and whether its process may get another request.
+# Request -> answer, and whether the completion is over.
 AnswerFn = Callable[[Any], tuple[dict[str, Any], bool]]
-# First byte of an answer: the next request is for this keeper, or for another;
-# or this request too.
+# First byte of an answer: this keeper takes the next request; a new keeper must
+# take it; a new keeper must also take this request again.
 MORE, LAST, RETRY = b"\x00", b"\x01", b"\x02"
 
-# Seconds for `close`, and for killed processes to be gone.
+# Longest times for `close`, and for killed processes to be gone.
 _CLOSE_S = 2.0
 _GONE_S = 10.0
 
@@ -51,8 +50,8 @@ def serve(
 
   Args:
     begin: function called with the first message, before the sandbox closes.
-    shows_prints: whether what user code prints goes to stderr, or nowhere.
-    goes_on: whether a request is for the process of the one before.
+    shows_prints: whether prints of user code go to stderr, or nowhere.
+    goes_on: predicate: whether a request is for the previous one's process.
     close: function called at the end of a completion in its process.
 
   Returns:
@@ -70,7 +69,7 @@ def serve(
   except frames.PipeClosed:
     return 0
   sandbox.limit_memory(hello["memory_mb"])
-  os.umask(0o022)  # Forks may be of another user than what is linked for them.
+  os.umask(0o022)  # Forks may run as another user than the links' owner.
   try:
     _link(hello)
     answer = begin(hello)
@@ -80,8 +79,8 @@ def serve(
     return 1
   processes.hide_memory()
   processes.adopt_orphans()
-  # As the first process of a box it ends with the pool. Elsewhere it outlives
-  # the pool to end what a completion has started.
+  # As the first process of a box, the keeper ends with the pool. Otherwise it
+  # outlives the pool, to end the processes of a completion.
   if os.getpid() != 1:
     processes.outlive_parent()
   gc.collect()
@@ -150,7 +149,7 @@ class _Keeper:
       if self._pipes is None or not goes_on(json.loads(request)):
         flag = MORE if self.end() else RETRY
         self._begin()
-      # Only now: the process must not know it.
+      # Only now: the completion's process must not know the nonce.
       nonce = self._pool.read(frames.NONCE_BYTES)
       if flag == RETRY:
         self._pool.write(_reply(nonce, flag, {}))
@@ -180,7 +179,7 @@ class _Keeper:
     status = 1
     try:
       os.setsid()
-      # Neither do processes that it forks have the pipes.
+      # Processes that it forks must not have the pipes either.
       os.register_at_fork(after_in_child=pipes.close)
       _link(self._hello)
       self._cell.close()
@@ -201,7 +200,7 @@ class _Keeper:
       with contextlib.suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
-      # Nothing else that a completion has left for the end runs.
+      # Skips the exit handlers that a completion may have registered.
       os._exit(status)  # pylint: disable=protected-access
 
   def _exchange(self, request: bytes) -> tuple[bool, bytes]:
@@ -233,7 +232,7 @@ class _Keeper:
     return None
 
   def end(self) -> bool:
-    """Ends a completion; False if anything of it stays."""
+    """Ends a completion; returns False if anything of it remains."""
     if self._pipes is None:
       return True
     self._pipes.close()
@@ -241,7 +240,7 @@ class _Keeper:
     if self._close is not None:
       with contextlib.suppress(ChildProcessError):  # Its status was taken.
         self._status()
-    # Its processes may have changed the limits of this one, of the same user.
+    # Its processes, of the same user, may have changed this process's limits.
     return (
         _end_other_processes()
         and self._cell.clean()
@@ -258,7 +257,7 @@ def _limits() -> list[Any]:
 
 
 def _end_other_processes() -> bool:
-  """Kills what this process has started; False if something does not end."""
+  """Kills all descendants; returns False if one does not end."""
   deadline = time.monotonic() + _GONE_S
   while time.monotonic() < deadline:
     if os.getpid() == 1:

@@ -12,7 +12,7 @@ PATH = re.compile(r"[^\s,:*\[\]'\"]+(?P<split>\[)?")
 
 
 def absolute(text: str) -> str:
-  """Returns a setting with the paths of files that exist made absolute."""
+  """Returns a setting's text with the paths of existing files made absolute."""
 
   def replace(match: re.Match[str]) -> str:
     path, bracket = match[0].removesuffix("["), match["split"] or ""
@@ -31,7 +31,7 @@ def absolute(text: str) -> str:
 
 
 def existing(text: str) -> list[str]:
-  """Returns the files and folders that exist of those a setting names."""
+  """Returns the existing files and folders that a setting names."""
   words = [
       text,
       *(m[0].removesuffix("[") for m in PATH.finditer(text)),

@@ -7,14 +7,14 @@ the time since the last change:
 
     interval = min(max(share * time since the last change, floor), cap)
 
-A change after t seconds is thus seen within `share * t`. While a caller waits,
-share and floor are smaller.
+A change after t seconds is thus seen within `share * t`, between floor and cap.
+While a caller waits, share and floor are smaller.
 """
 
 from collections.abc import Callable
 import time
 
-# Upper bound of the share while a caller waits: adds at most 2 % to its wait.
+# Largest share while a caller waits: adds at most 2 % to the wait.
 _WAITING_SHARE = 0.02
 
 
@@ -62,7 +62,7 @@ class PollInterval:
     self._due_at = now + self._interval_s(now)
 
   def changed(self, *, at_once: bool = False) -> None:
-    """Records a change by this client, to which a reply may follow soon.
+    """Records a change by this client; a reply may follow soon.
 
     With `at_once`, a poll is due now instead of after an interval.
     """
@@ -72,7 +72,7 @@ class PollInterval:
     self._due_at = min(self._due_at, now + interval_s)
 
   def start_waiting(self) -> bool:
-    """Makes a poll due for a waiting caller; False if one waits already."""
+    """Makes a poll due for a waiting caller; False if one already waits."""
     if self._waiting:
       return False
     self._waiting = True

@@ -31,7 +31,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 EXIT_OK = 0
 EXIT_CONFIG = 2
 EXIT_FATAL = 3  # A restart would fail again.
-EXIT_INTERRUPTED = 75  # Saved; can be resumed (EX_TEMPFAIL).
+EXIT_INTERRUPTED = 75  # State is saved; can be resumed (EX_TEMPFAIL).
 
 # Default environment of a role's process. Huge pages make a training step on a
 # CPU, which allocates large arrays, about 10 % faster.
@@ -45,10 +45,10 @@ SUPERVISED = "TBA_JAX_SUPERVISED"
 CACHE_VARIABLE = "TBA_JAX_CACHE_DIR"
 _JAX_CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 
-# Environment variable with the umask that the user has set, in octal digits.
+# Environment variable with the user's umask, in octal digits.
 _UMASK = "TBA_JAX_UMASK"
 
-# JAX's event of a program that was compiled, or read from the cache.
+# JAX's event for a program that was compiled, or read from the cache.
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _LONG_COMPILATION_S = 0.5
 
@@ -60,14 +60,14 @@ _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 # A unix socket path has at most 108 bytes; gRPC's prefix takes some.
 _MAX_SOCKET_DIR = 80
-# What gRPC takes for something else in the path of a socket.
+# Characters that gRPC would misread in the path of a socket.
 _NOT_IN_SOCKETS = re.compile(r"[,#?]|%[0-9A-Fa-f]{2}")
 _OPEN_FILES = 1 << 16
 
 
-# Seconds after a signal for a role that has not begun.
+# Seconds that a role which has not begun may still run after a signal.
 _WARM_UP_S = 2.0
-# Whether a role of this process has begun.
+# Role -> event, set once the role has begun in this process.
 _begun: dict[str, threading.Event] = {}
 
 # Sockets of `free_port`, which keep its ports.
@@ -83,8 +83,8 @@ def refuse(error: Exception | str) -> int:
 def free_port() -> int:
   """Returns a free port of the loopback interface.
 
-  Until this process exits, Linux assigns it to no other process, but a process
-  that knows the number can listen on it.
+  Until this process exits, Linux assigns the port to no other process, but a
+  process that knows the number can listen on it.
   """
   listener = socket.socket()
   listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -98,7 +98,7 @@ def free_port() -> int:
 
 
 def parse_cores(text: str) -> list[int]:
-  """Returns the cores of a list such as "0", "0,2" or "0-3"; or ValueError."""
+  """Returns the cores in "0", "0,2" or "0-3"; raises ValueError for others."""
   cores = []
   for item in text.split(","):
     first, dash, last = item.partition("-")
@@ -123,7 +123,7 @@ _ROOT = pathlib.Path("/")
 def memory(root: pathlib.Path = _ROOT) -> tuple[int, str]:
   """Returns the bytes of memory that processes here may use, and their source.
 
-  That is the machine's memory, or a lower limit of a control group.
+  The machine's memory, or a lower limit of a control group.
   """
   most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
   source = "memory of this machine"
@@ -149,14 +149,14 @@ def num_cores(root: pathlib.Path = _ROOT) -> tuple[float, str]:
 def _limits(
     root: pathlib.Path, controller: str, name: str, old_name: str
 ) -> Iterator[tuple[pathlib.Path, str]]:
-  """Yields limits of this process's control groups, and of those above them.
+  """Yields limits of this process's control groups and their parents.
 
-  `old_name` is the file's name in version 1, where controllers have folders.
+  `old_name` is the file's name in version 1, with a folder per controller.
   """
   try:
     lines = (root / "proc/self/cgroup").read_text().splitlines()
   except OSError:
-    return  # No Linux.
+    return  # Not Linux.
   mounted = root / "sys/fs/cgroup"
   for line in lines:
     _, controllers, group = line.split(":", 2)
@@ -165,7 +165,7 @@ def _limits(
       top, file = mounted / controller, old_name
       if controller not in controllers.split(","):
         continue
-    # In a container its own group may be mounted as the top.
+    # A container's own group may be mounted as the top.
     inside = top / group.lstrip("/")
     for folder in (inside, *inside.parents):
       path = folder / file
@@ -176,8 +176,8 @@ def _limits(
 def assign_cores(num_searchers: int) -> dict[str, Any]:
   """Returns the cores of `trainer`, and of each of `searchers`.
 
-  Searchers share half of the cores of this process evenly, and the trainer has
-  the rest: a step's completions take about as long to sample as to train on.
+  Searchers share half of this process's cores evenly, and the trainer has the
+  rest: a step's completions take about as long to sample as to train on.
   An empty list means no binding.
 
   Args:
@@ -208,8 +208,8 @@ def pin(cores: Sequence[int]) -> None:
 def raise_open_files() -> None:
   """Raises this process's limit of open files, up to 65,536.
 
-  The usual 1,024 are soon taken by connections of strangers, and then nobody
-  else comes in.
+  Strangers' connections soon use up the usual 1,024, and then nobody else can
+  connect.
   """
   now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
   limit = _OPEN_FILES
@@ -220,7 +220,7 @@ def raise_open_files() -> None:
 
 
 def try_lock(fd: int, *, shared: bool = False) -> bool:
-  """Locks an open file until it is closed; False if it is locked already."""
+  """Locks an open file until it is closed; False if already locked."""
   kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
   try:
     fcntl.flock(fd, kind | fcntl.LOCK_NB)
@@ -234,7 +234,7 @@ class LockedError(ValueError):
 
 
 def lock_file(path: pathlib.Path, *, wait_s: float = 0.0) -> int:
-  """Locks a file, which gets this process's pid; returns the open file.
+  """Locks a file and writes this process's pid to it; returns the open file.
 
   Raises:
     LockedError: another process still holds it after `wait_s`.
@@ -255,7 +255,7 @@ def lock_file(path: pathlib.Path, *, wait_s: float = 0.0) -> int:
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-  """Names a file in the errors of its descriptor, such as a full disk's."""
+  """Adds a file's name to errors of its descriptor, such as a full disk's."""
   try:
     yield
   except OSError as error:
@@ -282,15 +282,15 @@ def die_with_parent(parent: int = 0) -> None:
 
 
 def outlive_parent() -> None:
-  """Takes `die_with_parent` back."""
+  """Undoes `die_with_parent`."""
   _set(_PR_SET_PDEATHSIG, 0)
 
 
 def hide_memory() -> None:
-  """Keeps the user's other processes from memory and files of this one.
+  """Hides this process's memory and open files from the user's others.
 
-  They cannot trace it, nor open what is in its folder of /proc, such as its
-  pipes. Forks are hidden too, until they execute a program.
+  Other processes can neither trace it nor open its entries in /proc, such as
+  its pipes. Forks are hidden too, until they execute a program.
   """
   _set(_PR_SET_DUMPABLE, 0)
 
@@ -305,7 +305,7 @@ def descendants(pid: int) -> list[int]:
   children: dict[int, list[int]] = {}
   for folder in pathlib.Path("/proc").glob("[0-9]*"):
     try:
-      # The name, in parentheses, may have any character.
+      # The name, in parentheses, may contain any character.
       fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2]
     except OSError:
       continue  # The process has ended.
@@ -321,9 +321,10 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill_descendants(pid: int) -> None:
-  """Kills a process's descendants, also those that still start others."""
+  """Kills a process's descendants, even while they start others."""
   stopped: set[int] = set()
-  # One that is killed frees a place for another, one that is stopped does not.
+  # Stop them first: a killed process makes room for another, a stopped process
+  # does not.
   while running := {*descendants(pid)} - stopped:
     for child in running:
       _send(child, signal.SIGSTOP)
@@ -340,7 +341,7 @@ def _send(pid: int, number: int) -> None:
 def die_with_supervisor() -> None:
   """Calls `die_with_parent` if a supervisor has started this process.
 
-  A process that a user or a launch script has started outlives its shell.
+  A process started by a user or a launch script outlives its shell.
   """
   supervisor = os.environ.get(SUPERVISED)
   if supervisor:
@@ -371,10 +372,10 @@ def stop_on_signals() -> threading.Event:
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-  """Keeps the garbage collector from the objects of modules, which stay.
+  """Keeps the garbage collector from scanning module objects, which stay.
 
-  To look through them while they are made, later on and at the end takes a
-  third of the CPU time in which a role starts.
+  Scanning them during imports, later on and at exit takes a third of the CPU
+  time of a role's start.
   """
   gc.disable()
   try:
@@ -388,8 +389,8 @@ def start_role(role: str) -> threading.Event:
   """Sets up a role's process; returns the event of `stop_on_signals`.
 
   After a signal the process ends within seconds, unless `role` has called
-  `note_begun`: before that nothing is to be saved, and a compilation would not
-  react sooner.
+  `note_begun`: before that there is nothing to save, and a compilation cannot
+  react to signals.
   """
   absl_logging.use_absl_handler()
   absl_logging.set_verbosity(absl_logging.INFO)
@@ -397,8 +398,8 @@ def start_role(role: str) -> threading.Event:
   absl_logging.info("cores %s", available_cores())
   prepare_compiling()
   stop = stop_on_signals()
-  # The interpreter writes the numbers of signals, but runs their handlers only
-  # once the main thread comes back to it.
+  # The interpreter writes signal numbers to the pipe at once, but runs handlers
+  # only when the main thread returns to it.
   source, sink = os.pipe()
   os.set_blocking(sink, False)
   signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
@@ -422,16 +423,16 @@ def _end_warm_up(role: str, source: int) -> None:
 
 
 def keep_private() -> None:
-  """Makes files of this process and its children for this user alone."""
+  """Makes new files of this process and its children private to this user."""
   users = os.umask(0o077)
   os.environ.setdefault(_UMASK, f"{users:o}")
 
 
 @contextlib.contextmanager
 def shared() -> Iterator[None]:
-  """Makes files as the user's umask has it, which others may need."""
+  """Makes files with the user's own umask, since others may need them."""
   users = os.environ.get(_UMASK)
-  if users is None:  # Nothing has changed it.
+  if users is None:  # The umask is unchanged.
     yield
     return
   ours = os.umask(int(users, 8))
@@ -444,12 +445,12 @@ def shared() -> Iterator[None]:
 def spool_directory(setting: str, workdir: str) -> pathlib.Path:
   """Returns the local directory for socket, locator, lock and secret, 0700.
 
-  The first of: the setting; WORKDIR/spool if that is local and can be the path
-  of a unix socket; a directory of this user under the temporary directory.
+  The first of: the setting; WORKDIR/spool if it is local and can hold unix
+  sockets; a directory of this user under the temporary directory.
 
   Raises:
-    ValueError: the directory is not private, see `make_private`, or cannot be
-      the path of a socket.
+    ValueError: the directory is not private, see `make_private`, or its path
+      cannot hold a socket.
   """
   path = pathlib.Path(setting or f"{workdir}/spool").expanduser().absolute()
   remote = "://" in workdir
@@ -522,8 +523,8 @@ def make_private(path: pathlib.Path, key: str) -> None:
 def cache_directory() -> str:
   """Returns the directory of JAX's compilation cache, made if missing.
 
-  It is TBA_JAX_CACHE_DIR, else JAX_COMPILATION_CACHE_DIR, which may be in a
-  bucket, else `tba_jax/xla` in the user's cache.
+  The first of: TBA_JAX_CACHE_DIR; JAX_COMPILATION_CACHE_DIR, which may be in a
+  bucket; `tba_jax/xla` in the user's cache.
 
   Raises:
     ValueError: the directory cannot be made.
@@ -563,9 +564,10 @@ def _make_cache(root: str, what: str) -> str:
 
 
 def prepare_compiling() -> None:
-  """Turns on JAX's persistent compilation cache; raises as its directory.
+  """Turns on JAX's compilation cache; raises as `cache_directory` does.
 
-  After a long compilation its memory is given back, see `trim_memory`.
+  After a long compilation, its memory is returned to the system, see
+  `trim_memory`.
   """
   import jax  # pylint: disable=g-import-not-at-top
 
@@ -588,10 +590,10 @@ def _trim_after_compiling(event: str, duration_s: float, **_: Any) -> None:
 
 
 def trim_memory() -> None:
-  """Gives memory back that was freed and that the C library keeps.
+  """Returns freed memory that the C library keeps to the system.
 
-  A compiler's memory comes in small pieces, which glibc keeps, and so does that
-  of a save. Does nothing where the library is not glibc.
+  Compilations and saves allocate in small pieces, which glibc keeps. Does
+  nothing with other C libraries.
   """
   trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
   if trim is not None:
@@ -614,7 +616,8 @@ def package_environment() -> dict[str, str]:
 def leave(status: int) -> NoReturn:
   """Ends this process without waiting for threads named `LEFT_BEHIND`.
 
-  The interpreter would wait for them, or abort if they are daemons in XLA.
+  The interpreter would wait for these threads, or abort if they are daemon
+  threads inside XLA.
   """
   if any(t.name.startswith(LEFT_BEHIND) for t in threading.enumerate()):
     _leave_now(status)
@@ -629,7 +632,7 @@ def _leave_now(status: int) -> NoReturn:
 
 
 def restart_as_role() -> None:
-  """Re-executes this process in ROLE_ENVIRONMENT, unless it is set already.
+  """Re-executes this process in ROLE_ENVIRONMENT, unless already set.
 
   The C library reads some variables only at the start.
   """

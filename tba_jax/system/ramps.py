@@ -14,8 +14,9 @@ class Ramp:
 
   start: value at step 0.
   end: value after `steps`.
-  steps: length of the change in steps; 0 = constant.
-  stop: number of steps after which it jumps to `end`, up to `steps`; 0 = none.
+  steps: number of steps that the change takes; 0 = constant.
+  stop: step, counted from 1, at which the value jumps to `end`, at most
+    `steps`; 0 = no jump.
   """
 
   start: float

@@ -1,12 +1,12 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a folder declares of its settings, in its `settings.py`.
+"""Declarations of settings, as in the `settings.py` of each folder.
 
-That has `SECTIONS` and `SETTINGS`, by key, and `CHECKS`, which relate settings:
-a check yields the key of each wrong value and what is allowed. Checks that read
-files or models are in the folder's `checks.py`, so that tables import almost
-nothing; neither imports JAX. `tba_jax/config/` merges and runs them. Units are
-in the names (`_s`, `_steps`, `_tokens`, `_mb`) or in the meaning.
+A `settings.py` has `SECTIONS` and `SETTINGS`, by key, and `CHECKS` across
+settings: a check yields the key of each wrong value and what is allowed. Checks
+that read files or models are in the folder's `checks.py`, so that tables import
+almost nothing; neither imports JAX. `tba_jax/config/` merges and runs them.
+Units are in the names (`_s`, `_steps`, `_tokens`, `_mb`) or in the meaning.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -34,7 +34,7 @@ class Allowed:
   test: predicate for values of the right type.
   names: the allowed names, if they are a fixed set.
   explain: wording for one refused value, instead of `text`.
-  is_over_steps: whether the value may be a text of `ramps.py` too.
+  is_over_steps: whether the value may also be a ramp, as text (`ramps.py`).
   """
 
   text: str
@@ -48,8 +48,8 @@ class Allowed:
 class Fixed:
   """A reason why a setting must not change when a run is resumed.
 
-  why: completes "it cannot change when a run is resumed: …".
-  holds: predicate of the settings by key, of the run and requested.
+  why: completion of "it cannot change when a run is resumed: …".
+  holds: predicate of the run's settings and the requested ones, each by key.
   """
 
   why: str
@@ -68,15 +68,15 @@ class Setting:
   meaning: description for `docs/reference/settings.md`.
   hosts: differences allowed between the hosts of a run: "same", none unless
     the section allows them; "own", any; "path", other paths to the same files;
-    "searcher", a searcher's from the trainer's.
+    "searcher", between a searcher and the trainer.
   fixed: reason why it must not change when a run is resumed, "" if it may; None
-    is the section's.
+    for the section's reason.
   files: whether it may name files or folders of the machine, or commands.
   read_with: key of another setting, and its values with which this one is
-    read, or "above 0"; with others only the default is allowed.
-  also: value that some programs allow besides, and these programs.
-  auto: whether it follows model, data and machine unless it is set, where the
-    policy starts from a pretrained model (`programs/defaults.py`).
+    read, or "above 0"; with other values only the default is allowed.
+  also: value that some programs also allow, and these programs.
+  auto: whether an unset value follows model, data and machine if the policy
+    starts from a pretrained model (`programs/defaults.py`).
   """
 
   default: bool | int | float | str | None
@@ -104,10 +104,10 @@ class Section:
 
 
 class Values(dict[str, Any]):
-  """Values by key, for checks. A check without its value raises KeyError.
+  """Values by key, for checks. A check of a missing value raises KeyError.
 
-  program: reader of the settings.
-  sections: names of the sections that it reads, "" for top-level keys.
+  program: program that reads the settings.
+  sections: names of the sections that the program reads, "" for top-level keys.
   elsewhere: whether files and packages are on other machines.
   """
 
@@ -134,7 +134,7 @@ def at_least(low: int) -> Allowed:
 
 
 def wait(low: float = 0.0) -> Allowed:
-  """Allows seconds to wait; pipes take up to 2**31 milliseconds."""
+  """Allows seconds to wait; pipes accept up to 2**31 milliseconds."""
   text = f"{low:g} or more" if low else "above 0"
   return Allowed(
       f"{text}, up to 10**6 seconds",
@@ -147,7 +147,7 @@ def one_of(*names: str) -> Allowed:
 
 
 def subset_of(*names: str) -> Allowed:
-  """Allows a comma-separated list of some of the names; "" is none."""
+  """Allows a comma-separated subset of the names; "" is the empty one."""
 
   def is_list(text: str) -> bool:
     items = text.split(",") if text else []
@@ -163,7 +163,7 @@ def is_float32(value: float) -> bool:
 
 
 def over_steps(allowed: Allowed) -> Allowed:
-  """Allows a number, or its change over steps, as `ramps.py` parses it."""
+  """Allows a number, or a ramp over steps, as `ramps.py` parses it."""
 
   def test(value: float | str) -> bool:
     try:
@@ -234,9 +234,9 @@ def require(
   """Requires values of other settings if the value of `key` passes a test.
 
   Args:
-    key: a setting.
+    key: key of the tested setting.
     test: predicate of its value.
-    required: allowed values by key, or "above 0".
+    required: key of another setting -> its allowed values, or "above 0".
   """
 
   def check(c: Values) -> Problems:
@@ -256,13 +256,14 @@ def require(
 def unread(
     c: Values, key: str, default: Any, other: str, values: Any
 ) -> Problems:
-  """Yields `key` if nothing reads it, and it has not its default.
+  """Yields `key` if nothing reads it and its value is not the default.
 
   Args:
     c: values by key.
-    key: a setting that some values of another one read.
-    other: key of the setting whose values decide.
-    values: settings of `other` with which it is read, or "above 0".
+    key: setting that is read only with some values of `other`.
+    default: value of `key` that is always allowed.
+    other: key of the setting that decides.
+    values: values of `other` with which `key` is read, or "above 0".
   """
   value, is_above_0 = c[other], values == _IS_ABOVE_0
   if c[key] == default or (value > 0 if is_above_0 else value in values):
@@ -275,7 +276,7 @@ def unread(
 
 
 def lacks(package: str, extra: str) -> str:
-  """Returns how to install a package that is missing, else ""."""
+  """Returns how to install a missing package, "" for an installed one."""
   if importlib.util.find_spec(package) is not None:
     return ""
   return f"needs a package that is not installed: pip install tba_jax[{extra}]"

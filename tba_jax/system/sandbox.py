@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Confines processes that run user code, or code written by models.
 
-The parent makes a `Box`, which is bubblewrap where that works, and passes its
-`command` and `environment`; the process itself calls `enter`, and each of its
-forks that runs such code `Confinement.close`.
+The parent makes a `Box`, which uses bubblewrap where that works, and passes its
+`command` and `environment`. The process itself calls `enter`, and each of its
+forks that runs such code calls `Confinement.close`.
 
     python -m tba_jax.system.sandbox COMMAND WORD…
 
@@ -49,12 +49,12 @@ _PRIVATE = "TBA_JAX_"  # Prefix of variables that are never passed on.
 MAX_FILE_BYTES = 256 << 20
 _MAX_OPEN_FILES = 256
 _MAX_PROCESSES = 128  # Threads count too.
-# User ids that systemd gives to nobody, as (first, number); containers may have
-# the second alone.
+# Ranges of user ids that systemd assigns to nobody, as (first, number);
+# containers may have only the second range.
 _UIDS = ((1_879_048_192, 268_435_456), (60706, 478))
-_HOME = "tba_jax-reward-"  # Prefix of their directories, and of no others.
+_HOME = "tba_jax-reward-"  # Prefix of confined processes' directories only.
 
-# Limit of its directory, of shared memory and of /tmp, each a tmpfs.
+# Size limit of its directory, of shared memory and of /tmp, each a tmpfs.
 MAX_DISK_BYTES = 512 << 20
 
 # Freedoms of unconfined code.
@@ -66,16 +66,16 @@ FREEDOMS = {
     "network": "use the network",
     "processes": "start processes without end",
 }
-# Parts of the system that programs need, no file of which has secrets.
+# Parts of the system that programs need and that contain no secrets.
 _SYSTEM = """
     /bin /lib /lib32 /lib64 /nix/store /sbin /usr /etc/alternatives
     /etc/ca-certificates /etc/group /etc/hosts /etc/ld.so.cache /etc/localtime
     /etc/nsswitch.conf /etc/passwd /etc/pki/tls/certs /etc/resolv.conf
     /etc/ssl/certs /etc/ssl/openssl.cnf
 """.split()
-# Bubblewrap takes a time quadratic in their number.
+# Most entries shown of a folder: bubblewrap's time is quadratic in them.
 MAX_ENTRIES = 128
-# Names of folders that have packages alone.
+# Names of folders that contain only packages.
 _PACKAGES = ("site-packages", "dist-packages")
 _TRIAL_S = 60.0
 _TRIAL = """
@@ -85,7 +85,7 @@ print(json.dumps(sandbox.enter(**json.loads(sys.argv[1])).close()))
 """
 
 _SHARED = "/dev/shm"
-# Memory, messages and semaphores that outlive processes, one a row.
+# Shared memory, messages and semaphores that outlive processes, one per row.
 _SHARED_MEMORY = ("/proc/sysvipc/shm", "/proc/sysvipc/msg", "/proc/sysvipc/sem")
 _CLONE_NEWNS = 0x00020000
 _CLONE_NEWUSER = 0x10000000
@@ -107,7 +107,7 @@ def environment(home: str, passed: Sequence[str] = ()) -> dict[str, str]:
   """
   names = [n for n in (*_PASSED, *passed) if not n.startswith(_PRIVATE)]
   passed_on = {name: os.environ[name] for name in names if name in os.environ}
-  if "PYTHONPATH" in passed_on:  # The working directory may differ.
+  if "PYTHONPATH" in passed_on:  # Absolute: the working directory may differ.
     paths = passed_on["PYTHONPATH"].split(os.pathsep)
     passed_on["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, paths))
   return {
@@ -139,11 +139,12 @@ def limit_memory(memory_mb: int) -> None:
 class Box:
   """Confinement of processes on this machine.
 
-  bubblewrap: command before theirs, up to their directory; [] without it.
+  bubblewrap: words of the bubblewrap command before the process's directory and
+    command; [] without bubblewrap.
   tmpfs: options of a writable directory.
-  network: whether they keep the network.
+  network: whether processes keep the network.
   readable: paths that must stay readable.
-  missing: keys of `FREEDOMS` that they keep.
+  missing: keys of `FREEDOMS` that processes keep.
   reason: problem that keeps bubblewrap from confining them, "" if none.
   """
 
@@ -173,7 +174,7 @@ class Box:
     }
 
   def warning(self) -> str:
-    """Returns what confined code can still do, "" if nothing is missing."""
+    """Returns what confined code can still do, "" if fully confined."""
     can = ", ".join(FREEDOMS[name] for name in self.missing)
     return f"reward code can {can}: {self.reason}" if can else ""
 
@@ -189,15 +190,14 @@ def make_box(
   """Returns how to confine processes, after a trial.
 
   Under bubblewrap a process sees the system's programs, Python, the modules
-  imported here, and what is named here, all of it read-only.
+  imported here, and the paths named below, all read-only.
 
   Args:
-    readable: files, and folders with all that is in them, which processes read
-      after `enter`.
-    shown: the same for what they read before.
-    folders: shown like Python's path and the working directory, without entries
-      that start with a dot or contain hidden paths.
-    hidden: paths; the user's home is hidden too.
+    readable: files and whole folders that processes read after `enter`.
+    shown: files and whole folders that processes read before `enter`.
+    folders: folders shown like Python's path and the working directory, without
+      entries that start with a dot or contain hidden paths.
+    hidden: paths not to show; the user's home is hidden too.
     network: whether processes keep the network.
   """
   bare = Box([], [], network, [*readable, os.getcwd()])
@@ -242,7 +242,7 @@ def _boxed(
   for path in ("/tmp", _SHARED):
     words += [*tmpfs, "--tmpfs", path]
   visible = _outermost(visible_paths(named, folders, hidden))
-  # Parents that bubblewrap makes by itself keep other user ids out.
+  # Parent folders that bubblewrap makes by itself are closed to other user ids.
   parents = {
       str(parent) for path in visible for parent in pathlib.Path(path).parents
   }
@@ -273,13 +273,13 @@ def visible_paths(
       return []
     try:
       names = [n for n in os.listdir(folder) if not n.startswith(".")]
-    except OSError:  # The folder is on Python's path, and not to be read.
+    except OSError:  # The folder is on Python's path, but unreadable.
       return []
     paths = [os.path.join(folder, name) for name in names]
     paths = [path for path in paths if not holds(path, closed)]
     return paths if len(paths) <= MAX_ENTRIES else []
 
-  # The hub's cache, and other data, is made of links.
+  # The Hugging Face cache, and other data, consists of links.
   links = [
       os.path.realpath(inside)
       for path in named
@@ -297,7 +297,7 @@ def visible_paths(
     elif any(_is_in(folder, path) for path in (sys.prefix, *_SYSTEM)):
       continue
     elif os.path.basename(folder) in _PACKAGES and not holds(folder, closed):
-      # A nested venv, for example, may have any number of entries.
+      # As a whole: a nested venv, for example, may have any number of entries.
       yield folder
     else:
       yield from entries(folder)
@@ -334,7 +334,7 @@ def _outermost(paths: Iterable[str]) -> list[str]:
 
 
 def _try(box: Box) -> tuple[list[str] | None, str]:
-  """Confines a process; returns what is missing, or None and why it failed."""
+  """Tries a box; returns what is missing, or None and why it failed."""
   with contextlib.closing(TemporaryHome()) as folder:
     home = folder.path
     arguments = json.dumps(box.arguments(home))
@@ -365,9 +365,9 @@ def _try(box: Box) -> tuple[list[str] | None, str]:
 class TemporaryHome:
   """A temporary directory, removed by `close`.
 
-  If this process is killed, a later one removes it.
+  If this process is killed, a later process removes it.
 
-  path: its path.
+  path: location of the directory.
   """
 
   def __init__(self):
@@ -377,7 +377,7 @@ class TemporaryHome:
       self.path = tempfile.mkdtemp(prefix=_HOME)
       try:
         self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-      except FileNotFoundError:  # Taken for an abandoned one.
+      except FileNotFoundError:  # Another process took it for an abandoned one.
         continue
       if processes.try_lock(self._fd) and os.path.exists(self.path):
         return
@@ -422,22 +422,22 @@ def enter(
     uids: Sequence[int],
     num_threads: int,
 ) -> "Confinement":
-  """Confines this process permanently, as far as its forks have in common.
+  """Permanently applies the confinement that all forks of this process share.
 
-  Where no box does that, leaves the network and, as root, makes all file
-  systems read-only but an empty `home` of limited size. Call it before starting
+  Without a box, leaves the network and, as root, makes all file systems
+  read-only except an empty `home` of limited size. Call it before starting
   threads.
 
   Args:
-    home: the process's own directory.
+    home: directory of the process.
     network: whether to keep the network.
     readable: paths that must stay readable.
-    boxed: whether bubblewrap runs it.
-    uids: user ids for forks of root; the first that the system permits.
+    boxed: whether the process runs in bubblewrap.
+    uids: user ids for forks of root, which take the first permitted one.
     num_threads: threads of the user's other processes.
 
   Returns:
-    What confines its forks.
+    The confinement of its forks.
   """
   missing = []
   resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -464,13 +464,13 @@ def enter(
 
 @dataclasses.dataclass(frozen=True)
 class Confinement:
-  """Confinement of one completion's process, a fork of one that has entered.
+  """Confinement of a completion's process, a fork of one that called `enter`.
 
-  folders: used only by its forks, emptied by `clean`.
-  modes: permissions of their contents, by path.
-  is_limited: whether they can write to nothing else.
-  missing: keys of `FREEDOMS` that `enter` could not take.
-  Otherwise as `enter` has them.
+  folders: folders used only by the forks, emptied by `clean`.
+  modes: permissions of these folders and their initial contents, by path.
+  is_limited: whether the forks can write nowhere else.
+  missing: keys of `FREEDOMS` that `enter` could not take away.
+  Other fields are arguments of `enter`.
   """
 
   home: str
@@ -486,18 +486,19 @@ class Confinement:
   def close(self) -> list[str]:
     """Confines this process and its children permanently.
 
-    Limits processes, open files and file sizes; as root takes a user id of its
-    own, without access to files and memory of others. Changes to its home.
+    Limits processes, open files and file sizes. As root, changes to a separate
+    user id, without access to others' files and memory. Changes directory to
+    its home.
 
     Returns:
-      What the system did not permit, keys of `FREEDOMS`.
+      Keys of `FREEDOMS` that the system did not let it give up.
     """
     missing = [*self.missing]
     uid, reads_all = None, False
     is_root = os.geteuid() == 0
     if is_root:
       uid, reads_all = self._take_uid()
-    # Root could undo the rest.
+    # Root could undo the other limits.
     is_held = uid is not None or (self.boxed and not is_root)
     if not is_held or not self.is_limited:
       missing.append("disk")
@@ -511,7 +512,7 @@ class Confinement:
     _lower_limit(resource.RLIMIT_NOFILE, _MAX_OPEN_FILES)
     if sys.platform.startswith("linux"):
       ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    # Changing the user id has cleared these.
+    # Set again, as changing the user id clears both.
     processes.die_with_parent()
     processes.hide_memory()
     os.chdir(self.home)
@@ -525,7 +526,7 @@ class Confinement:
     return None, True
 
   def clean(self) -> bool:
-    """Removes what ended forks have left; False if something stays."""
+    """Removes what ended forks left behind; False if something remains."""
     for folder in self.folders:
       _empty(folder, lambda entry: entry.path not in self.modes)
     if not self.is_limited and os.geteuid() == 0:
@@ -537,9 +538,9 @@ class Confinement:
 
 
 def _modes(folders: Sequence[str]) -> dict[str, int]:
-  """Returns the modes of some folders and of all in them, by path.
+  """Returns the modes of folders and their contents, by path.
 
-  What is mounted in them is left out.
+  Mount points inside them are left out.
   """
   out, pending = {}, list(folders)
   while pending:
@@ -554,7 +555,7 @@ def _modes(folders: Sequence[str]) -> dict[str, int]:
 
 
 def _empty(folder: str, is_left: Callable[[os.DirEntry[str]], bool]) -> None:
-  """Removes what was left in a folder, as far as it can."""
+  """Removes leftovers from a folder, as far as possible."""
   with contextlib.suppress(OSError):
     for entry in list(os.scandir(folder)):
       is_folder = entry.is_dir(follow_symlinks=False)
@@ -590,7 +591,7 @@ def _remove_folder(path: str) -> None:
 
 
 def _remove_files(folder: int) -> list[str]:
-  """Removes the files of an open folder; returns its folders, opened up."""
+  """Removes files of an open folder; returns its folders, made accessible."""
   folders = []
   for name in os.listdir(folder):
     status = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -609,7 +610,7 @@ def _owner(entry: os.DirEntry[str]) -> int:
 def _has_rows(path: str) -> bool:
   try:
     return len(pathlib.Path(path).read_text().splitlines()) > 1
-  except OSError:  # The kernel has none.
+  except OSError:  # The kernel lacks System V IPC.
     return False
 
 
@@ -645,7 +646,7 @@ def _limit_disk(home: str, readable: Sequence[str]) -> list[str]:
   `home` and shared memory become file systems of limited size, in memory.
 
   Returns:
-    Their paths; none if this is not permitted.
+    Paths of these file systems; none if this is not permitted.
   """
   if not sys.platform.startswith("linux"):
     return []
@@ -659,7 +660,7 @@ def _limit_disk(home: str, readable: Sequence[str]) -> list[str]:
   if os.path.isdir(_SHARED) and not any(
       os.path.realpath(path).startswith(_SHARED) for path in readable
   ):
-    mounts = [_SHARED, home]  # `home` may be in it.
+    mounts = [_SHARED, home]  # In this order: `home` may be in `_SHARED`.
   for path in map(os.fsencode, mounts):
     os.makedirs(path, exist_ok=True)
     flags = _MS_NOSUID | _MS_NODEV
@@ -688,8 +689,8 @@ def _take_uid(
 
   Returns:
     The user id, None if not permitted; and whether other users' files stay
-    readable, which is necessary if Python or a path of `readable` is for root
-    alone.
+    readable, which is necessary if Python or a path of `readable` is accessible
+    only to root.
   """
   paths = [sys.prefix, sys.base_prefix, *sys.path, *readable]
   paths = [os.path.realpath(p) for p in paths if os.path.exists(p)]
@@ -714,7 +715,7 @@ def _take_uid(
       capabilities, capabilities, capabilities, 0, 0, 0
   )
   libc.capset(header, data)
-  if capabilities:  # Capabilities must reach children too.
+  if capabilities:  # Children must inherit it.
     libc.prctl(
         _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _CAP_DAC_READ_SEARCH, 0, 0
     )
@@ -725,8 +726,8 @@ def _limit_processes(uid: int | None, num_threads: int) -> bool:
   """Limits the processes of this user; False if root, which is exempt."""
   if uid is None and os.getuid() == 0:
     return False
-  # The limit includes the user's other processes, before Linux 5.14 also those
-  # outside a box; a new user has none.
+  # The limit includes the user's other processes (before Linux 5.14, also those
+  # outside a box); a new user has none.
   num_others = 0 if uid is not None else num_threads
   _lower_limit(resource.RLIMIT_NPROC, num_others + _MAX_PROCESSES)
   return True

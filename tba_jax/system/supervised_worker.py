@@ -3,9 +3,9 @@
 """Child processes of user code: calls with deadlines, restarts, confinement.
 
 A `SupervisedWorker` runs a module that calls `keeper.serve`, which answers one
-call at a time in a process of the completion. A process that does not answer,
-or not to this call, is killed with all that it started, and the next call
-starts another.
+call at a time, each completion in its own process. A worker that does not
+answer, or answers another call, is killed with all that it started, and the
+next call starts a new one.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,9 +32,9 @@ from tba_jax.system import sandbox
 
 _EXIT_S = 2.0
 _START_DEADLINE_S = 60.0
-# Seconds for a worker to end what has missed its deadline.
+# Seconds for a worker to end a completion that has missed its deadline.
 _GRACE_S = 15.0
-# Seconds within which a process that was killed is gone.
+# Seconds within which a killed process is gone.
 _KILL_S = 30.0
 _THREADS = (
     "; it had {} threads before it forked, which the fork has not: start them"
@@ -57,7 +57,7 @@ class ChildProcess:
       environment: Mapping[str, str],
       stderr: IO[bytes] | None = None,
   ):
-    """Starts the command; OSError if it cannot be started."""
+    """Starts the command; raises OSError if it cannot be started."""
     self._kill_lock = threading.Lock()
     self._process = subprocess.Popen(
         command,
@@ -77,8 +77,8 @@ class ChildProcess:
   def has_ended(self) -> bool:
     if self._process.returncode is not None or not hasattr(os, "waitid"):
       return self._process.poll() is not None
-    # Not waited for until `kill`: its pid, which is also its group's, might be
-    # reused afterwards.
+    # Not reaped until `kill`: afterwards its pid, also its group's, might be
+    # reused.
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
     return os.waitid(os.P_PID, self.pid, flags) is not None
 
@@ -101,14 +101,14 @@ class _WorkerProcess(ChildProcess):
   """A confined process with a private directory.
 
   home: temporary directory.
-  num_threads: threads that it has before it forks.
+  num_threads: number of threads before it forks.
   """
 
   def __init__(self, module: str, passed: Sequence[str], box: sandbox.Box):
     self._folder = sandbox.TemporaryHome()
     self.home = self._folder.path
     self.num_threads = 1
-    # A file, where sizes are limited.
+    # A file rather than a pipe, since file sizes are limited.
     self._stderr = tempfile.TemporaryFile(buffering=0)
     super().__init__(
         box.command([sys.executable, "-m", module], self.home),
@@ -119,7 +119,7 @@ class _WorkerProcess(ChildProcess):
   def exchange(
       self, message: Any, timeout_s: float
   ) -> tuple[bytes, dict[str, Any]]:
-    """Sends a message; returns the flag and the answer, raises as `Pipes`."""
+    """Sends a message; returns flag and answer; raises as `Pipes` does."""
     deadline = time.monotonic() + timeout_s
     nonce = frames.nonce()
     self.pipes.write(frames.pack(message) + nonce, deadline)
@@ -132,7 +132,7 @@ class _WorkerProcess(ChildProcess):
       raise frames.PipeClosed(str(error)) from error
 
   def last_words(self) -> str:
-    """Returns the end of its standard error."""
+    """Returns the last bytes of its standard error."""
     descriptor = self._stderr.fileno()
     end = os.fstat(descriptor).st_size
     data = os.pread(descriptor, 200, max(0, end - 200))
@@ -173,7 +173,7 @@ class SupervisedWorker:
   def call(self, message: Any) -> dict[str, Any]:
     """Returns the answer to a JSON message, or `failure` and `message`.
 
-    A call after a failure may have another process. One thread calls at a time.
+    A call after a failure may use a new process. One thread calls at a time.
     """
     flag, answer = keeper.RETRY, {}
     while flag == keeper.RETRY:
@@ -198,13 +198,13 @@ class SupervisedWorker:
     return answer
 
   def replace_dead(self) -> None:
-    """Lets the next call start a process if this one was killed while idle."""
+    """Lets the next call start a process if this one ended while idle."""
     process = self._process
     if process is not None and process.has_ended():
       self._end()
 
   def close(self) -> None:
-    """Kills the process, waits for its end, and lets no other start."""
+    """Kills the process, waits for its end, and prevents further starts."""
     self._is_closed = True
     self._end()
 
@@ -241,7 +241,7 @@ class WorkerPool:
   """Supervised workers, and a thread for each.
 
   threads: executor of as many threads as workers.
-  longest_s: most seconds of a worker's answer, with the start of a process.
+  longest_s: longest time of a worker's answer, including a process start.
   """
 
   def __init__(
@@ -258,9 +258,9 @@ class WorkerPool:
 
     Args:
       module: entry point of the processes; calls `keeper.serve`.
-      hello: fields of their first message.
+      hello: fields of the first message to a process.
       config_reward: `config.reward`.
-      box: their confinement.
+      box: confinement of the processes.
       links: symlinks in a completion's directory, {path in it: folder}.
       on_event: function that receives ("sandbox_limited", message).
     """
@@ -270,7 +270,7 @@ class WorkerPool:
         _START_DEADLINE_S + config_reward.deadline_s + _GRACE_S + _KILL_S
     )
     count = config_reward.num_workers
-    # A process dies with the thread that started it, so threads last as long.
+    # A process dies with the thread that started it, so keep the threads.
     self.threads = futures.ThreadPoolExecutor(count, "reward")
     self._workers = [
         SupervisedWorker(module, hello, config_reward, box, links)
@@ -282,7 +282,7 @@ class WorkerPool:
 
   @contextlib.contextmanager
   def hold(self) -> Iterator[SupervisedWorker]:
-    """Yields a worker, for one of `threads` alone."""
+    """Yields an idle worker; called only on one of `threads`."""
     worker = self._idle.get_nowait()  # Every thread has a worker.
     worker.replace_dead()
     try:

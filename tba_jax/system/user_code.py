@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads functions named in settings: FILE.py:FUNCTION or MODULE:FUNCTION.
 
-A Python program's own are named FILE.callable:FUNCTION (`callables.py`).
+Functions of a Python program are named FILE.callable:NAME (`callables.py`).
 """
 
 import ast
@@ -19,13 +19,13 @@ from typing import Any
 
 from tba_jax.system import callables
 
-# Folders of files that are not the user's.
+# Folders of files that are not user code.
 _LIBRARIES = (
     f"{pathlib.Path(__file__).parents[1]}{os.sep}",
     f"{sysconfig.get_path('stdlib')}{os.sep}",
     "<",
 )
-# Characters of an error that a message keeps.
+# Most characters of an error in a message.
 _MAX_ERROR = 300
 
 
@@ -79,10 +79,10 @@ def describe(error: BaseException, function: Any = None) -> str:
 
   Args:
     error: exception that user code raised.
-    function: called function, whose own line is taken where none of its lines
-      raised the error.
+    function: called function; its definition is the place if no line of user
+      code raised the error.
   """
-  # Further lines, as JAX has them, explain.
+  # Further lines, as in JAX's errors, are explanations.
   text = str(error).strip().partition("\n")[0][:_MAX_ERROR]
   kind = type(error).__name__
   what = f"{kind}: {text}" if text else kind

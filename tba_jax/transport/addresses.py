@@ -32,7 +32,7 @@ HOST_PORTS = rules.Allowed(
 
 
 def is_loopback(host: str) -> bool:
-  """Returns whether a host's name or address is of this machine alone."""
+  """Returns whether a host name or IP address is loopback."""
   if host == "localhost":
     return True
   try:
@@ -42,13 +42,13 @@ def is_loopback(host: str) -> bool:
 
 
 def is_one_host(address: str) -> bool:
-  """Returns whether a store at `address` is reachable from its host alone."""
+  """Returns whether only its own host can reach a store at `address`."""
   host = address.rpartition(":")[0].strip("[]")
   return not host or is_loopback(host)
 
 
 def split_range(address: str) -> tuple[str, list[int]]:
-  """Returns host and ports of "host:port" or "host:first-last"; 0 is any."""
+  """Returns host and ports of "host:port" or "host:first-last"; 0 = any."""
   host, _, text = address.rpartition(":")
   first, _, last = text.partition("-")
   ports = list(range(int(first), int(last or first) + 1))

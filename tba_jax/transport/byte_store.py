@@ -69,7 +69,7 @@ class Transport(abc.ABC):
     """Writes atomically; False if the key exists and `overwrite` is False.
 
     Raises:
-      TransportError: the generation is lost, and maybe the write.
+      TransportError: the generation is lost; the write may be lost with it.
       DeadlineExceededError: no answer in time; the write may be lost.
     """
 
@@ -83,7 +83,7 @@ class Transport(abc.ABC):
 
   @abc.abstractmethod
   def delete(self, key: str) -> None:
-    """Removes the key and everything below it; it may be missing."""
+    """Removes the key and everything below it; a missing key is no error."""
 
   def put_all(self, values: Mapping[str, bytes]) -> None:
     """Writes several keys, in any order."""
@@ -91,7 +91,7 @@ class Transport(abc.ABC):
       self.put(key, value)
 
   def delete_all(self, keys: Iterable[str]) -> None:
-    """Removes several keys as `delete`, in any order."""
+    """Removes several keys as `delete` does, in any order."""
     for key in keys:
       self.delete(key)
 
@@ -100,7 +100,7 @@ class Transport(abc.ABC):
     """Attaches to the current or next live generation; returns its number.
 
     Args:
-      deadline_s: longest wait; default: the constructor's.
+      deadline_s: longest wait; None for the constructor's.
 
     Raises:
       DeadlineExceededError: no generation was live in time.
@@ -120,8 +120,8 @@ def check_thread(thread: background.Thread, what: str) -> None:
 
 
 def close_thread(thread: background.Thread, what: str) -> None:
-  """Ends a thread; logs its error, or that it runs on, and raises none."""
+  """Ends a thread; logs its error or a missed deadline, and never raises."""
   try:
     thread.close()
-  except Exception as error:  # A lost store may hold it for long.
+  except Exception as error:  # A lost store may block the thread for long.
     logging.warning("%s: %s", what, error)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Relations of the store, of its hosts, and of the carriers."""
+"""Checks of settings of the store, its hosts and the carriers."""
 
 import importlib.util
 import os

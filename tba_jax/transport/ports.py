@@ -1,15 +1,15 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the roles know of each other: three ports, and the receiver.
+"""Interfaces between the roles: three ports, and the receiver.
 
     searcher   GroupSink      assignments in, groups out
                ParamsSource   versions of the params
     trainer    ParamsSink     publishes versions
                Receiver       admits prompts, takes groups in (`receiver.py`)
 
-A channel implements them: the store's (`queue_server.py`, `queue_client.py`,
-`transport/params/`) between processes, memory (`memory.py`) between
-threads. Over a receiver the replay service is the trainer's source of batches.
+A channel implements them: the store (`queue_server.py`, `queue_client.py`,
+`transport/params/`) between processes, memory (`memory.py`) between threads.
+The replay service makes the trainer's batches from a receiver's data.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ class Assignment:
   """Positions of the prompt order that are granted to a searcher together.
 
   epoch: trainer start that granted them.
-  number: counter of the grants.
+  number: position among all grants, from 1.
   require_version: version to sample with, or with barriers the oldest allowed;
     -1 for the newest.
   prompts: (position, prompt_id, visit) of each prompt.
@@ -54,13 +54,13 @@ class GroupSink(Protocol):
   lost with its searcher. At most `search.credits` blocks are in flight.
 
   epoch: newest trainer start seen, -1 before the first.
-  stop_requested: the trainer has asked this searcher to leave.
-  run_done: the reason is that the run is complete.
+  stop_requested: whether the trainer has asked this searcher to leave.
+  run_done: whether the trainer asked because the run is complete.
   totals: prompts, completions and tokens submitted so far.
   begun_s: start time of each position not yet submitted, by `monotonic`, oldest
     first; kept by the searcher.
-  works: whether the searcher is at work, as its supervisor sees it; set by the
-    searcher.
+  works: function that returns whether the searcher is at work, as its
+    supervisor sees it; set by the searcher.
   """
 
   epoch: int
@@ -92,7 +92,7 @@ class GroupSink(Protocol):
     """
 
   def set_stats(self, stats: dict[str, Any]) -> None:
-    """Sets the statistics that the trainer reads of this searcher."""
+    """Sets this searcher's statistics for the trainer to read."""
 
   def close(self, flush_s: float) -> bool:
     """Leaves; returns whether all blocks were acknowledged.
@@ -125,12 +125,12 @@ class ParamsSource(Protocol):
   ) -> tuple[version_lib.Version, dict[str, Any]] | None:
     """Returns exactly `version` of the newest epoch; None after a timeout.
 
-    An older version is there while it is among the newest
-    `publish.keep_versions`. -1 stands for the newest. Raises as `latest`.
+    Older versions are available while among the newest `publish.keep_versions`;
+    -1 stands for the newest. Raises as `latest` does.
     """
 
   def is_pulling(self) -> bool:
-    """Returns whether a version is on its way, and not late."""
+    """Returns whether a version is being transferred and not late."""
 
   def close(self) -> None:
     """Ends the channel's work for this searcher."""
@@ -164,7 +164,7 @@ class ParamsSink(Protocol):
     """
 
   def is_publishing(self) -> bool:
-    """Returns whether a version is being written, or tried again."""
+    """Returns whether a version is being written or waits for a retry."""
 
   def close(self) -> None:
     """Ends publishing; a pending version is dropped."""

@@ -8,12 +8,12 @@ A message, all numbers little-endian:
     offset  4  uint16       schema version
     offset  6  uint16       zero
     offset  8  uint64       bytes of the safetensors part
-    offset 16  32 bytes     BLAKE2b of all the rest, keyed with the run's secret
+    offset 16  32 bytes     BLAKE2b of all other bytes, keyed with the secret
     offset 48  safetensors  arrays by name; metadata {"header": JSON text}
 
-Before it has verified the keyed hash, a reader trusts nothing but the length.
-The hash proves that a process of this run wrote the message, not when or under
-which key: messages for which that matters state it in their headers.
+Before verifying the keyed hash, a reader trusts nothing but the length. The
+hash proves that a process of this run wrote the message, not when or under
+which key: where that matters, the message's header states it.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ SCHEMA = 2
 # Environment variable: the secret in hexadecimal, for hosts without its file.
 SECRET_VARIABLE = "TBA_JAX_SECRET"
 SECRET_BYTES = 32
-# Shortest time between two events of refused messages with one reason.
+# Shortest time between two events of messages refused for the same reason.
 _REFUSAL_EVENT_S = 60.0
 
 PREFIX = struct.Struct("<4sHHQ")
@@ -68,12 +68,12 @@ class WireError(ValueError):
 
 
 class RunIdentity(NamedTuple):
-  """The fields of `run_directory.RunInfo` that are in messages, or their place.
+  """Fields of `run_directory.RunInfo` that messages and their files need.
 
   run_id: id in all messages.
-  secret: key of their hashes.
-  workdir: directory of this process; the trainer's has the journal in
-    `replay/`, a searcher's its lease in `leases/`. None = keep no lease.
+  secret: key of the message hashes.
+  workdir: directory of this process; holds the trainer's journal in `replay/`,
+    or a searcher's lease in `leases/`. None = keep no lease.
   """
 
   run_id: str
@@ -183,7 +183,7 @@ def decode_message(
     schema: types of the fields, see `jsonl.schema_error`.
 
   Raises:
-    WireError: `decode` raised it, or the fields do not match the schema.
+    WireError: `decode` fails, or the fields do not match the schema.
   """
   header, arrays = decode(data, secret)
   if arrays:
@@ -203,8 +203,7 @@ def decode_placed(
   """Returns the fields of a message whose `run` and `key` must match.
 
   Raises:
-    WireError: `decode_message` raised it, or the message has another run or
-      key.
+    WireError: `decode_message` fails, or the message has another run or key.
   """
   message = decode_message(data, secret, schema)
   for name, expected in (("run", run_id), ("key", key)):
@@ -233,7 +232,8 @@ def load_or_make_secret(path: str | os.PathLike[str]) -> bytes:
     user = os.geteuid()
     if not stat.S_ISREG(info.st_mode) or info.st_uid not in (user, 0):
       raise ValueError(f"secret file {path}: must be a file of this user")
-    # A secret that Kubernetes mounts is root's, and the user's group reads it.
+    # A secret mounted by Kubernetes is owned by root and readable by the user's
+    # group.
     forbidden = 0o077 if info.st_uid == user else 0o037
     if info.st_mode & forbidden:
       raise ValueError(

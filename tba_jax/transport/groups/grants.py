@@ -11,8 +11,8 @@ from tba_jax import schedule as schedule_lib
 from tba_jax.replay import prompt_order
 from tba_jax.transport.groups import inbox as inbox_lib
 
-# Most grants that a searcher holds but has not started; with barriers one in
-# total.
+# Most unstarted grants that a searcher may hold; with barriers, it holds one
+# grant at most, started or not.
 GRANTS_AHEAD = 2
 
 
@@ -20,7 +20,7 @@ GRANTS_AHEAD = 2
 class _Grant:
   """A grant that is not completely journaled.
 
-  number: count of grants, from 1.
+  number: position among all grants, from 1.
   version: params to sample with.
   positions: prompts, as positions in the prompt order.
   is_begun: whether its searcher is known to have started it.
@@ -49,7 +49,7 @@ class Grants:
       order: shared prompt order.
       prompts_per_round: prompts per full grant.
       schedule: version and step by position.
-      journaled: positions in the journal; owned by this object from now on.
+      journaled: positions in the journal; this object takes ownership.
     """
     self._order = order
     self._ungranted = prompt_order.Ungranted(
@@ -78,7 +78,7 @@ class Grants:
     return not any(self._grants.values())
 
   def resume(self, least_version: int) -> None:
-    """Resumes granting, to be sampled with this version or a newer one."""
+    """Resumes granting prompts to sample with this version or a newer one."""
     self._is_paused, self._least_version = False, least_version
 
   @property
@@ -141,7 +141,7 @@ class Grants:
   def assign(
       self, alive: Collection[str], asked: Collection[str] = ()
   ) -> dict[str, list[Any]]:
-    """Grants admitted positions, each to the searcher with the fewest ahead.
+    """Grants admitted positions, each to the searcher with least work ahead.
 
     Args:
       alive: searchers that may receive grants.
@@ -151,8 +151,8 @@ class Grants:
       sid -> all its grants, for searchers whose grants changed, as in the
       message "work".
     """
-    # Searchers by grants ahead, then held, then by name. Built only if grants
-    # are available: there may be thousands of searchers.
+    # Heap of searchers by grants ahead, by number of grants, then by name. Made
+    # only if positions are available: there may be thousands of searchers.
     held = []
     if not self._is_paused and self._ungranted.available(self._open_limit):
       held = [
@@ -189,8 +189,8 @@ class Grants:
     """Exclusive upper bound of the positions that may be granted now.
 
     If each position belongs to a step, a step's positions are granted once all
-    of the previous step have arrived. So the journal contains one step after
-    another and is applied up to the data of a step.
+    positions of the previous step have arrived. So the journal contains the
+    steps one after another, and can be applied step by step.
     """
     schedule = self._schedule
     if not schedule.is_pinned:

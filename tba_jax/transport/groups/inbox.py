@@ -29,7 +29,7 @@ class Record:
 
 
 class Inbox:
-  """Records in journal order, from any thread to the trainer's.
+  """Queue of records in journal order, from any thread to the trainer's.
 
   Nothing else is shared between a receiver and the trainer's thread, so neither
   holds a lock that the other waits for.

@@ -1,10 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Journals blocks, and delivers them: what receivers with a journal share.
+"""Journals blocks, then delivers them: the shared part of journaled receivers.
 
 A block is journaled before it is acknowledged, and delivered in the order of
-the journal. After a restart what the journal has beyond the checkpoint is
-delivered first.
+the journal. After a restart, records that the checkpoint lacks are delivered
+first.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,8 +27,8 @@ class Entry(NamedTuple):
 
   header: fields of the record.
   arrays: content of a block.
-  data: wire message of both; None to encode it.
-  groups: a block's, if they are unpacked already.
+  data: wire message of header and arrays; None to encode them.
+  groups: unpacked groups of a block, None if not unpacked yet.
   """
 
   header: dict[str, Any]
@@ -43,10 +43,11 @@ def missing_record(
   """Returns the journal's record of lost blocks.
 
   Args:
-    sid: their searcher.
-    sequence: number after the last of them.
-    totals: searcher's totals after the last of them.
-    cause: "journal" if they were acknowledged, "searcher" if it left with them.
+    sid: searcher that made the blocks.
+    sequence: number after the last lost block.
+    totals: searcher's totals after the last lost block.
+    cause: "journal" for acknowledged blocks, "searcher" for blocks that a
+      departed searcher had not delivered.
   """
   header = {"kind": "missing", "sid": sid, "next": sequence}
   return header | {"totals": dict(totals), "cause": cause}
@@ -55,8 +56,8 @@ def missing_record(
 class Intake:
   """The journal and the marks of acknowledgement.
 
-  Blocks are journaled by one thread at a time. `lock` guards the marks, never a
-  write to the disk.
+  Blocks are journaled by one thread at a time. `lock` guards the marks and is
+  never held during a write to the disk.
 
   journal: records, each written before it is acknowledged.
   ack_log: marks of acknowledged blocks.
@@ -80,7 +81,7 @@ class Intake:
     Args:
       config: reads `replay.max_segment_mb`.
       run: must have a directory.
-      deliver: takes records that are in the journal.
+      deliver: function called with each record that is in the journal.
       on_event: function called with (kind, message).
       lock: the receiver's lock.
       saved: `ReplayService.get_state` of a checkpoint, or {}.
@@ -115,7 +116,7 @@ class Intake:
     """Journals records, and delivers them.
 
     Raises:
-      JournalFullError: no room; none of them is in the journal.
+      JournalFullError: no room; none of the records is in the journal.
       OSError: another failure of the disk; likewise.
     """
     offsets = self.journal.append([self._data_of(entry) for entry in entries])
@@ -142,7 +143,7 @@ class Intake:
     return True
 
   def set_obstacle(self, error: journal_lib.JournalFullError | None) -> None:
-    """Records that the journal has no room, or with None that it has."""
+    """Notes a full journal, or with None that it has room again."""
     if error is not None and self.obstacle is None:
       self._on_event("journal_full", f"no data is accepted: {error}")
     elif error is None and self.obstacle is not None:

@@ -35,9 +35,9 @@ _RECORD_MAGIC = b"tbarec\x00\n"
 _SEGMENT = struct.Struct("<8sIQ")
 _RECORD = struct.Struct("<8sQQ")
 _DIGEST_BYTES = 16
-# Most bytes of false records to hash per byte of a segment. Damaged records
-# cost 1, because records do not overlap; forged headers may each claim all the
-# rest.
+# Limit of bytes hashed for invalid records, per byte of a segment. Damaged
+# records cost 1, because records do not overlap; a forged header may claim the
+# whole rest of the segment.
 _MAX_WASTED = 16
 HEADER_BYTES = _SEGMENT.size + _DIGEST_BYTES
 RECORD_BYTES = _RECORD.size + _DIGEST_BYTES
@@ -75,7 +75,7 @@ def read_segment(
 def split_segment(
     path: pathlib.Path, data: bytes, start: int
 ) -> list[RecordSpan]:
-  """Returns the spans of `read_segment`, of the bytes at `path`."""
+  """Returns the spans of `read_segment` for the bytes of the file at `path`."""
   at = damaged_from = _header_bytes(path, data)
   spans, wasted_bytes = [], 0
   while at < len(data) and wasted_bytes <= _MAX_WASTED * len(data):
@@ -110,7 +110,7 @@ def _header_bytes(path: pathlib.Path, data: bytes) -> int:
 
 
 def header_error(data: bytes, start: int) -> str:
-  """Returns the error in the header of a segment at an offset."""
+  """Returns the error in the header of a segment at an offset, or ""."""
   fields, digest = data[: _SEGMENT.size], data[_SEGMENT.size : HEADER_BYTES]
   if len(data) < HEADER_BYTES:
     return "is cut off"
@@ -121,7 +121,7 @@ def header_error(data: bytes, start: int) -> str:
 
 
 def _payload_at(data: bytes, at: int, start: int) -> tuple[bytes | None, int]:
-  """Returns the payload of an intact record, and how much was hashed."""
+  """Returns the payload of an intact record, or None, and the bytes hashed."""
   if len(data) - at < RECORD_BYTES:
     return None, 0
   magic, length, offset = _RECORD.unpack_from(data, at)
@@ -232,7 +232,7 @@ class Journal:
     # The open segment: its descriptor (-1 for none yet) and its size.
     self._fd = -1
     self._size = 0
-    # Whether a failed append may have left bytes after `_size`.
+    # True if a failed append may have left bytes after `_size`.
     self._unclean = False
     self._offset = 0
     self._repair()
@@ -370,7 +370,7 @@ class Journal:
       self._starts.append(start)
 
   def _cut(self) -> None:
-    """Cuts off what follows the last intact record."""
+    """Cuts off everything after the last intact record."""
     os.ftruncate(self._fd, self._size)
     os.lseek(self._fd, self._size, os.SEEK_SET)
     os.fsync(self._fd)
@@ -401,7 +401,7 @@ class AckLog:
   sequence, prompts, completions, tokens, CRC-32 of these]; a searcher's last
   line counts.
 
-  path: segment file.
+  path: `acknowledged.jsonl`.
   marks: sid -> [next sequence, prompts, completions, tokens].
   existed: whether the file exists.
   damage: problem with the file, "" for none.
@@ -423,7 +423,7 @@ class AckLog:
       self.marks[sid] = self._unsynced[sid] = list(mark)
 
   def sync(self) -> bool:
-    """Writes what was added; returns False if there was nothing to write.
+    """Writes the added marks; returns False if there was nothing to write.
 
     Raises:
       JournalFullError: no room; a later call tries again.
@@ -439,7 +439,7 @@ class AckLog:
     return True
 
   def rewrite(self) -> None:
-    """Replaces a damaged file; raises as `sync`."""
+    """Replaces a damaged file; raises as `sync` does."""
     self.existed = False
     self.sync()
 

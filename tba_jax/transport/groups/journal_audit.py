@@ -39,7 +39,7 @@ class _Journal:
   ends: offsets of records and segments.
   end: offset after the last segment.
   num_records, num_bytes: counts over all segments.
-  explained: whether problems were found that may be the cause of others.
+  explained: whether problems were found that may explain later ones.
   """
 
   segments: Mapping[int, pathlib.Path]
@@ -147,7 +147,7 @@ def _segments(run: auditing.AuditedRun, content: _Journal) -> auditing.Findings:
 
 
 def _is_intact(data: bytes, span: journal.RecordSpan) -> bool:
-  """Returns whether a span is a record with its digest, read once more."""
+  """Returns whether a span is a record whose digest matches, checked again."""
   if span.payload is None:
     return False
   split = span.end - len(span.payload)
@@ -159,10 +159,10 @@ def _is_intact(data: bytes, span: journal.RecordSpan) -> bool:
 def _hole(
     run: auditing.AuditedRun, before: int, end: int, start: int
 ) -> tuple[str, ...]:
-  """Returns that offsets between segments are missing.
+  """Returns the damage of missing offsets between segments.
 
   A restart cuts an unfinished write off the last segment and begins the next
-  one after it; the event has the file, the number of bytes and the offset.
+  segment after it; the event gives the file, number of bytes and offset.
   """
   name = f"segment-{before:020d}.journal"
   cut = f"cut {start - end} bytes after byte {end - before}"
@@ -197,7 +197,7 @@ def _advice(run: auditing.AuditedRun, offset: int) -> str:
 def _read_block(
     run: auditing.AuditedRun, data: bytes
 ) -> tuple[str, int, list[int], list[int]] | None:
-  """Returns a message's sid, sequence, amount and totals; None if no block.
+  """Returns a block's sid, sequence, amount and totals; None without a block.
 
   Raises:
     ValueError, LookupError, TypeError: the message is not as documented.

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Searchers' leases, as the trainer reads them from store and disk."""
+"""Searchers' leases, as the trainer reads them from the store and the disk."""
 
 from collections.abc import Callable, Collection
 import dataclasses
@@ -13,18 +13,18 @@ from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 from tba_jax.transport.groups import messages
 
-# Time between reads: at least, and as a multiple of the time that a read takes
-# (there may be thousands of leases).
+# Least time between reads, in seconds and as a multiple of the duration of a
+# read (there may be thousands of leases).
 _EVERY_S = 0.25
 _EVERY_TIMES = 20
-# Invalid leases that one read deletes, at most.
+# Most invalid leases that one read deletes.
 _MAX_DELETED = 1000
-# Departed searchers that a table lists, at most.
+# Most departed searchers that a table lists.
 _MAX_DEPARTED = 100
 
 FOLDER = "leases"
 _SUFFIX = ".lease"
-# A file has two slots, written in turns: a torn write leaves the other.
+# A file has two slots, written in turn: a torn write leaves the other intact.
 _SLOT_BYTES = 4096
 
 # Fields of `messages` of kind "lease".
@@ -32,12 +32,12 @@ _Lease = dict[str, Any]
 
 
 class LeaseFile:
-  """A searcher's newest lease, on its disk.
+  """File with a searcher's newest lease, on the searcher's disk.
 
-  It is written before the store shows what it announces. So what was announced
-  is known after a restart of the trainer on this machine, or of the searcher on
-  another, although searcher and store were lost together. It outlives the
-  process, but maybe not a crash of the machine.
+  Each lease is written here before it is written to the store. So even if
+  searcher and store are lost together, its totals are known after a restart of
+  the trainer on this machine, or of the searcher on another. The file outlives
+  the process, but maybe not a crash of the machine.
   """
 
   def __init__(self, workdir: pathlib.Path, sid: str):
@@ -77,7 +77,7 @@ def read_files(
       newest = _newest(run, path.stem, data)
       if newest is not None:
         leases[path.stem] = newest
-      elif data.strip(b"\0"):  # An empty one was not written yet.
+      elif data.strip(b"\0"):  # An empty file was not written yet.
         damaged.append(str(path))
     except FileNotFoundError:
       pass  # Removed by another process.
@@ -87,7 +87,7 @@ def read_files(
 def _newest(
     run: wire.RunIdentity, sid: str, data: bytes
 ) -> tuple[_Lease, bytes] | None:
-  """Returns the newer lease of a file's slots, None without a valid one."""
+  """Returns the newer lease of a file's two slots, None if neither is valid."""
   key, valid = messages.lease_key(sid), []
   for start in (0, _SLOT_BYTES):
     message = data[start : start + _SLOT_BYTES].rstrip(b"\0")
@@ -100,7 +100,7 @@ def _newest(
 
 
 def remove_files(run: wire.RunIdentity, sids: Collection[str]) -> None:
-  """Removes the files of these searchers, which have ended."""
+  """Removes the lease files of searchers that have ended."""
   for sid in sids:
     path = run.workdir / FOLDER / f"{sid}{_SUFFIX}"
     path.unlink(missing_ok=True)
@@ -108,10 +108,10 @@ def remove_files(run: wire.RunIdentity, sids: Collection[str]) -> None:
 
 @dataclasses.dataclass
 class _Entry:
-  """A lease.
+  """A lease as this process last read it.
 
   changed_at: time of its last change in the store.
-  is_live: whether it was ever in a store that this process has read.
+  is_live: whether this process has ever read it from a store.
   """
 
   lease: _Lease
@@ -174,11 +174,11 @@ class LeaseTable:
     return leases
 
   def update(self, leases: dict[str, _Lease], *, is_live: bool = True) -> None:
-    """Updates leases; a missing one is kept, since the store may be lost.
+    """Updates leases; keeps missing ones, since the store may have been lost.
 
     Args:
       leases: lease of each searcher.
-      is_live: whether they are from the store, not from files.
+      is_live: whether the leases are from the store, not from files.
     """
     self._alive = None
     for sid, lease in leases.items():
@@ -186,13 +186,13 @@ class LeaseTable:
       if entry is None:
         self.entries[sid] = _Entry(lease, self._clock(), is_live)
         continue
-      # A lower beat is a copy of an old lease.
+      # A lease with a lower beat is an old copy.
       is_newer = lease["beat"] > entry.lease["beat"]
       if is_live and (is_newer or not entry.is_live):
         entry.is_live, entry.changed_at = True, self._clock()
       if is_newer:
-        # An expired searcher may come back; a replaced one stays gone, but may
-        # have announced more.
+        # An expired searcher may come back; a replaced one stays gone, but its
+        # totals may have grown.
         comes_back = not lease["final"] and sid not in self._replaced
         if comes_back or lease["totals"] != entry.lease["totals"]:
           self._gone.discard(sid)
@@ -201,7 +201,7 @@ class LeaseTable:
         entry.lease = {**lease, "stats": stats}
 
   def restart_times(self) -> None:
-    """Restarts the time of every lease, after the store was unreachable."""
+    """Restarts the age of every lease, after the store was unreachable."""
     for entry in self.entries.values():
       entry.changed_at = self._clock()
 
@@ -220,7 +220,7 @@ class LeaseTable:
   def all(self) -> dict[str, _Lease]:
     """Returns the last lease, with its `age_s` and `alive`, by searcher.
 
-    Leases that are in files alone are left out.
+    Leases known only from files are left out.
     """
     alive = self.alive()
     return {
@@ -237,8 +237,8 @@ class LeaseTable:
     """Returns sid -> cause of the searchers gone since the last call.
 
     Args:
-      generation: counter of the store. A searcher that joined a later one is
-        older than all others: the store's counter has restarted.
+      generation: counter of the store. A searcher that joined a later
+        generation is older than all others: the counter has restarted since.
     """
     newest: dict[str, tuple[bool, list[int], str]] = {}
     for sid, entry in self.entries.items():
@@ -262,13 +262,13 @@ class LeaseTable:
     return out
 
   def depart(self, sid: str) -> None:
-    """Forgets all but the newest of the searchers that were written off."""
+    """Notes a written-off searcher; forgets all but the newest of these."""
     self._departed.pop(sid, None)
     self._departed[sid] = None
     while len(self._departed) > _MAX_DEPARTED:
       oldest = next(iter(self._departed))
       del self._departed[oldest]
-      if oldest in self._gone:  # Others came back.
+      if oldest in self._gone:  # Otherwise it came back.
         del self.entries[oldest]
         self._gone.remove(oldest)
         self._replaced.discard(oldest)
@@ -289,7 +289,7 @@ class LeaseTable:
     return sid in self._gone
 
   def dropped(self) -> dict[str, tuple[int, dict[str, int]]]:
-    """Returns what each searcher no longer keeps, since it was acknowledged.
+    """Returns how far each searcher has dropped its acknowledged blocks.
 
     Returns:
       sid -> number of the oldest block that it keeps, and the totals before it.

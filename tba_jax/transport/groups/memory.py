@@ -3,8 +3,8 @@
 """Channel between the threads of one process: a queue of groups, and params.
 
 Nothing is packed, encoded or written, except that a run with a directory
-journals a block before `submit` returns, so that a kill loses nothing
-acknowledged.
+journals a block before `submit` returns, so that a kill loses no acknowledged
+block.
 """
 
 import collections
@@ -28,14 +28,14 @@ from tba_jax.transport.params import version as version_lib
 
 
 class MemoryChannel(receiver.Receiver):
-  """Meeting point of a run's threads, in any order, and their receiver.
+  """Receiver that a run's threads share; they may attach in any order.
 
   Without leases, a searcher is gone once it has closed its end.
 
   params: hands over the params.
   credits: `search.credits`, for the status; a searcher delivers one block at a
     time.
-  changed: condition of grants and stop, and the lock of what all threads share.
+  changed: condition of grants and stop; its lock guards the shared state.
   searchers: sid -> a searcher's end.
   leaving: sid -> totals and cause of searchers to write off.
   """
@@ -190,7 +190,7 @@ class MemoryChannel(receiver.Receiver):
   def _deliver(self, record: inbox.Record) -> None:
     super()._deliver(record)
     with self.changed:
-      self._wake()  # Another searcher may have its prompts.
+      self._wake()  # Another searcher may now be granted its prompts.
 
 
 class MemorySink:
@@ -276,7 +276,7 @@ class MemorySink:
       self._unacked = 0
     self.totals, self._sequence = header["totals"], self._sequence + 1
     self._heard_at = time.monotonic()
-    if self._channel.leaving:  # The journal had no room, and now has.
+    if self._channel.leaving:  # The journal was full, and now has room.
       self._channel.write_off()
     return True
 
@@ -328,13 +328,13 @@ class MemoryParams:
   def __init__(
       self, copy: Callable[[types.PyTree], Mapping[str, Any]], *, keep: int
   ):
-    """Takes what `MemoryChannel` does, and the number of versions to keep."""
+    """Takes `copy` of `MemoryChannel`, and the number of versions to keep."""
     self.epoch = -1
     self.stats = version_lib.PullStats()  # No version is refused.
     self._copy = copy
     self._keep = keep
     self._changed = threading.Condition()
-    # Version, leaves, and the number that is 0 after a finite step.
+    # Version, leaves, and a number that is 0 after a finite step.
     self._pending: collections.deque[tuple[int, Any, Any]] = collections.deque()
     self._kept: dict[int, Mapping[str, Any]] = {}  # Newest last.
 

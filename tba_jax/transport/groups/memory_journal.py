@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Journal of a run whose searchers are threads, in the format of the store's.
+"""Journal of a run whose searchers are threads, in the queue server's format.
 
 Separate processes can resume a run of threads, and vice versa.
 """
@@ -19,15 +19,15 @@ from tba_jax.transport.groups import journal as journal_lib
 from tba_jax.transport.groups import leases as leases_lib
 from tba_jax.transport.groups import messages
 
-# Pause after the journal had no room.
+# Pause before another attempt to write to a full journal.
 _FULL_RETRY_S = 0.25
 
 
 class JournalHook(intake.Intake):
-  """Journals a record and then delivers it, in the thread that brings it.
+  """Journals a record and then delivers it, in the calling thread.
 
-  left: sid -> totals of processes that were here before the threads, and are
-    not written off.
+  left: sid -> totals of searcher processes from before this run of threads that
+    are not written off yet.
   """
 
   def __init__(
@@ -38,7 +38,7 @@ class JournalHook(intake.Intake):
       on_event: Callable[[str, str], None],
       **kwargs: Any,
   ):
-    """Takes what `Intake` does; delivers what is not in the checkpoint."""
+    """Takes the arguments of `Intake`; delivers what the checkpoint lacks."""
     super().__init__(config, run, on_event=on_event, **kwargs)
     self._writing = threading.Lock()
     self._is_closed = threading.Event()
@@ -64,8 +64,8 @@ class JournalHook(intake.Intake):
   ) -> bool:
     """Journals, delivers and marks a block, or the end of a searcher.
 
-    Waits while another is written, or for room. Returns False if that
-    was given up: nothing is written, nothing delivered.
+    Waits while another record is written, and for room. Returns False if it
+    gave up waiting; nothing was then written or delivered.
     """
     arrays = {}
     if groups is not None:
@@ -76,7 +76,7 @@ class JournalHook(intake.Intake):
     write = lambda: self.write([entry])
     if not self._wait_for_room(write, should_stop):
       return False
-    # The block is in the journal, whether or not its mark still finds room.
+    # The block is in the journal even if there is no room for its mark.
     self._wait_for_room(self.ack_log.sync, should_stop)
     return True
 
@@ -87,7 +87,7 @@ class JournalHook(intake.Intake):
       raise byte_store.TransportError(message) from self._error
 
   def close(self) -> None:
-    """Writes nothing more, and closes the journal."""
+    """Stops writing and closes the journal."""
     self._is_closed.set()
     with self._writing:
       super().close()

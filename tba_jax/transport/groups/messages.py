@@ -20,8 +20,8 @@ stacked over its groups.
 A process outside the run may overwrite or delete any key. The owner then writes
 its message again: a searcher if its block is not delivered or the trainer asks
 for it (`work.again`), a trainer if a lease shows that its searcher has not seen
-the newest grants (`lease.seen`). Only a searcher's lease shows which blocks
-were acknowledged and dropped (`lease.first`).
+the newest grants (`lease.seen`). Which blocks were acknowledged and dropped is
+known only from a searcher's lease (`lease.first`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,7 +63,7 @@ _SCHEMAS: Mapping[str, Mapping[str, Any]] = {
         # before it.
         "first": int,
         "acked": _TOTALS,
-        # (epoch, count) of its newest message of kind "work".
+        # (epoch, count) of the newest message of kind "work" that it has read.
         "seen": [int],
         # (epoch, number) of the last grant that it started.
         "begun": [int],
@@ -212,7 +212,7 @@ def unpack_groups(
   for name in arrays:
     if name not in columns or name in numbers:
       raise ValueError(f"unknown column {name!r}")
-  # Columns with the same condition come together.
+  # Columns with the same condition are all present or all absent.
   met = {columns[name].when for name in arrays} | {""}
   tokens = np.shape(arrays.get("completion_tokens", ()))
   sizes = dict(zip("GST", tokens)) | {"G": num_groups, "P": sum(lengths)}
@@ -222,7 +222,7 @@ def unpack_groups(
     if (array := arrays.get(name)) is None:
       raise ValueError(f"no column {name!r}")
     axes = column.axes if column.axes[0] == "P" else "G" + column.axes
-    if any(axis not in sizes for axis in axes):  # N and A of the first.
+    if any(axis not in sizes for axis in axes):  # The first array sets N and A.
       sizes = dict(zip(axes, array.shape)) | sizes
     shape = tuple(map(sizes.get, axes))
     if array.dtype != column.dtype or array.shape != shape:
@@ -260,7 +260,7 @@ def reject_reason(
     num_experts: upper bound of the numbers of experts.
   """
   if not group.sampled_mask.any():
-    return "environment"  # The environment gave no prompt.
+    return "environment"  # The environment returned no prompt.
   for name, column in types.COLUMNS.items():
     values = getattr(group, name)
     if column.when:

@@ -33,14 +33,14 @@ from tba_jax.transport.groups import messages
 # the store; doubles with each check.
 RESEND_S = 2.0
 _LONGEST_RESEND_S = 8.0
-# Least time between two leases that report a lost message of the trainer.
+# Least time between two leases that report the loss of a trainer's message.
 ASK_EVERY_S = 0.5
-# Processes of a slot whose leases are kept on disk, and whose numbers in the
-# store.
+# Most earlier processes of a slot whose leases are kept on disk, and whose
+# numbers are kept in the store.
 _MAX_EARLIER = 100
-# Keys that one look at these numbers deletes, at most.
+# Most keys deleted in one read of these numbers.
 _MAX_DELETED = 1000
-# Poll interval: while the searcher waits, while it works, and at most.
+# Poll intervals: while the searcher waits, while it works, and the longest.
 _WAITING_TICK_S = 0.004
 _TICK_S = 0.02
 _LONGEST_TICK_S = 1.0
@@ -58,9 +58,9 @@ class _OutgoingBlock:
   sequence: number of the block.
   data: the wire message.
   totals: the searcher's totals after this block.
-  sent_at: time at which it was last written to the current store or seen in it;
-    None if it has to be sent.
-  times_seen: number of times it was seen since it was sent.
+  sent_at: time at which the block was last written to the current store or seen
+    in it; None if it has to be sent.
+  times_seen: number of times the block was seen in the store since then.
   """
 
   sequence: int
@@ -91,7 +91,7 @@ class UnackedBlocks:
 
   @property
   def first(self) -> int:
-    """Number of the oldest block, or of the next one."""
+    """Number of the oldest block; without blocks, of the next one."""
     return self._blocks[0].sequence if self._blocks else self.next_sequence
 
   def add(self, data: bytes, totals: Mapping[str, int]) -> None:
@@ -104,7 +104,7 @@ class UnackedBlocks:
       self.acked = dict(self._blocks.pop(0).totals)
 
   def send_again(self, sequence: int) -> None:
-    """Marks a block as unsent, if it is kept."""
+    """Marks a block as unsent, if it is still kept."""
     for block in self._blocks:
       if block.sequence == sequence:
         block.sent_at = None
@@ -183,7 +183,7 @@ class GrantedAssignments:
     if epoch > self.epoch:
       self._last_number = -1
     self._tag = tag
-    # An unlisted one was taken back, or its trainer was replaced.
+    # An unlisted grant was taken back, or its trainer was replaced.
     listed = {(epoch, grant["number"]) for grant in message["blocks"]}
     self.pending = [a for a in self.pending if (a.epoch, a.number) in listed]
     for grant in message["blocks"]:
@@ -206,11 +206,11 @@ class QueueClient:
   The `ports.GroupSink` of the store.
 
   stop_requested: whether the trainer has asked this searcher to leave.
-  run_done: whether it asked because the run is complete.
+  run_done: whether the trainer asked because the run is complete.
   begun_s: times at which the positions not yet submitted were begun, by
     `monotonic`, oldest first; kept by the searcher.
-  works: whether the searcher is at work, as its supervisor sees it; set by the
-    searcher.
+  works: function that returns whether the searcher is at work, as its
+    supervisor sees it; set by the searcher.
   """
 
   def __init__(
@@ -235,10 +235,10 @@ class QueueClient:
       sid: id of this searcher, never used before.
       index: slot on this host; a newer process replaces an older one.
       on_event: called with (kind, message).
-      check_trainer: called with a trainer's epoch until it returns True, before
-        which no grant is taken; raises if this searcher must not work for it.
-      first_epoch: epoch of the first trainer that it may work for; a message to
-        stop from an earlier one is not for it.
+      check_trainer: called with a trainer's epoch until it returns True; no
+        grant is taken before. Raises if this searcher must not work for it.
+      first_epoch: epoch of the first trainer that this searcher may work for;
+        requests to stop from earlier trainers are ignored.
     """
     self.stop_requested = False
     self.run_done = False
@@ -402,11 +402,11 @@ class QueueClient:
       self._lock.notify_all()
 
   def _open_file(self) -> dict[str, bytes]:
-    """Opens the lease's file; returns what earlier processes announced.
+    """Opens the lease file; returns leases of this slot's earlier processes.
 
     Returns:
-      Key and message of the leases of this slot with unacknowledged blocks: a
-      trainer on another host may not know them, if the store was lost too.
+      Key -> message of each lease with unacknowledged blocks: a trainer on
+      another host may not know these leases, if the store was lost too.
     """
     if self._run.workdir is None:
       return {}
@@ -473,7 +473,7 @@ class QueueClient:
     with self._lock:
       unsent = self.unacked_blocks.unsent()
     if unsent:
-      self._make_lease()  # Announces the blocks before the store does.
+      self._make_lease()  # The lease file comes first, then the store.
     self._send(transport, unsent)
     with self._lock:
       overdue = self.unacked_blocks.overdue()
@@ -515,9 +515,9 @@ class QueueClient:
   ) -> None:
     for block in blocks:
       key = messages.block_key(self._sid, block.sequence)
-      # The key holds something else than this block.
+      # Overwrites anything else that the key may hold.
       transport.put(key, block.data)
-      # Last: the trainer downloads what is delivered.
+      # Last: the trainer downloads every block with a delivery key.
       key = messages.delivery_key(self._sid, block.sequence)
       transport.put(key, b"1")
       self.unacked_blocks.sent(block)
@@ -620,7 +620,7 @@ class QueueClient:
         useless.append(key)
         continue
       newest = int(key.rpartition("/")[2])
-      # A process that joins meanwhile may have read an older number.
+      # Keep some: a process that joins meanwhile may have read an older number.
       useless += [key for key, _ in keys[i + 1 + _MAX_EARLIER :]]
       break
     transport.delete_all(useless[:_MAX_DELETED])

@@ -38,13 +38,13 @@ from tba_jax.transport.groups import receiver
 STRANGER_S = 6.0
 # A poll stops downloading blocks at this size.
 MAX_POLL_BYTES = 32 << 20
-# Refused blocks and deleted keys of one poll, at most.
+# Most refused blocks, and most deleted keys, of one poll.
 _MAX_REFUSED = 64
 _MAX_DELETED = 2000
-# Polls before a searcher is written off, at most.
+# Most polls before a searcher is written off.
 _MAX_POLLS = 1000
 
-# Poll interval: while the trainer waits, while it works, and at most.
+# Poll intervals: while the trainer waits, while it works, and the longest.
 _URGENT_TICK_S = 0.002
 _TICK_S = 0.02
 _LONGEST_TICK_S = 0.1
@@ -54,8 +54,8 @@ _FULL_RETRY_S = 0.25
 # The trainer's lock and settings are rewritten periodically, in case a process
 # has deleted or overwritten them.
 _OPEN_EVERY_S = 5.0
-# Least time between two requests for a block, and between two messages to a
-# searcher that has not seen the first.
+# Least time between two requests for a block, and between repeats of a message
+# that a searcher has not seen.
 ASK_EVERY_S = 0.5
 REPEAT_EVERY_S = 1.0
 
@@ -71,18 +71,18 @@ def lock_store(
     owner: str,
     place: str,
 ) -> None:
-  """Takes the run lock of a store, unless `owner` has it already.
+  """Takes the run lock of a store, unless `owner` already holds it.
 
   Two trainers on one store would grant the same prompts twice and acknowledge
   each other's blocks.
 
   Args:
     transport: store client of the calling thread.
-    owner: id of the trainer's directory, kept by a copy of it.
+    owner: id of the trainer's directory; a copy of the directory keeps the id.
     place: location of the directory, for the message.
 
   Raises:
-    StoreLockedError: another trainer's directory has the lock.
+    StoreLockedError: another trainer's directory holds the lock.
   """
   key, generation = messages.LOCK_KEY, transport.generation
   fields = {"generation": generation, "owner": owner, "place": place}
@@ -93,7 +93,7 @@ def lock_store(
   try:
     other, _ = messages.decode(run, key, held or b"", "lock", generation)
   except wire.WireError:
-    # No process of this run wrote the key in this store.
+    # The key was not written by a process of this run, in this store.
     transport.put(key, data)
     return
   if other["owner"] != owner:
@@ -142,11 +142,11 @@ class Ingest:
   expected number: a block below it is a duplicate, one above it waits for the
   missing ones, for as long as its searcher lives.
 
-  watermarks: number of each searcher's next block; the intake raises it.
+  watermarks: number of each searcher's next block; raised by the intake.
   num_duplicates: duplicates seen.
   unanswered: searchers that wait for an acknowledgement.
-  missing: searcher -> its expected block, if it was delivered, or a later one,
-    but cannot be read.
+  missing: searcher -> number of its expected block, if that block is unreadable
+    or only later ones were delivered.
   more: whether the last download stopped at its limit.
   """
 
@@ -168,7 +168,7 @@ class Ingest:
     self._leases = leases
     self._refusals = refusals
     self._clock = clock
-    # Times at which a key of a searcher without a lease was first seen.
+    # Searcher without a lease -> time at which a key of it was first seen.
     self._strangers: dict[str, float] = {}
 
   def download(
@@ -259,7 +259,7 @@ def _keys_of(sid: str, sequence: int) -> list[str]:
 
 
 class QueueServer(receiver.Receiver):
-  """Serves the queue in a thread; the receiver of the store.
+  """Serves the queue in a thread: the receiver for runs with a store.
 
   leaving: sid -> cause of searchers that are gone and not yet written off.
   poll_stats: totals: time of all polls `busy_s`; number of those without
@@ -321,7 +321,7 @@ class QueueServer(receiver.Receiver):
     # Downloaded blocks for which the journal has no room.
     self._held: list[_IncomingBlock] = []
     self._work_count = 0
-    # Number and time of the last message by searcher, and when to ask again.
+    # By searcher: number and time of the last message, and when to ask again.
     self._written: dict[str, tuple[int, float]] = {}
     self._ask_at: dict[str, float] = {}
     self._status: dict[str, Any] | None = None
@@ -394,7 +394,7 @@ class QueueServer(receiver.Receiver):
       return self.leases.announced()
 
   def has_searchers(self) -> bool:
-    """Returns whether a searcher lives, or is not written off yet."""
+    """Returns whether a searcher is alive, or not written off yet."""
     with self.lock:
       return bool(self.leases.alive() or self.leaving)
 
@@ -415,7 +415,7 @@ class QueueServer(receiver.Receiver):
     self._woken.set()
 
   def _read_files(self) -> dict[str, dict[str, Any]]:
-    """Reads what searchers on this disk have announced. Under the lock."""
+    """Reads the lease files on this disk. Under the lock."""
     newest, damaged = leases_lib.read_files(self._run)
     for path in damaged:
       self._on_event("damaged", f"{path}: no valid lease")
@@ -459,7 +459,7 @@ class QueueServer(receiver.Receiver):
         self._woken.wait(self.interval.due_in_s())
       self._woken.clear()
     try:
-      # A searcher with an expired lease may still run, and would wait.
+      # A searcher whose lease has expired may still run, and would wait.
       self._write_status(transport)
     except byte_store.TransportError as error:
       logging.warning("queue server: no goodbye: %s", error)
@@ -475,7 +475,7 @@ class QueueServer(receiver.Receiver):
       self.poll_stats["blocks"] += num_blocks
 
   def _begin_store(self, transport: byte_store.Transport, is_new: bool) -> None:
-    """Locks the store, and in a new one writes all grants again."""
+    """Locks the store; if it is new, writes all grants again."""
     now = time.monotonic()
     if is_new or now >= self._open_at:
       self._open_store(transport)
@@ -490,7 +490,7 @@ class QueueServer(receiver.Receiver):
   def _poll(
       self, transport: byte_store.Transport, *, grants: bool = True
   ) -> int:
-    """Ingests blocks and answers; returns the number of blocks."""
+    """Ingests and acknowledges blocks; returns the number of blocks."""
     useless: list[str] = []
     if not self._held:
       self._held, useless = self.ingest.download(transport)
@@ -571,7 +571,7 @@ class QueueServer(receiver.Receiver):
       self._write_off(transport, sid, cause)
 
   def _skip_dropped(self) -> None:
-    """Counts acknowledged blocks that the journal lacks as lost.
+    """Counts acknowledged blocks as lost if the journal lacks them.
 
     Their searchers no longer keep them.
     """
@@ -587,10 +587,10 @@ class QueueServer(receiver.Receiver):
   def _write_off(
       self, transport: byte_store.Transport, sid: str, cause: str
   ) -> None:
-    """Counts what a departed searcher did not deliver as lost."""
+    """Counts undelivered blocks of a departed searcher as lost."""
     with self.lock:
       self._read_files()
-    # Ingest its blocks in the store first.
+    # First ingest the searcher's blocks that are in the store.
     self._poll(transport, grants=False)
     for _ in range(_MAX_POLLS):
       if not self.ingest.more or self._held:

@@ -17,14 +17,14 @@ from tba_jax.transport.groups import intake
 
 
 class Receiver(abc.ABC):
-  """Grants prompts, and puts what searchers deliver into the inbox.
+  """Grants prompts, and puts delivered blocks into the inbox.
 
   Its threads check a block, write it to the journal of a run directory, put it
-  into the inbox and acknowledge it, in this order. Every method is for any
-  thread.
+  into the inbox and acknowledge it, in this order. Any thread may call any
+  method.
 
-  inbox: records that have arrived, beginning with those that a restart found in
-    the journal after the checkpoint.
+  inbox: records that have arrived; after a restart, first the journal's records
+    that the checkpoint lacks.
   order: permutation of the prompts.
   epoch: start count of the trainer, -1 before it is known.
   urgent: whether the trainer waits for data; set by its thread.
@@ -38,8 +38,8 @@ class Receiver(abc.ABC):
 
   def __init__(self):
     self.inbox = inbox.Inbox()
-    # Held for grants, marks, and what is known of searchers, by this object's
-    # methods alone.
+    # Guards grants, marks and the state of searchers; taken only by methods of
+    # this object.
     self.lock = threading.RLock()
     self.grants: grants.Grants | None = None
     self.intake: intake.Intake | None = None
@@ -53,7 +53,7 @@ class Receiver(abc.ABC):
       first_version: int = 0,
       saved: Mapping[str, Any],
   ) -> None:
-    """Makes the grants of the positions that a checkpoint does not have.
+    """Makes `Grants` for the positions that the checkpoint lacks.
 
     Args:
       config: reads `search`, `rounds` and `train`.
@@ -74,15 +74,15 @@ class Receiver(abc.ABC):
     )
 
   def _deliver(self, record: inbox.Record) -> None:
-    """Puts a record into the inbox; what it has is granted no more."""
-    # First, since what no searcher holds any more must be in the inbox.
+    """Puts a record into the inbox, then updates the grants."""
+    # In this order: positions without a grant must be in the inbox already.
     self.inbox.put(record)
     with self.lock:
       self.grants.note(record)
 
   @abc.abstractmethod
   def _wake(self) -> None:
-    """Wakes who waits for grants. Under the lock."""
+    """Wakes the searchers that wait for grants. Under the lock."""
 
   @property
   def journal_start(self) -> int:
@@ -91,7 +91,7 @@ class Receiver(abc.ABC):
 
   @property
   def obstacle(self) -> str | None:
-    """Why no data is journaled, for messages; None if it is."""
+    """Reason why data cannot be journaled, for messages; None without one."""
     return self.intake and self.intake.obstacle
 
   @abc.abstractmethod
@@ -113,16 +113,16 @@ class Receiver(abc.ABC):
         self._wake()
 
   def drain(self) -> bool:
-    """Grants no more until `resume`.
+    """Stops granting until `resume`.
 
-    Returns whether all that was granted is in the inbox; what lost searchers
-    had is not waited for.
+    Returns whether all granted positions are in the inbox, except those of lost
+    searchers.
     """
     with self.lock:
       return self.grants.drain()
 
   def resume(self, least_version: int) -> None:
-    """Grants again, to be sampled with this version or a newer one."""
+    """Resumes granting prompts to sample with this version or a newer one."""
     with self.lock:
       self.grants.resume(least_version)
       self._wake()
@@ -145,14 +145,14 @@ class Receiver(abc.ABC):
 
   @abc.abstractmethod
   def has_searchers(self) -> bool:
-    """Returns whether a searcher lives, or its end is not recorded."""
+    """Returns whether a searcher is alive, or its end is not yet recorded."""
 
   @abc.abstractmethod
   def heard(self) -> dict[str, dict[str, Any]]:
     """Returns each searcher's last lease with its `age_s` and `alive`."""
 
   def set_status(self, status: dict[str, Any]) -> None:
-    """Shows the run's status to other hosts, where they read it."""
+    """Sets the run's status that other hosts can read, if any do."""
 
   def drop_journal_before(self, offset: int) -> None:
     """Deletes journal segments that end before an offset."""

@@ -27,19 +27,19 @@ from tba_jax.transport.groups import receiver as receiver_lib
 
 Amount = ledger_lib.Amount
 
-# Period of looking whether searchers have left.
+# Period of checking whether searchers have left.
 _LEAVE_TICK_S = 0.02
 
 
 class ReplayService:
-  """A trainer's data over any channel's receiver; for its thread alone.
+  """A trainer's data, from any channel's receiver; for the trainer's thread.
 
-  Prompts are admitted by step, records applied in the order of the journal,
-  and only in `begin_step` and `finish`: the state is always that after a prefix
-  of the journal. Each journaled block is applied once.
+  Prompts are admitted by step. Records are applied in journal order, and only
+  in `begin_step` and `finish`, so the state always reflects a prefix of the
+  journal. Each journaled block is applied once.
 
   buffer: replay buffer, read by batches and metrics.
-  ledger: accounts for all that was generated.
+  ledger: account of everything that was generated.
   rejected: number of completions by reason, since this process started.
   applied: journal offset, the end of the newest applied record.
   """
@@ -59,8 +59,8 @@ class ReplayService:
 
     Args:
       config: reads `sampling` (P and T), and what `make_schedule` reads.
-      receiver: must have been made with the same `saved`.
-      buffer: empty.
+      receiver: trainer-side channel, made with the same `saved`.
+      buffer: empty replay buffer.
       vocab_size: upper bound of token ids.
       num_experts: upper bound of the experts of routes; 0 without any.
       on_event: called with (kind, message).
@@ -77,7 +77,7 @@ class ReplayService:
     self._order = receiver.order
     self._schedule = schedule.make_schedule(config)
     self._starvation_s = config.search.starvation_s
-    # Whether the trainer is publishing params, which searchers may wait for.
+    # Whether the trainer is publishing params that searchers may wait for.
     self.is_publishing: Callable[[], bool] = lambda: False
     self._limits = {
         "vocab_size": vocab_size,
@@ -92,10 +92,10 @@ class ReplayService:
     self.unapplied: collections.deque[inbox_lib.Record] = collections.deque()
     self.applied = receiver.journal_start
     self.applied_positions = prompt_order.Positions()
-    # Groups of applied and of unapplied records.
+    # Positions of all groups that have arrived, applied or not.
     self.journaled = prompt_order.Positions()
     self._watermarks: dict[str, int] = {}
-    # Number of positions that had come at the last barrier.
+    # Number of positions that had arrived by the last barrier.
     self._num_at_barrier = 0
     if saved:
       buffer.set_state(saved["buffer"])
@@ -122,7 +122,7 @@ class ReplayService:
   def is_ready(self, step: int) -> bool:
     """Returns whether `begin_step` would not wait and may be called early.
 
-    Never if a batch is drawn only after the previous step is complete.
+    Always False if a batch is drawn only after the previous step is complete.
     """
     if not self._schedule.may_run_ahead(step):
       return False
@@ -136,9 +136,9 @@ class ReplayService:
       False if `should_stop` ended the wait; nothing was applied then.
 
     Raises:
-      DeadlineExceededError: `starvation_s` passed in which nothing was
-        delivered, no searcher was at work and no params were on their way;
-        names the searchers.
+      DeadlineExceededError: nothing was delivered for `starvation_s`, while no
+        searcher was at work and no params were in transit; the error names the
+        searchers.
       TransportError: the receiver has ended.
     """
     self.open(step)
@@ -152,8 +152,8 @@ class ReplayService:
     if self._schedule.has_barrier(step):
       self._num_at_barrier = len(self.journaled)
       self._receiver.resume(step)
-    # Not before: no searcher that waits for a later version has a prompt that
-    # the trainer waits for.
+    # Not earlier: a searcher that waits for a later version must not hold a
+    # prompt that the trainer waits for.
     self._admit(self._schedule.admitted_after(step))
     return True
 
@@ -171,7 +171,7 @@ class ReplayService:
     return self.account()
 
   def stop_searchers(self, deadline_s: float, *, done: bool = False) -> None:
-    """Asks the searchers to deliver what they have and leave; waits for it.
+    """Asks the searchers to deliver their blocks and leave; waits until done.
 
     Args:
       deadline_s: longest wait.
@@ -196,7 +196,7 @@ class ReplayService:
     return failures
 
   def account(self) -> dict[str, Any]:
-    """Returns the terms of the ledger; see `Ledger.close`."""
+    """Returns the entries of the ledger; see `Ledger.close`."""
     self._read_announced()
     return self.ledger.close(self.buffer.untrained())
 
@@ -221,7 +221,7 @@ class ReplayService:
     self.ledger.train_first(self.buffer.mark_trained(draw.ids))
 
   def get_state(self) -> dict[str, Any]:
-    """Returns the state for a checkpoint; its "applied" is the prefix's end."""
+    """Returns the state for a checkpoint; "applied" is the prefix's end."""
     return {
         "applied": self.applied,
         "watermarks": dict(self._watermarks),
@@ -267,9 +267,9 @@ class ReplayService:
       self._receiver.inbox.wait(0.1)
 
   def _is_on_its_way(self) -> bool:
-    """Returns whether a searcher samples, or may wait for params on their way.
+    """Returns whether a searcher samples, or may wait for params in transit.
 
-    A round may take longer than any deadline: long completions, a slow device.
+    A sampling round has no deadline: completions may be long, devices slow.
     """
     return self.is_publishing() or any(
         lease["alive"]
@@ -278,7 +278,7 @@ class ReplayService:
     )
 
   def _describe(self) -> str:
-    """Returns the living searchers, and what holds data up, for a message."""
+    """Returns live searchers and what delays data, for a message."""
     searchers = [
         f"{sid} (silent for {lease['age_s']:.0f} s, {lease['unacked']} blocks"
         " unacknowledged)"
@@ -290,16 +290,16 @@ class ReplayService:
     return f"{obstacle}searchers: {', '.join(searchers) or 'none alive'}"
 
   def _num_journaled(self, needed: int) -> int:
-    """Returns how many positions came; if pinned, of those needed."""
+    """Returns how many positions arrived; if pinned, of the needed ones."""
     self.take_records()
     if self._schedule.is_pinned:
       return self.journaled.count(needed)
     return len(self.journaled)
 
   def _passes(self, step: int) -> bool:
-    """Returns whether no barrier holds a step up; before one, drains.
+    """Returns whether a step may begin; at a barrier, drains first.
 
-    Each barrier brings something new.
+    A barrier is passed only if positions have arrived since the last one.
     """
     if not self._schedule.has_barrier(step):
       return True
@@ -311,7 +311,7 @@ class ReplayService:
     return True
 
   def take_records(self) -> None:
-    """Takes what came from the inbox."""
+    """Takes the records that have arrived in the inbox."""
     for record in self._receiver.inbox.take():
       self.unapplied.append(record)
       for group in record.groups or ():
@@ -319,14 +319,14 @@ class ReplayService:
           self.journaled.add(group.position)
 
   def apply(self, step: int, *, all_records: bool = False) -> None:
-    """Applies journaled records, up to the first that is early for the step.
+    """Applies journaled records, up to the first one that is early for `step`.
 
     Groups are inserted in order of position, so that the buffer does not depend
     on which searcher was faster.
 
     Args:
       step: arrival step.
-      all_records: whether none of them is early.
+      all_records: whether to apply early records too.
     """
     self.take_records()
     groups: list[types.Group] = []
@@ -357,9 +357,9 @@ class ReplayService:
   def _is_early(self, record: inbox_lib.Record, step: int) -> bool:
     """Returns whether a record is data of a later step, found in the journal.
 
-    After going back to a checkpoint, the trainer applies the data sampled since
-    at the pace of its steps: applied at once, it would all be recent now and
-    stale later.
+    After going back to a checkpoint, the trainer applies data sampled after it
+    at the pace of the steps: applied at once, the data would all be recent now
+    and stale later.
     """
     if not record.groups:
       return False
@@ -367,7 +367,7 @@ class ReplayService:
       return len(self.applied_positions) >= self._schedule.admitted(step)
     needed = self._schedule.needed(step)
     if self.applied_positions.count(needed) < needed:
-      return False  # Rather early than that the step lacks what comes behind.
+      return False  # Data that the step needs may come after this record.
     return any(
         g.position >= needed and self.journaled.is_plausible(g.position)
         for g in record.groups
@@ -391,7 +391,7 @@ class ReplayService:
       return []
     amount = _amount(header["amount"])
     self._watermarks[sid] = header["sequence"] + 1
-    # Blocks before this one that a damaged journal has lost.
+    # Amount in earlier blocks that a damaged journal has lost.
     missing = totals - amount - self.ledger.applied(sid)
     self._lose(sid, totals, missing, "journal")
     self.ledger.apply(sid, totals, amount)
@@ -413,7 +413,7 @@ class ReplayService:
     return kept
 
   def _lose(self, sid: str, totals: Amount, lost: Amount, cause: str) -> None:
-    """Counts data that never comes: the journal or its searcher has lost it."""
+    """Counts data that the journal or its searcher has lost."""
     if min(lost) >= 0 and any(lost):
       self.ledger.apply(sid, totals, lost)
       self.ledger.lost(cause, lost)

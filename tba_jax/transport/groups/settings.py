@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the searchers: what they are granted, and when."""
+"""Settings of the searchers and their grants."""
 
 import operator
 
@@ -74,7 +74,7 @@ SETTINGS = {
 
 
 def _order(c: rules.Values) -> rules.Problems:
-  """Prompts can be drawn by difficulty at the pace of the steps alone."""
+  """Prompts can be drawn by difficulty only at the pace of the steps."""
   is_free = not c["search.prompts_per_step"] and not c["rounds.mini_batches"]
   if c["search.order"] != "shuffled" and is_free:
     yield "search.order", (

@@ -1,10 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Files of mutual TLS that a run makes from its secret.
+"""Mutual TLS files that a run makes from its secret.
 
 The keys of the authority and of the certificate that it signs are derived from
-the secret. Every host that has the secret makes the same files, at each start,
-and a client without it gets past no handshake. The certificate names a URI:
+the secret. Every host with the secret makes the same files, at each start, and
+a client without it fails the handshake. The certificate names a URI, since
 addresses are not known when it is made.
 """
 
@@ -20,10 +20,10 @@ from tba_jax.system import jsonl
 
 # First version of jaxlib whose key-value service has mutual TLS.
 NEEDED = "0.11.2"
-# JAX looks for it in the peer's certificate, instead of the host name.
+# URI that JAX looks for in the peer's certificate, instead of the host name.
 _URI = "tba-jax://run/"
-# Clocks may differ, and a run may be resumed after years. The end is what
-# RFC 5280 (4.1.2.5) prescribes for certificates that do not expire.
+# Wide, since clocks may differ and a run may be resumed after years. The end is
+# the date that RFC 5280 (4.1.2.5) prescribes for certificates without expiry.
 BEGIN = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 END = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
 # Order of the curve P-256.
@@ -59,12 +59,12 @@ def is_supported() -> bool:
 
 
 def jaxlib_version() -> str:
-  """Returns the installed version, which is not imported."""
+  """Returns jaxlib's installed version, without importing jaxlib."""
   return importlib.metadata.version("jaxlib")
 
 
 def unguarded(address: str) -> str:
-  """Returns the warning about an address of this host without TLS."""
+  """Returns the warning about an address that this host serves without TLS."""
   reason = (
       "config.store.insecure = True leaves mutual TLS out"
       if is_supported()
@@ -86,7 +86,7 @@ def make(folder: str | os.PathLike[str], secret: bytes) -> Tls:
   """Returns the files of a run; writes those that are missing or differ.
 
   Args:
-    folder: private to this user; processes may share it.
+    folder: directory private to this user; processes may share it.
     secret: run's secret.
   """
   paths = []
@@ -110,7 +110,7 @@ def _contents(secret: bytes) -> dict[str, bytes]:
   from cryptography.hazmat.primitives.kdf import hkdf
 
   def derive(label: str) -> ec.EllipticCurvePrivateKey:
-    # 64 bits more than the order has: the remainder's bias is negligible.
+    # 64 bits more than the order: the bias of the remainder is negligible.
     text = hkdf.HKDF(
         hashes.SHA256(), length=40, salt=None, info=f"tba_jax {label}".encode()
     ).derive(secret)
@@ -147,7 +147,7 @@ def _contents(secret: bytes) -> dict[str, bytes]:
   )
 
   def signed(builder: x509.CertificateBuilder) -> bytes:
-    # Without randomness: processes that share a folder write the same bytes.
+    # Deterministic: processes that share a folder write the same bytes.
     return builder.sign(
         derive("authority"), hashes.SHA256(), ecdsa_deterministic=True
     ).public_bytes(serialization.Encoding.PEM)

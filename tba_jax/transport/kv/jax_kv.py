@@ -16,8 +16,8 @@ import math
 import os
 from typing import Any
 
-# jaxlib reads it when it is loaded and logs every connect otherwise; `import
-# jax` sets the same.
+# jaxlib reads this when it is loaded, and would otherwise log every connect;
+# `import jax` sets the same value.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 
 from jaxlib import _jax  # noqa: E402
@@ -40,8 +40,8 @@ def make_service(address: str, tls: certificates.Tls | None = None) -> Service:
   """Starts a service in this process, which ends with the returned object.
 
   Args:
-    address: "unix:/path" or "host:port", never used by another service: its
-      clients would abort on their next operation.
+    address: "unix:/path" or "host:port", new to every service: clients of an
+      earlier one there would abort on their next operation.
     tls: files of mutual TLS; clients without them are refused.
   """
   return _jax.get_distributed_runtime_service(
@@ -64,7 +64,7 @@ def connect(
   """Returns a detached client of the service at `address`.
 
   Nothing can interrupt the wait for a service that does not answer: probe the
-  socket first, and call it on a thread that may be abandoned.
+  socket first, and connect on a thread that may be abandoned.
 
   Raises:
     ConnectError: no service answered; within 25 s after the deadline.
@@ -73,7 +73,7 @@ def connect(
   client = _jax.get_distributed_runtime_client(
       address,
       0,
-      # Whole seconds, to which the library adds 5, and a pause of up to 16.
+      # Whole seconds; the library adds 5, and a pause of up to 16.
       init_timeout=max(1, math.ceil(deadline_s)),
       heartbeat_timeout=_NEVER_S,
       # Without a callback the library aborts the process at the deadline.
@@ -86,12 +86,12 @@ def connect(
   reason = None
   try:
     client.connect()
-  # The library cannot convert the argument of the callback, in this thread;
-  # a version that can raises its own error.
+  # jaxlib fails to convert the callback's argument, in this thread; a version
+  # that can convert it raises its own error.
   except RuntimeError as error:
     reason = str(error)
   if reason is not None:
-    del client  # The traceback would keep it, and its connection.
+    del client  # The traceback would keep the client and its connection.
     raise ConnectError(f"no answer within {deadline_s:.1f} s ({reason})")
   client.shutdown()
   return client
@@ -114,7 +114,7 @@ def error_code(error: BaseException) -> str:
 
 
 def bypass_proxy(address: str) -> None:
-  """Keeps gRPC from sending `address` through an HTTP proxy, which aborts."""
+  """Keeps gRPC from using an HTTP proxy for `address`, which would abort."""
   proxies = ("grpc_proxy", "http_proxy", "https_proxy")
   if address.startswith("unix:") or not any(map(os.environ.get, proxies)):
     return

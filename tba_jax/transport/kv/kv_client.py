@@ -4,8 +4,8 @@
 
 An operation on a hung service returns only when that service ends, so
 operations run in threads of a session, which is abandoned at the deadline. A
-new session may use the same generation again if that was only slow or
-unreachable, but never one that was replaced.
+new session may use the same generation again if it was only slow or
+unreachable, but never a replaced one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ Finder = Callable[[], locator_lib.Locator | None]
 # Name of an operation -> (client, key, arguments) -> answer.
 Operations = Mapping[str, Callable[..., Any]]
 
-# Concurrent operations of one client; most of their time is the round trip.
+# Concurrent operations of one client; round trips take most of their time.
 _WORKERS = 4
 # gRPC codes of a lost service or client.
 _LOST_CODES = ("UNAVAILABLE", "CANCELLED")
@@ -60,7 +60,7 @@ class Session:
 
   def send(self, requests: Sequence[tuple[Any, ...]]) -> None:
     """Queues operations, each a name and arguments, without waiting."""
-    # The first worker connects; others are not needed before it has answered.
+    # The first worker connects; no other is needed until it has an answer.
     while self._num_workers < min(len(requests), _WORKERS):
       # A thread that hangs in the library must not block the exit, and one that
       # returns from it during the exit would abort the process.
@@ -96,7 +96,7 @@ class Session:
     while (item := self._requests.get()) is not None:
       index, (operation, key, *args) = item
       try:
-        # The root is added here, so that no message shows it.
+        # Prepend the root here, so that no message shows it.
         key = self._root + key
         answer = self._operations[operation](client, key, *args), None
       except Exception as error:  # Raised again in the caller's thread.
@@ -160,12 +160,12 @@ class KvTransport(byte_store.Transport):
       answer.
     run_id: run that the store must belong to; None for any.
     root: directory of all keys, from `locator.root`; "" for none.
-    tls: files of mutual TLS; a unix socket does without.
+    tls: files of mutual TLS; not used with a unix socket.
     operations: functions of JAX's client that do the work.
 
   Raises:
     DeadlineExceededError: no store answered in time.
-    TransportError: the store is of another run, or only one side has TLS.
+    TransportError: the store is another run's, or only one side uses TLS.
   """
 
   def __init__(
@@ -253,7 +253,7 @@ class KvTransport(byte_store.Transport):
         remaining_s = deadline - time.monotonic()
         time.sleep(max(0.0, min(remaining_s, pause_s)))
         if remaining_s <= pause_s:
-          # The last attempt was cut short; the one before may be more specific.
+          # The last attempt was cut short; the previous reason may say more.
           reasons = "; before that: ".join(obstacles[:-3:-1])
           raise byte_store.DeadlineExceededError(
               f"no store to attach to within {wait_s:.1f} s (locator"
@@ -331,7 +331,7 @@ class KvTransport(byte_store.Transport):
     if not isinstance(error, jax_kv.KvError | jax_kv.ConnectError):
       raise error
     if jax_kv.error_code(error) in _LOST_CODES:
-      # Lost or unreachable: the next attach finds out which.
+      # Lost or unreachable: the next attach shows which.
       self._drop(session)
     first_line = str(error).partition("\n")[0].replace(self._root, "")
     raise byte_store.TransportError(
@@ -355,7 +355,7 @@ class KvTransport(byte_store.Transport):
     # Probe first: a connect takes seconds to fail.
     if not locator_lib.accepts(locator.address, _PROBE_S):
       return f"nothing listens there: {locator}"
-    # Only now: the file may be left over from a dead host.
+    # Check only now: the file may be left over from a dead host.
     if self._run_id is not None and locator.run != self._run_id:
       raise byte_store.TransportError(
           f"refused, as this process is of run {self._run_id!r}: {locator}"
@@ -414,7 +414,7 @@ class KvTransport(byte_store.Transport):
 
 
 def _tls_mismatch(locator: locator_lib.Locator) -> str:
-  """Returns why a process with TLS and one without cannot meet."""
+  """Returns the error for a store and a client of which only one uses TLS."""
   jaxlib = f"jaxlib {certificates.NEEDED} or newer"
   if locator.tls:
     problem = (

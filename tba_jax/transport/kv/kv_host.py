@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store's host: starts generations of the service and replaces dead ones.
 
-The host never imports JAX, so that no fault of the service can end it. It owns
-the spool directory:
+The host never imports JAX, so no fault of the service can end it. It owns the
+spool directory:
 
     host.lock       locked while a host lives; contains its pid
     generation      number of the last generation started
@@ -45,7 +45,7 @@ _MAX_FAILED_STARTS = 3
 def probe_timeout_s(deadline_s: float) -> float:
   """Returns how long a service may be silent, given `store.deadline_s`.
 
-  An operation outlives a restart of the service.
+  The result is short enough for an operation to outlast a service restart.
   """
   return min(_PROBE_TIMEOUT_S, deadline_s / 3)
 
@@ -55,7 +55,7 @@ class KvHost:
 
   Args:
     spool_dir: local directory, created with mode 0700 if missing.
-    run_id: id of the run; clients refuse a store of another one.
+    run_id: id of the run; clients refuse another run's store.
     address: "" for a unix socket in the spool directory, "host:0" for a free
       TCP port per generation, "host:first-last" for a port of that range.
     probe_timeout_s: a service silent for this long is killed and replaced.
@@ -64,7 +64,7 @@ class KvHost:
     on_tick: function called by `run` several times a second, as a sign of life.
     start_timeout_s: longest time for a new service to answer.
     root: directory of all keys, from `locator.root`; "" for none.
-    tls: files of mutual TLS; a unix socket does without.
+    tls: files of mutual TLS; not used with a unix socket.
 
   Raises:
     ValueError: the directory is not private, or the socket path is too long.
@@ -93,8 +93,8 @@ class KvHost:
     self._start_timeout_s = start_timeout_s
     self._on_event = on_event
     self._on_tick = on_tick
-    # Recent generations' clients may still use their ports. Only half of the
-    # range, since other programs may occupy the rest.
+    # Ports that clients of recent generations may still use; at most half of
+    # the range, since other programs may occupy the rest.
     num_ports = len(self._tcp[1]) if self._tcp else 2
     self._used_ports = collections.deque(maxlen=num_ports // 2)
     self._child: subprocess.Popen[bytes] | None = None
@@ -124,7 +124,7 @@ class KvHost:
 
   @property
   def generation(self) -> int:
-    """The generation last started; 0 before the first."""
+    """Number of the newest generation; 0 before the first."""
     return self._generation
 
   @property
@@ -226,8 +226,8 @@ class KvHost:
       self._on_tick()
       ready, _, _ = select.select([self._probe_fd], [], [], _TICK_S)
       if not ready:
-        # Ticks count, not the clock, by which both processes would be silent
-        # while suspended.
+        # Counts ticks: by the clock, a suspended machine would look like a
+        # silent service.
         silent_s += _TICK_S
         limit_s = self._probe_timeout_s if answered else self._start_timeout_s
         if silent_s < limit_s:
@@ -257,7 +257,7 @@ class KvHost:
     )
 
   def _wait(self) -> str:
-    """Waits shortly for the child to end; returns its status for messages."""
+    """Waits briefly for the child to end; returns its status for messages."""
     try:
       return f"status {self._child.wait(timeout=5.0)}"
     except subprocess.TimeoutExpired:
@@ -304,7 +304,7 @@ def free_address(
   """Returns the next free address of a host; appends its port to `used_ports`.
 
   Args:
-    host: name or number; one with a colon is IPv6.
+    host: name or IP address; IPv6 if it contains a colon.
     ports: allowed ports; 0 stands for any.
     generation: number of the service; services take turns over the ports.
     used_ports: ports of the last services, whose clients may still use them.
@@ -312,7 +312,7 @@ def free_address(
   start = generation % len(ports)
   family = socket.AF_INET6 if ":" in host else socket.AF_INET
   for port in [*ports[start:], *ports[:start]]:
-    # Without SO_REUSEPORT, which gRPC sets: two services on one port would
+    # No SO_REUSEPORT, which gRPC sets: with it, two services on one port would
     # both start and share clients.
     with socket.socket(family) as probe:
       try:
@@ -327,6 +327,6 @@ def free_address(
 
 
 def _parse_address(address: str) -> tuple[str, list[int]]:
-  """Returns host and ports, of which 0 stands for any."""
+  """Returns host and ports; port 0 = any."""
   host, ports = addresses.split_range(address)
   return host, ports * (64 if ports == [0] else 1)

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The child process of `kv_host` that serves one generation of the store.
 
-It ends with its host, which passes its settings as JSON. As a health check, a
-client in this process writes the identity key every `probe_interval_s`, then a
-byte to the host's pipe. This also restores the key if another client has
-overwritten or deleted it.
+The process ends with its host, which passes the settings as JSON. As a health
+check, a client in this process writes the identity key every
+`probe_interval_s`, then a byte to the host's pipe. This also restores the key
+if another client has overwritten or deleted it.
 
 The directory of all keys is secret: it comes in an environment variable, since
 `ps` shows arguments.
@@ -35,7 +35,7 @@ def main(settings: str) -> None:
   threading.Thread(target=_exit_at_eof, daemon=True).start()
   processes.die_with_parent(args["host_pid"])
   processes.raise_open_files()
-  # The import takes a while, in which the host may end.
+  # Only now: the import is slow, and the host may end meanwhile.
   from tba_jax.transport.kv import jax_kv  # pylint: disable=g-import-not-at-top
 
   tls = args["tls"] and certificates.Tls(**args["tls"])
@@ -45,7 +45,7 @@ def main(settings: str) -> None:
   key = f"{root}/{locator.IDENTITY_KEY}" if root else locator.IDENTITY_KEY
   identity = locator.identity(args["run_id"], args["generation"])
   try:
-    while service is not None:  # Keeps a reference: the service ends with it.
+    while service is not None:  # The service ends with its last reference.
       client.key_value_set_bytes(key, identity, allow_overwrite=True)
       os.write(args["probe_fd"], b".")
       time.sleep(args["probe_interval_s"])

@@ -36,9 +36,9 @@ _NONCE_BYTES = 16
 _MAX_ANSWER_BYTES = 1 << 16
 # Deadline of a request and its answer, on both sides.
 _DEADLINE_S = 2.0
-# The oldest of too many connections is closed, so idle ones block nobody.
+# Beyond this, the oldest connection is closed, so idle ones block nobody.
 MAX_CONNECTIONS = 64
-# Time between two requests of one client, which keeps the last answer.
+# Least time between two requests of a client, which caches the last answer.
 _EVERY_S = 0.25
 
 
@@ -50,7 +50,7 @@ class Locator:
   generation: number of the store generation.
   address: "unix:/path" or "host:port".
   pid: process id of the service.
-  tls: whether it serves over mutual TLS alone.
+  tls: whether the store is served only over mutual TLS.
   """
 
   run: str
@@ -70,7 +70,7 @@ _FIELDS = {field.name: field.type for field in dataclasses.fields(Locator)}
 
 
 def root(run_id: str, secret: bytes) -> str:
-  """Returns the directory that has all keys of a run in its store.
+  """Returns the directory of all of a run's keys in its store.
 
   The store serves anyone who reaches it, but neither lists nor deletes without
   the full name of a directory: without the secret, nobody finds a run's keys.
@@ -179,7 +179,7 @@ class Announcer:
     if len(self._writers) >= MAX_CONNECTIONS:
       oldest = next(iter(self._writers))
       del self._writers[oldest]
-      # Ends its task by EOF: asyncio logs a traceback for each one cancelled.
+      # Ends the task by EOF: asyncio logs a traceback for each cancelled task.
       oldest.transport.abort()
     self._writers[writer] = None
     try:
@@ -241,7 +241,7 @@ def ask_announcer(
     ) as connection:
       connection.sendall(nonce)
       while len(data) < _MAX_ANSWER_BYTES:
-        # The deadline is of the whole answer, however slowly it comes.
+        # The deadline is for the whole answer, however slowly it arrives.
         connection.settimeout(max(deadline - time.monotonic(), 1e-3))
         part = connection.recv(_MAX_ANSWER_BYTES - len(data))
         if not part:

@@ -6,9 +6,9 @@ In the store, `p/<epoch>.<step>/meta` is a version's manifest and `p_cur` a
 pointer to the newest version, written last to commit it (`manifest.py`). The
 leaves are moved by a carrier (`carriers.py`). A reader accepts a version only
 if its manifest is authentic and has the expected leaves, and all digests match.
-For a version that it cannot read it asks under `ask/params/<name>`: the trainer
-sends it again, in case its keys were overwritten or deleted.
+It requests a version that it cannot read under `ask/params/<name>`: the trainer
+then sends the version again, in case its keys were overwritten or deleted.
 
-Among the leaves are the log-probs of `probe.py`, by which a searcher checks
-what it has made of the others.
+The leaves include the log-probs of `probe.py`, with which a searcher checks the
+params that it has made of the other leaves.
 """

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of arrays: the shards that processes have, and leaves made of them."""
+"""Parts of arrays: the shards of processes, and leaves assembled from them."""
 
 from collections.abc import Sequence
 import math
@@ -16,7 +16,7 @@ Box = list[list[int]]
 
 
 def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
-  """Returns the box of an index; omitted axes are whole."""
+  """Returns the box of an index; omitted axes are complete."""
   whole = [slice(None)] * (len(shape) - len(index))
   return [
       list(part.indices(size)[:2])
@@ -59,7 +59,7 @@ def check_cover(name: str, shape: Sequence[int], parts: Sequence[Box]) -> None:
 def cut_box(
     box: Box, dtype: np.dtype, pieces: Sequence[tuple[Box, np.ndarray]]
 ) -> np.ndarray:
-  """Returns a box's array from pieces that cover it; a view of a single one."""
+  """Returns a box's array from pieces that cover it; a view if one does."""
   out = np.empty([stop - start for start, stop in box], dtype)
   for place, data in pieces:
     overlap = intersection(place, box)

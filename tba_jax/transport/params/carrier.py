@@ -34,15 +34,15 @@ SMALL_BYTES = 4 << 20
 
 @dataclasses.dataclass(frozen=True)
 class CarrierPlace:
-  """What a carrier of a run is made from.
+  """Arguments of a run's carrier.
 
   directory: `config.publish.directory`.
   workdir: run directory.
   run_id: id of the run.
   secret: key of the run's messages.
-  deadline_s: longest time in which nothing of a version is moved.
+  deadline_s: longest time without progress of a transfer.
   find_address: returns where this process of the trainer serves versions.
-  peers: trainer's other processes, where they write too; None if none does.
+  peers: trainer's other processes, if they write too; else None.
   """
 
   directory: str
@@ -59,7 +59,7 @@ class PackedVersion:
   """A version in the trainer, ready to be sent.
 
   version: number of the version.
-  carrier: packed the version.
+  carrier: carrier that packed the version.
   specs: shape and dtype of every leaf, by path.
   carried: facts by which a reader finds and verifies the leaves, in JSON types.
   content: the carrier's own data, until the version is dropped.
@@ -77,7 +77,7 @@ class PackedVersion:
 
 
 class Carrier(abc.ABC):
-  """Moves leaves; for one thread.
+  """Moves leaves; used by one thread.
 
   name: carrier's name in the manifest and in `publish.carrier`.
   schema: form of `PackedVersion.carried`, as `jsonl.schema_error` reads it.
@@ -95,7 +95,7 @@ class Carrier(abc.ABC):
   def pack(
       self, version: version_lib.Version, leaves: Mapping[str, Any]
   ) -> PackedVersion:
-    """Returns a version that is ready to be sent; raises as `write`."""
+    """Returns a version that is ready to be sent; raises as `write` does."""
     carried, content = self.write(version.tag, leaves)
     specs = version_lib.specs_of(leaves)
     return PackedVersion(version, self, specs, carried, content)
@@ -104,7 +104,7 @@ class Carrier(abc.ABC):
   def write(
       self, tag: str, leaves: Mapping[str, Any]
   ) -> tuple[dict[str, Any], Any]:
-    """Returns `carried` and `content` of `PackedVersion`; waits for the device.
+    """Returns `PackedVersion`'s `carried` and `content`; waits for the device.
 
     Args:
       tag: name of the version; may repeat after a restart.
@@ -125,7 +125,7 @@ class Carrier(abc.ABC):
     """Does periodic work, a few times a second, with the newest version."""
 
   def is_full(self) -> bool:
-    """Returns whether readers of dropped versions must first finish."""
+    """Returns whether a write must wait for readers of dropped versions."""
     return False
 
   def drop(self, packed: PackedVersion) -> None:
@@ -147,7 +147,7 @@ class Carrier(abc.ABC):
     Args:
       transport: owned by the calling thread.
       tag, carried: fields of the version's authenticated manifest; `carried`
-        is of the carrier's schema.
+        matches the carrier's schema.
       specs: shapes and dtypes of the leaves.
 
     Raises:
@@ -190,10 +190,10 @@ def as_leaf(
 def choose_carrier(config: ml_collections.ConfigDict, num_bytes: int) -> str:
   """Returns the name of the trainer's carrier for versions of `num_bytes`.
 
-  `publish.carrier="auto"` chooses the store for small params; Orbax's shards
-  for an object store; files where all processes are on one host; Orbax's shards
-  or files, by the number of the trainer's processes, in a directory that is
-  named for several hosts; else the network.
+  `publish.carrier="auto"` chooses, in this order: the store for small params;
+  "orbax" for an object store; "files" if all processes are on one host; with a
+  `publish.directory`, "orbax" for a trainer of several processes, else "files";
+  "network" otherwise.
   """
   setting, directory = config.publish.carrier, config.publish.directory
   if setting != "auto":
@@ -213,7 +213,7 @@ def choose_carrier(config: ml_collections.ConfigDict, num_bytes: int) -> str:
 def serve_address(config: ml_collections.ConfigDict) -> str:
   """Returns where a process of the trainer serves: `publish.address`.
 
-  By default a free port of the address from which this host reaches the store.
+  By default, a free port at the address from which this host reaches the store.
 
   Raises:
     OSError: the store's host is unknown or out of reach.
@@ -248,8 +248,8 @@ def make_write_carriers(
   Args:
     config: reads `publish`, `store` and `trainer`.
     specs: shapes and dtypes of the published leaves.
-    peers: result of `peers.make_peers`; then there is one carrier, since no
-      process has all params.
+    peers: result of `peers.make_peers`; if not None, there is only one carrier,
+      since no process has all params.
   """
   name = choose_carrier(config, version_lib.num_bytes(specs))
   names = [name]

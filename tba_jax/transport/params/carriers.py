@@ -14,13 +14,13 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class CarrierEntry:
-  """A carrier, and what the checks of a config know of it.
+  """A carrier, with the facts that checks of a config need.
 
   made_by: MODULE:CLASS in this folder.
   suits: places where it can be used, for `docs/reference/settings.md`.
   takes_urls: whether `publish.directory` may be in an object store.
   shares_directory: whether other hosts need `publish.directory`.
-  moves_shards: whether each process of a trainer sends what its devices have.
+  moves_shards: whether each process of a trainer sends its devices' shards.
   """
 
   made_by: str

@@ -107,7 +107,7 @@ def ask_again(
     name: str,
     version: version_lib.Version,
 ) -> None:
-  """Asks the trainer to send a version again; `name` is of the reader."""
+  """Asks the trainer to send a version again to the reader `name`."""
   key = f"{_ASK}/{name}"
   transport.put(key, _encode_version(run, key, version))
 
@@ -117,7 +117,7 @@ def take_requests(
     run: wire.RunIdentity,
     refusals: wire.Refusals,
 ) -> set[version_lib.Version]:
-  """Returns the versions that readers ask for, and removes what they asked."""
+  """Returns the versions that readers request, and removes the requests."""
   requests = transport.list(_ASK)
   versions = set()
   for key, data in requests.items():
@@ -145,11 +145,11 @@ def read_version(
     transport: owned by the calling thread.
     run: identity of the reader's run.
     carriers: readers by carrier name.
-    expected: shape and dtype of every leaf; any float stands for any other.
+    expected: shape and dtype of every leaf; a float dtype matches any other.
     base_name: base params of the reader's adapters; "" without adapters.
 
   Raises:
-    WireError: the version is corrupt, forged, of another base, or has
+    WireError: the version is corrupt, forged, or made for another base, or has
       unexpected leaves.
   """
   key = f"p/{version.tag}/meta"

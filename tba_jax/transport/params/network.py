@@ -4,16 +4,16 @@
 
 A process of the trainer keeps its shards of the newest versions in its host's
 memory, encrypted (`seal.py`), and serves them. A searcher receives the pieces
-over several connections at once, at their places in its host's memory, and asks
-again for what a broken connection did not bring. No version has a time limit: a
-connection that moves no piece within `store.deadline_s` has failed.
+over several connections at once, directly into place in its host's memory, and
+requests pieces lost with a broken connection again. No version has a time
+limit: a connection that moves no piece within `store.deadline_s` has failed.
 
-A version that was dropped stays until the readers that have begun it are done.
+A dropped version stays until the readers that have begun it are done.
 
-Not `jax.experimental.transfer`: as of jax 0.10.2 a stranger's connection to its
-port can abort the trainer, a pull from a peer that fell silent has no end, and
-what it sends is neither encrypted nor authenticated. Its bytes also pass
-through the memory of both hosts.
+Not `jax.experimental.transfer`: as of jax 0.10.2, a stranger's connection to
+its port can abort the trainer, a pull from a silent peer never ends, and data
+is neither encrypted nor authenticated. Its bytes also pass through the memory
+of both hosts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,11 +48,11 @@ _MAX_REQUEST_BYTES = 1 << 16
 _HELLO_S = 10.0
 _ACCEPT_PAUSE_S = 0.5
 _ACCEPTED, _UNKNOWN = b"\1", b"\0"
-# Pieces of a request.
+# Most pieces of a request.
 RANGE_PIECES = 64
-# Connections of a thread that may break in a row.
+# Most connections of a thread that may break in a row.
 _MAX_FAILURES = 3
-# Dropped versions that are being read, above which no version is taken in.
+# Dropped versions still being read, from which on no new version is added.
 MAX_DROPPED = 2
 _MAX_CONNECTIONS = 1024
 
@@ -91,7 +91,7 @@ class ParamsServer:
     ).start()
 
   def add(self, tag: str, leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Takes in this process's shards of a version; waits for the devices.
+    """Adds this process's shards of a version; waits for the devices.
 
     Returns a source, an entry of the manifest: address, salt, shards.
     """
@@ -106,7 +106,7 @@ class ParamsServer:
     ahead = iter(shards[1:])
     with futures.ThreadPoolExecutor(_num_threads(), "params-seal") as pool:
       for _, _, data in shards:
-        # The next shard is on its way from the device meanwhile.
+        # Meanwhile the next shard is copied from the device.
         following = next(ahead, None)
         if following is not None and isinstance(following[2], jax.Array):
           following[2].copy_to_host_async()
@@ -140,7 +140,7 @@ class ParamsServer:
   def close(self) -> None:
     self._is_closed = True
     self.keep(())
-    # Wakes the thread that accepts.
+    # Wake the accepting thread.
     with self._lock:
       connections = list(self._connections)
     for connection in [self._listener, *connections]:
@@ -157,7 +157,7 @@ class ParamsServer:
       except OSError:
         if self._is_closed:
           return
-        time.sleep(_ACCEPT_PAUSE_S)  # Such as a lack of files.
+        time.sleep(_ACCEPT_PAUSE_S)  # For example, too many open files.
         continue
       with self._lock:
         if len(self._connections) >= _MAX_CONNECTIONS:
@@ -169,7 +169,7 @@ class ParamsServer:
       ).start()
 
   def _serve(self, connection: socket.socket) -> None:
-    """Serves a reader until it leaves, falls silent or breaks the rules."""
+    """Serves a reader until it leaves, stalls or violates the protocol."""
     salt = ""
     try:
       connection.settimeout(_HELLO_S)
@@ -205,7 +205,7 @@ class ParamsServer:
       connection.close()
 
   def _take_hello(self, connection: socket.socket) -> str:
-    """Returns the salt that an authentic reader asks for."""
+    """Returns the salt that an authentic reader requests."""
     head = bytearray(_LENGTH.size)
     receive_into(connection, memoryview(head))
     (length,) = _LENGTH.unpack(head)
@@ -222,10 +222,10 @@ class ParamsServer:
 class Network(carrier.Carrier):
   """The carrier "network".
 
-  server: a trainer's, once it has published.
+  server: server of a trainer process, once it has published; else None.
 
   Args:
-    find_address: returns where this process serves; called by a trainer.
+    find_address: returns where this process serves; called only in a trainer.
     run_id: id of the run.
     secret: key of the run's messages.
     stall_s: longest time for a piece to arrive.
@@ -277,7 +277,7 @@ class Network(carrier.Carrier):
     shapes = {name: leaf.shape for name, leaf in leaves.items()}
     _check_cover(shapes, sources)
     self._salts[tag] = sources[0]["salt"]
-    # Without what a failed attempt has left.
+    # Drop the remains of a failed attempt.
     self.server.keep(list(self._salts.values()))
     return {"sources": sources}, None
 
@@ -428,7 +428,7 @@ def _fetch(
 
 
 def connect(address: str, hello: bytes, stall_s: float) -> socket.socket:
-  """Returns a connection whose reader was accepted."""
+  """Returns a connection on which the server has accepted this reader."""
   wait_s = min(_HELLO_S, stall_s)
   connection = socket.create_connection(locator.split_address(address), wait_s)
   try:

@@ -52,14 +52,13 @@ _READS = "x/reads"
 def write_folder(path: epath.Path, leaves: Mapping[str, Any]) -> Shards:
   """Writes this process's shards; returns their boxes and digests.
 
-  Without `ocp.Checkpointer`, which requires the same sequence of operations in
+  Avoids `ocp.Checkpointer`, which requires the same sequence of operations in
   all processes, across threads.
 
   Args:
     path: existing folder, local or `gs://`.
-    leaves: arrays by path, in the same order in all processes. Empty ones are
-      not
-      written.
+    leaves: arrays by path, in the same order in all processes. Empty arrays are
+      not written.
 
   Raises:
     OSError, ValueError, RuntimeError: Orbax or TensorStore failed.
@@ -103,7 +102,7 @@ def within_deadline(
   """Returns the result of a call, which may hang.
 
   Raises:
-    TimeoutError: the call took longer than the pace gives it; its thread is
+    TimeoutError: the call took longer than the pace allows; its thread is
       abandoned.
   """
   deadline_s = pace.deadline_s(num_bytes)
@@ -116,7 +115,7 @@ def within_deadline(
     except BaseException as error:  # Raised below.
       done.set_exception(error)
 
-  # The library must not return from it during the exit.
+  # The library must not return from the call during the exit.
   name = f"{processes.LEFT_BEHIND}_storage"
   threading.Thread(target=run, name=name, daemon=True).start()
   try:
@@ -155,8 +154,8 @@ class OrbaxShards(carrier.Carrier):
       processes.
     run_id: id of the run.
     secret: key of the run's messages.
-    deadline_s: longest time to write or read an empty version, and for readers
-      to finish it once it is dropped; others get more, by `pace.Pace`.
+    deadline_s: longest time to write or read an empty version, and for its
+      readers to finish after a drop; larger versions get more, by `pace.Pace`.
     peers: `peers.Leader` of a trainer with several processes.
   """
 
@@ -205,7 +204,7 @@ class OrbaxShards(carrier.Carrier):
   ) -> tuple[dict[str, Any], Any]:
     folder = f"{tag}.{secrets.token_hex(4)}"
     self._num_bytes = version.num_bytes(version.specs_of(leaves))
-    # The wait for peers, which names a late one, begins after our own writes.
+    # The wait for peers, whose error names a late peer, follows our own writes.
     share = 1 if self._peers is None else 2
     try:
       shards = within_deadline(
@@ -281,7 +280,8 @@ class OrbaxShards(carrier.Carrier):
     transport.put(key, wire.encode_message(message, self._secret))
     there = lambda: transport.get(f"p/{tag}/meta") is not None
     try:
-      # A drop deletes the manifest first: while it exists, our entry is seen.
+      # A drop deletes the manifest first: if it still exists, the drop will see
+      # our entry.
       if not there():
         return None
       return within_deadline(

@@ -1,24 +1,24 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Deadlines of transfers that report no progress: by bytes and rate seen."""
+"""Deadlines of transfers without progress reports, from bytes and past rate."""
 
 from collections.abc import Iterator
 import contextlib
 import time
 
-# Rate that is taken for possible before one was seen.
+# Rate assumed before the first measurement.
 FIRST_BYTES_PER_S = 5e6
-# Times that a transfer may take longer than at the rate seen.
+# Factor by which a transfer may be slower than the measured rate.
 _SLACK = 4.0
-# Smaller ones measure latencies.
+# Smaller transfers would measure latency, not rate.
 _LEAST_BYTES = 1 << 20
 
 
 class Pace:
-  """Rate of transfers, and the deadline that it gives the next.
+  """Measured rate of transfers, and the deadline that it sets for the next.
 
   Args:
-    floor_s: deadline of a transfer of nothing.
+    floor_s: deadline of an empty transfer.
   """
 
   def __init__(self, floor_s: float):
@@ -31,12 +31,12 @@ class Pace:
     return self._floor_s + num_bytes / self._bytes_per_s
 
   def done(self, num_bytes: float, seconds: float) -> None:
-    """Notes the time that a transfer took."""
+    """Notes the duration of a completed transfer."""
     if num_bytes >= _LEAST_BYTES:
       self._bytes_per_s = num_bytes / seconds / _SLACK
 
   def missed(self) -> None:
-    """Notes a transfer that was late: the next gets twice the time."""
+    """Notes a late transfer: the next gets about twice the time."""
     self._bytes_per_s /= 2
 
   @contextlib.contextmanager

@@ -44,7 +44,7 @@ class Leader:
     client: connected to the trainer's coordinator.
     num_processes: number of the trainer's processes.
     secret: key of the messages.
-    pace: gives the time for the other processes to write a version.
+    pace: deadlines for the other processes to write a version.
   """
 
   def __init__(
@@ -71,7 +71,7 @@ class Leader:
     Args:
       tag: label of the version.
       path: folder to write to; "" for the network.
-      keep: tags of the versions that they are to keep serving.
+      keep: tags of the versions to keep serving.
     """
     self._count += 1
     self._tag = tag
@@ -84,13 +84,13 @@ class Leader:
       )
 
   def collect(self, num_bytes: float) -> list[dict[str, Any]]:
-    """Waits for the others; returns the part of each.
+    """Waits for the other processes; returns each one's part of the manifest.
 
     Args:
-      num_bytes: bytes that each has to write, about.
+      num_bytes: approximate bytes that each process has to write.
 
     Raises:
-      OSError: a process failed, or was late; it is named.
+      OSError: a process failed or was late; the error names it.
     """
     deadline_s = self._pace.deadline_s(num_bytes)
     parts = [self._answer(process, deadline_s) for process in self._followers]
@@ -122,7 +122,7 @@ class Leader:
 
 
 class Helper:
-  """Another process's end: writes the shards that process 0 asks for.
+  """End of a process other than 0: writes the shards that process 0 requests.
 
   Args:
     client: connected to the trainer's coordinator.
@@ -149,10 +149,10 @@ class Helper:
     self._write_part = write
     self._secret = secret
     self._deadline_s = deadline_s
-    # Copies in order of submission, in which process 0 asks for them.
+    # Copies in order of submission, the order in which process 0 requests them.
     self._copies: list[_Copy] = []
     self._changed = threading.Condition()
-    # The thread may be writing.
+    # Long enough for a thread that is writing.
     close_s = max(deadline_s, 2 * _POLL_S)
     self._worker = background.Thread("shards", self._run, close_s=close_s)
 
@@ -169,7 +169,7 @@ class Helper:
       self._changed.notify_all()
 
   def forget(self, version: int) -> None:
-    """Drops the oldest copy of a version, which process 0 will not ask for."""
+    """Drops the oldest copy of a version that process 0 will not request."""
     with self._changed:
       self._copies.remove(self._find(version))
 
@@ -184,7 +184,7 @@ class Helper:
         if self._serve(count):
           count += 1
     except jax_kv.KvError as error:
-      # The coordinator is lost, which the role finds out by itself.
+      # The coordinator is lost; the role will notice by itself.
       logging.warning("no more shards are written: %s", error)
 
   def _serve(self, count: int) -> bool:
@@ -221,7 +221,7 @@ class Helper:
     part = self._write_part(
         request["tag"], copy.leaves, request["path"], request["keep"]
     )
-    # Kept until the next one: another process may fail, and all try again.
+    # Kept until the next version: if another process fails, all try again.
     copy.is_written = True
     return part
 
@@ -234,7 +234,7 @@ class Helper:
 
 @dataclasses.dataclass(eq=False)
 class _Copy:
-  """A version on the devices of another process."""
+  """A version on a helper's devices."""
 
   version: int
   leaves: Mapping[str, Any]
@@ -250,7 +250,7 @@ def _answer_key(process: int, count: int) -> str:
 
 
 class _Serving:
-  """Another process's server of its shards, by the carrier "network"."""
+  """A helper's server of its shards, for the carrier "network"."""
 
   def __init__(self, config: ml_collections.ConfigDict, run: wire.RunIdentity):
     self._config = config
@@ -298,7 +298,7 @@ def make_peers(
     client: jax_kv.Client | None,
     process: int,
 ) -> Leader | Helper | None:
-  """Returns this process's end of writing shards from every process.
+  """Returns this process's `Leader` or `Helper` for writing shards.
 
   None if process 0 writes everything.
 

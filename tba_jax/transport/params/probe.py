@@ -1,16 +1,16 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Proof of the params that a searcher samples with.
+"""Check of the params that a searcher samples with.
 
 Digests show that a version's leaves arrived as they were sent. They do not show
-that the sampler has these leaves: a merge that keeps old adapters, another
-base, shards in the wrong order or another rope scaling sample from some other
-policy, and look like stale data.
+that the sampler uses these leaves: with old adapters left in a merge, another
+base, shards in the wrong order or another rope scaling, it samples from some
+other policy, and the data only looks stale.
 
-So with each version the trainer publishes its own log-probs of a few fixed
-tokens, and a searcher computes them with the params that its sampler would use,
-after they were read, merged, cast and placed. It refuses a version if they
-differ by more than rounding does.
+So with each version the trainer publishes its log-probs of a few fixed tokens.
+A searcher computes the same log-probs with the params that its sampler would
+use, after they were read, merged, cast and placed, and refuses the version if
+the difference is larger than rounding explains.
 
 Axes: B sequences, L tokens.
 """
@@ -25,31 +25,31 @@ import numpy as np
 
 from tba_jax import types
 
-# Name of the probe among the published params, and its leaves there by path.
+# Name of the probe among the published params, and the paths of its leaves.
 LEAF = "probe"
 TOKENS, LOGPROBS, MAX_GAP = (
     f"['{LEAF}']['{name}']" for name in ("tokens", "logprobs", "max_gap")
 )
 _NUM_SEQUENCES, _NUM_TOKENS = 2, 16
 # Limits of the mean gap, nats per token, for log-probs with a standard
-# deviation of up to 1 nat. In bfloat16 log-probs of SmolLM2-135M (30 layers;
-# 2.7 nats) are .096 off float32; rounding adds up over layers.
-# Matrices of int8 are .22 off.
+# deviation of up to 1 nat. For SmolLM2-135M (30 layers; deviation 2.7 nats) the
+# gap to float32 is .096 in bfloat16, as rounding adds up over layers, and .22
+# with int8 matrices.
 MAX_GAP_NATS = {"float32": 1e-3, "bfloat16": 0.3, "int8": 0.3}
-# Answers with the same bits mean the same params, if the trainer's moved by
-# this share of the limit: no rounding hides that from all tokens.
+# Bitwise equal log-probs mean unchanged params if the trainer's log-probs moved
+# by this share of the limit: rounding cannot hide such a move in every token.
 _STILL_SHARE = 1 / 100
 
 
 def shape(config: ml_collections.ConfigDict) -> tuple[int, int]:
-  """Returns B, L of the probe's tokens; a sampler has tables of no more."""
+  """Returns B, L of the probe's tokens; L fits the sampler's tables."""
   sampling = config.sampling
   most = sampling.max_prompt_tokens + sampling.max_completion_tokens
   return _NUM_SEQUENCES, min(_NUM_TOKENS, most)
 
 
 def abstract(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """Returns shapes and dtypes of what is published under `LEAF`."""
+  """Returns shapes and dtypes of the leaves published under `LEAF`."""
   B, L = shape(config)
   return {
       "tokens": jax.ShapeDtypeStruct((B, L), jnp.int32),
@@ -66,19 +66,19 @@ def is_of(path: str) -> bool:
 def max_gap(
     config: ml_collections.ConfigDict, backend: str, compute_dtype: str
 ) -> float:
-  """Returns the largest mean gap that is taken for rounding, nats per token.
+  """Returns the largest mean gap attributed to rounding, nats per token.
 
-  It is for log-probs with a standard deviation of up to 1 nat. The guard's
-  setting can only raise it. How params are published does not matter: the
-  trainer rounds them before it answers.
+  The limit is for log-probs with a standard deviation of up to 1 nat; the
+  guard's setting can only raise it. It does not depend on the published dtype:
+  the trainer rounds its params before it computes its log-probs.
 
   Args:
     config: reads `model`, `lora`, `search` and `guards.max_logprob_gap`.
-    backend: JAX's, of this process.
-    compute_dtype: dtype that the model computes in there.
+    backend: JAX backend of this process.
+    compute_dtype: dtype that the model computes in on this backend.
   """
   dtypes = [compute_dtype]
-  if config.lora.rank:  # Searchers round the merged kernels to it.
+  if config.lora.rank:  # Searchers round merged kernels to `param_dtype`.
     dtypes.append(config.model.param_dtype)
   # Accelerators also round float32 products.
   is_exact = backend == "cpu" and "bfloat16" not in dtypes
@@ -91,13 +91,13 @@ def max_gap(
 def draw_tokens(
     config: ml_collections.ConfigDict, vocab_size: int
 ) -> np.ndarray:
-  """Returns the tokens of every version, [B, L] int32."""
+  """Returns the probe's tokens, [B, L] int32, the same for every version."""
   rng = np.random.default_rng(0)
   return rng.integers(vocab_size, size=shape(config), dtype=np.int32)
 
 
 class Check:
-  """Compares a searcher's answers with the trainer's, version by version."""
+  """Compares a searcher's log-probs with the trainer's, version by version."""
 
   def __init__(
       self,
@@ -109,11 +109,11 @@ class Check:
     Args:
       answer: (params of the sampler, tokens [B, L]) -> [B, L - 1] float32, the
         log-probs of the tokens after the first; at temperature 1.
-      limit: `max_gap` of this searcher; the trainer's may be larger.
+      limit: `max_gap` of this searcher; the trainer's counts if larger.
     """
     self._answer = answer
     self._limit = limit
-    # The trainer's and the own log-probs of the last version without a problem.
+    # The trainer's and this searcher's log-probs of the last accepted version.
     self._last: tuple[np.ndarray, np.ndarray] | None = None
 
   def problem(self, leaves: Mapping[str, Any], params: types.PyTree) -> str:
@@ -123,7 +123,7 @@ class Check:
 
     Args:
       leaves: the version's arrays, by path.
-      params: made of these leaves for the sampler.
+      params: sampler's params, made of these leaves.
     """
     wanted_BxL = np.asarray(leaves[LOGPROBS])
     own_BxL = np.asarray(self._answer(params, np.asarray(leaves[TOKENS])))

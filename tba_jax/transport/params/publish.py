@@ -24,14 +24,14 @@ from tba_jax.transport.params import version as version_lib
 # Intervals of serving readers, and of checking the store's pointer.
 SERVE_S = 0.05
 _CHECK_S = 0.5
-# Least time between sending a version twice because readers asked for it.
+# Least time before a version is sent again because readers requested it.
 _REPEAT_EVERY_S = 2.0
-# Attempts to write a version that may fail in a row, and the pauses after them:
-# the trainer ends after some three minutes in which none could be written.
+# Failed writes in a row that end the trainer, and the pauses between attempts:
+# about three minutes in all.
 MOST_FAILURES = 12
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-# Time that a version waits to be written before one that is skipped is worth an
-# event, and least time between two of these.
+# Time that versions must have waited to be written before a skipped one is
+# logged as an event, and least time between two such events.
 LATE_S, _SKIP_EVENT_S = 10.0, 60.0
 _CLOSE_S = 5.0
 
@@ -40,9 +40,10 @@ class Publisher:
   """Publishes versions from a thread; `submit` only copies params on devices.
 
   It is the `ports.ParamsSink` of the store. Versions that come faster than they
-  can be written or read are skipped, but for an exact lag: then each is needed.
-  A version that can't be written is tried again until a newer one comes; what
-  searchers have stays in use. After `MOST_FAILURES` in a row the thread ends.
+  can be written or read are skipped, except with an exact lag, which needs each
+  of them. A failed write is repeated until a newer version comes; meanwhile
+  searchers keep the version that they have. After `MOST_FAILURES` failures in a
+  row the thread ends.
   """
 
   def __init__(
@@ -79,7 +80,7 @@ class Publisher:
     self._on_event = on_event
     self._span = span
     self._refusals = wire.Refusals(on_event, kind="refused_version")
-    # A reader may be at the version before those that are needed.
+    # One more: a reader may still be at the version before the needed ones.
     self._keep = max(config.publish.keep_versions, lag_steps + 2)
     self._may_skip = not lag_steps
     self._copy = copy
@@ -90,10 +91,10 @@ class Publisher:
     ] = collections.deque()
     self._written = -1
     self._pace = pace_lib.Pace(config.store.deadline_s)
-    # Failed attempts in a row, and the time of the next.
+    # Failed attempts in a row, and the time of the next attempt.
     self._failures = 0
     self._next_try = 0.0
-    # Since when there is a version to write, and the time of the next event.
+    # Time since which a version waits, and earliest time of the next event.
     self._due_since = self._next_skip_event = 0.0
     self._thread = background.Thread(
         "publisher", self._serve, close_s=_CLOSE_S, wake=self._wake
@@ -186,12 +187,13 @@ class Publisher:
               transport, self._run, self._refusals
           )
           is_due = checked_at > sent_at + _REPEAT_EVERY_S
-          # A replaced trainer that still writes, or a new store, changes it.
+          # The pointer differs after a store loss, or if a replaced trainer
+          # still writes.
           if self._pointer(transport) != newest or (
               is_due and newest in requested
           ):
             with self._span("publish", lane="publish"):
-              # Older versions are waited for as well with an exact lag.
+              # With an exact lag, searchers wait for older versions too.
               for older in [] if self._may_skip else packed[:-1]:
                 self._send_one(transport, older)
               self._send(transport, packed)
@@ -232,8 +234,9 @@ class Publisher:
   ) -> bool:
     """Packs a version with the first carrier that has room.
 
-    Returns False if none has: the version is tried again, unless there is a
-    newer one and it may be skipped. Raises after too many failures in a row.
+    Returns False if no carrier has room. The version is then tried again,
+    unless versions may be skipped and a newer one waits. Raises after too many
+    failures in a row.
     """
     for carrier in self._carriers:
       try:
@@ -275,7 +278,7 @@ class Publisher:
       transport: byte_store.Transport,
       packed: list[carrier_lib.PackedVersion],
   ) -> None:
-    """Sends the newest version, and drops those that are too old."""
+    """Sends the newest version, and drops versions that are too old."""
     self._send_one(transport, packed[-1])
     with self._changed:
       self._written = max(self._written, packed[-1].version.step)

@@ -22,15 +22,15 @@ from tba_jax.transport.params import version as version_lib
 
 # Least time between two requests for a version.
 _ASK_EVERY_S = 0.5
-# Reasons for refusing a version that sending it again would not change.
+# Reasons for refusing a version that would remain after sending it again.
 _LASTING = ("base", "carrier", "leaves")
 _CLOSE_S = 5.0
 # A version, and its leaves by path.
 Pulled = tuple[version_lib.Version, dict[str, np.ndarray]]
-# Interval of reading the pointer: while a caller waits, and at most.
+# Intervals of reading the pointer: while a caller waits, and the longest.
 _PAUSE_S = 0.02
 _WAITING_PAUSE_S = 0.004
-# Polls of all searchers; 1600 took 23 % of the store's core.
+# Limit for all searchers together; 1600 took 23 % of the store's core.
 _POLLS_PER_S = 800.0
 _LONGEST_PAUSE_S = 1.0
 # The interval as a share of the time since the last version.
@@ -38,7 +38,7 @@ _PAUSE_SHARE = 0.05
 
 
 class Puller:
-  """Keeps the newest verified version, which a thread pulls.
+  """Keeps the newest verified version; a thread pulls it.
 
   It is the `ports.ParamsSource` of the store.
   """
@@ -88,7 +88,7 @@ class Puller:
     self.stats = version_lib.PullStats()
     self._changed = threading.Condition()
     self._latest: Pulled | None = None
-    # Versions that are or may be asked for with an exact lag, oldest first.
+    # With an exact lag: versions that may still be requested, oldest first.
     self._lag_steps = lag_steps
     self._versions: dict[version_lib.Version, dict[str, np.ndarray]] = {}
     self._asked_version = -1
@@ -157,9 +157,9 @@ class Puller:
     transport.close()
 
   def _pull(self, transport: byte_store.Transport) -> None:
-    """Reads the pointer, and its version if that is newer."""
+    """Reads the pointer, and the version it names if newer."""
     newest = manifest.read_pointer(transport, self._run)
-    # A pointer of an older epoch is from a trainer that was replaced.
+    # A pointer of an older epoch is a replaced trainer's.
     if newest is not None and (
         self._latest is None or newest > self._latest[0]
     ):
@@ -167,7 +167,7 @@ class Puller:
     self._read_older(transport)
 
   def _read_older(self, transport: byte_store.Transport) -> None:
-    """Reads the version that is asked for, if it was passed over."""
+    """Reads the requested version, if it is an older one that was skipped."""
     with self._changed:
       if not self._lag_steps or self._latest is None:
         return
@@ -217,7 +217,7 @@ class Puller:
   def _keep(
       self, version: version_lib.Version, leaves: dict[str, np.ndarray]
   ) -> None:
-    """Keeps a version, and those that may still be asked for."""
+    """Keeps a version, and all that may still be requested."""
     epoch, newest = self._latest[0]
     requested = newest if self._asked_version < 0 else self._asked_version
     oldest = epoch, min(requested, newest - self._lag_steps)

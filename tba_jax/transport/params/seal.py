@@ -7,8 +7,8 @@ signs it (files, which readers map) or encrypts it (the network). On CPUs with
 AES instructions it is five to ten times as fast as SHA-256, so that no link
 waits for it, and the manifest needs a salt in place of a digest per piece.
 
-The number of a piece is its nonce: a seal is for the content of one version,
-made by one process, and two never share a key.
+The number of a piece is its nonce. That is safe because a seal is for one
+version's content from one process, and no two seals share a key.
 """
 
 from collections.abc import Iterator
@@ -70,11 +70,11 @@ class Seal:
       raise wire.WireError("hash", f"leaf {leaf} is torn") from None
 
   def encrypt(self, number: int, piece: Any) -> bytes:
-    """Returns a piece's ciphertext and its tag."""
+    """Returns a piece's ciphertext followed by its tag."""
     return self._cipher.encrypt(_nonce(number), piece, None)
 
   def decrypt(self, leaf: str, number: int, sealed: Any) -> bytes:
-    """Returns the piece; raises WireError as `check`."""
+    """Returns the piece; raises WireError as `check` does."""
     try:
       return self._cipher.decrypt(_nonce(number), sealed, None)
     except exceptions.InvalidTag:

@@ -3,10 +3,10 @@
 """Carries params as immutable files, in shared memory or on a shared disk.
 
 A version is a folder, renamed into place when complete, with one file per
-thread that writes and reads. A file has leaves, aligned to 64 bytes, and then
-the tags of their pieces (`seal.py`). Readers on the same host map it, share its
-pages and keep them when the file is removed; from a remote file system they
-read it.
+thread that writes and reads. A file holds leaves, aligned to 64 bytes, and then
+the tags of their pieces (`seal.py`). Readers on the same host map the file and
+share its pages, which stay when it is removed; on a remote file system they
+read it into memory.
 
 The files are in a private directory of the run: in `publish.directory`, by
 default in `/dev/shm`, else in the run directory.
@@ -43,7 +43,7 @@ _LOCAL_TYPES = ("tmpfs", "ramfs", "ext4", "ext3", "ext2", "xfs", "btrfs",
 def files_directory(
     setting: str, workdir: pathlib.Path, run_id: str
 ) -> pathlib.Path:
-  """Returns the directory of a run's params, which need not exist.
+  """Returns the directory of a run's params; it may not exist yet.
 
   `setting` is `publish.directory`; if it is in an object store, a local default
   is returned.
@@ -98,7 +98,7 @@ def is_local(path: pathlib.Path) -> bool:
     _, point, name = line.split(" ")[:3]
     point = point.replace("\\040", " ")
     inside = target == point or target.startswith(point.rstrip("/") + "/")
-    # A later mount hides an earlier one at the same point.
+    # A later mount hides an earlier mount at the same point.
     if inside and len(point) >= len(best):
       best, kind = point, name
   return kind in _LOCAL_TYPES
@@ -268,7 +268,7 @@ def _open(path: pathlib.Path, num_bytes: int) -> mmap.mmap | bytes:
   """Returns the bytes of a file, mapped if that is safe.
 
   Raises:
-    FileNotFoundError: the file is not there, or not any more.
+    FileNotFoundError: the file does not exist, or no longer does.
     WireError: the file does not have `num_bytes`.
   """
   with path.open("rb") as file:
@@ -281,7 +281,7 @@ def _open(path: pathlib.Path, num_bytes: int) -> mmap.mmap | bytes:
       try:
         return file.read()
       except OSError as error:
-        # Removed by the host that has it.
+        # Removed by another host meanwhile.
         if error.errno == errno.ESTALE:
           raise FileNotFoundError(path) from error
         raise

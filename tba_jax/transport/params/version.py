@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A version of the params: its number, and what its leaves are."""
+"""A version of the params: its number, and its leaves' shapes and dtypes."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -13,7 +13,7 @@ Specs = dict[str, tuple[tuple[int, ...], np.dtype]]
 
 
 class Version(NamedTuple):
-  """Number of published params; any of a restarted trainer is newer.
+  """Number of published params; a restarted trainer's are always newer.
 
   epoch: start count of the trainer.
   step: steps that the params were trained for.
@@ -30,14 +30,14 @@ class Version(NamedTuple):
 
 @dataclasses.dataclass
 class PullStats:
-  """Numbers of versions taken and refused."""
+  """Counts of versions taken and refused."""
 
   taken: int = 0
   refused: int = 0
 
 
 def specs_of(leaves: Mapping[str, Any]) -> Specs:
-  """Returns shape and dtype of leaves by path, which may be abstract."""
+  """Returns shape and dtype of leaves, which may be abstract, by path."""
   return {
       name: (tuple(leaf.shape), np.dtype(leaf.dtype))
       for name, leaf in leaves.items()
