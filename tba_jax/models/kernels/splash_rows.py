@@ -164,8 +164,7 @@ def _call_forward(q, k, v, places, window, block, interpret, call):
 def _call_backward(
     q, k, v, places, out, total, grad, window, block, interpret, call
 ):
-  """Returns a call's gradients of q, k, v, given both calls' `out` and `total`.
-  """
+  """Returns a call's gradients of q, k, v from `out`, `total` of both calls."""
   library, (fn, segments) = _library(), _mask(places, window, call)
   info = functools.partial(
       _mask_info, places, window, block, call, fn is not None

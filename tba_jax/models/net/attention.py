@@ -27,8 +27,7 @@ BLOCK = 1024
 def masked_scores(
     spec: str, q: jax.Array, k: jax.Array, mask: jax.Array
 ) -> jax.Array:
-  """Returns scaled float32 scores, with MASKED_SCORE where the mask is False.
-  """
+  """Returns scaled float32 scores; MASKED_SCORE where the mask is False."""
   scores = jnp.einsum(spec, q, k, preferred_element_type=jnp.float32)
   mask = jnp.broadcast_to(mask, scores.shape)
   return jnp.where(mask, scores / math.sqrt(q.shape[-1]), MASKED_SCORE)

@@ -132,8 +132,7 @@ class Block(nnx.Module):
     return after + out, kept, chosen
 
   def _scaled(self, q: jax.Array, layer: jax.Array | int) -> jax.Array:
-    """Returns queries scaled so that `attend`'s 1 / sqrt(Dh) gives the scores.
-    """
+    """Returns queries scaled for scores that `attend` divides by sqrt(Dh)."""
     c = self.config
     score_dim = c.score_dim or c.head_dim
     scale = math.sqrt(c.head_dim / score_dim)

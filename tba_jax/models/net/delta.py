@@ -128,8 +128,7 @@ class GatedDeltaNet(nnx.Module):
 def _heads(
     config: ModelConfig, mixed: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Splits the convolution's output into q, k [..., G, Dk], v [..., G, M, Dv].
-  """
+  """Splits convolved inputs into q, k [..., G, Dk] and v [..., G, M, Dv]."""
   c = config
   lead, keys = mixed.shape[:-1], c.delta_key_heads * c.delta_key_dim
   q, k, v = jnp.split(jax.nn.silu(mixed), (keys, 2 * keys), axis=-1)

@@ -82,8 +82,7 @@ class ScalarModel:
   def label_scores(
       self, params: PyTree, tokens_BxL: jax.Array, mask_BxL: jax.Array
   ) -> jax.Array:
-    """Returns logits [B, C] float32 at the last token, as `transformers` does.
-    """
+    """Returns the logits of `transformers`, [B, C], at the last real token."""
     scores_BxLxC = self._stack.logits(params, tokens_BxL, mask_BxL)
     return _at(scores_BxLxC, _last(mask_BxL))
 
