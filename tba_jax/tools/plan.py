@@ -318,8 +318,8 @@ def expected_staleness(
   training is slower, a step's groups are sampled when the step l before it
   begins, with that step's params, or with the previous ones if these have not
   arrived: a staleness of l to l + 1. The last line counts the trainer's steps
-  from a round's start to the first step after its end, averaged over their
-  phase.
+  from a round's start to the first step after its end, averaged over the phase
+  between the two.
 
   Args:
     sample_s: seconds that one searcher needs for a step's completions.
