@@ -501,8 +501,7 @@ def _frozen(
 
 @functools.lru_cache(maxsize=16)
 def _cached_model(make: Callable[[Any], Any], shape: Any) -> Any:
-  """Returns the same model for the same shape, so that it is only traced once.
-  """
+  """Returns the same model for the same shape, so that it is traced once."""
   return make(shape)
 
 
