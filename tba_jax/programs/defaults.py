@@ -273,7 +273,7 @@ def rows_that_fit(
     machine: Machine,
     remat: str,
 ) -> tuple[int, str]:
-  """Returns how many completions fit in a device's forward-backward, and why."""
+  """Returns how many completions fit a device's forward-backward, and why."""
   mesh = config.mesh
   bytes_per_param = hardware.bytes_a_param(config, machine.hardware)
   params = sum(bytes_per_param[role] for role in ("trainer", "value_model"))
