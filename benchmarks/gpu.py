@@ -200,7 +200,7 @@ def _errors(
   """Returns the errors of a result and its gradients, by method.
 
   Args:
-    shapes: shapes of queries, keys and values.
+    shapes: dimensions of queries, keys and values.
     is_real: [N, Q], queries that have a token.
     seen: [N, Q, S], keys that each query sees.
     kernel: attention function of these arrays.

@@ -197,7 +197,7 @@ def lognormal_lengths(
   completions that are cut off. m is chosen such that their mean is `mean`.
 
   Args:
-    mean: mean tokens, below `longest`.
+    mean: average tokens, below `longest`.
     longest: maximum tokens of a completion.
   """
 

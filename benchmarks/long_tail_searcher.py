@@ -50,7 +50,7 @@ _FIRST_ID, _LAST_ID = 3, 250
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """Work that is timed; reported figures are of the defaults.
+  """Work that is timed; reported figures use the defaults.
 
   rows: number of slots.
   completions: number for each prompt.
@@ -83,7 +83,7 @@ def run(
     has_peer: whether to time the peer, too, where it is installed.
 
   Raises:
-    ValueError: the operands are no lengths.
+    ValueError: the operands are not lengths.
     RuntimeError: the peer failed.
   """
   mean, longest = (int(operand) for operand in operands or (128, 1024))
@@ -190,7 +190,7 @@ class _Counting:
 class CountedSampler(decode.JaxSampler):
   """Sampler of completions with given lengths, which counts what it decodes.
 
-  counts: counts of the last call, by name.
+  counts: figures of the last call, by name.
   """
 
   def __init__(

@@ -35,7 +35,7 @@ _BASE = "tb"
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """Work that is measured; reported figures are of the defaults.
+  """Work that is measured; reported figures use the defaults.
 
   shape: B, K, P and T of the steps that are timed.
   rounds: turns of each pair of objectives, of which the fastest counts.

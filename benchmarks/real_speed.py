@@ -72,7 +72,7 @@ Side = tuple[str, str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """Work that is timed; reported figures are of the defaults.
+  """Work that is timed; reported figures use the defaults.
 
   decode: B, K, P and T of what is sampled.
   gradient: B, K, P and T of a gradient.
@@ -106,8 +106,8 @@ def run(
     `folder`, and sizes.
 
   Raises:
-    ValueError: `config.init` names no model, or the operand is wrong.
-    RuntimeError: another program failed; with the end of its output.
+    ValueError: `config.init` names no model, or the operand is invalid.
+    RuntimeError: another program failed; the message has the end of its output.
   """
   if len(operands) > 1 or not all(o.isdecimal() and int(o) for o in operands):
     raise ValueError(f"operands {' '.join(operands)!r}: must be repeats from 1")

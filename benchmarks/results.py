@@ -106,7 +106,7 @@ def measure(
   """Executes the runs that have no result in the folder yet.
 
   Args:
-    seeds: seeds to run; all runs of a seed come before the next seed.
+    seeds: numbers to run; all runs of one come before the next.
     names: names of the runs of a seed.
     folder: destination of a row for each name and seed.
     run: (name, seed) -> result, with lists that have an item per evaluation.

@@ -26,7 +26,7 @@ def run(folder: pathlib.Path, settings: Mapping[str, Any]) -> dict[str, Any]:
   """Trains from the start; returns the result of `peer_grpo.run`.
 
   Args:
-    folder: folder to create for settings, the server's log, snapshots
+    folder: place to create for settings, the server's log, snapshots
       (`step20`, an adapter in PEFT's format) and the result.
     settings: settings of `peer_grpo.run` for a task, and the adapter's rank.
 

@@ -96,7 +96,7 @@ class Queue(contextlib.ExitStack):
     """Starts all parts.
 
     Args:
-      config: config with `replay`, `search` and `store`.
+      config: settings with `replay`, `search` and `store`.
       child: module of the searcher process.
     """
     super().__init__()

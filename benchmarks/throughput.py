@@ -46,7 +46,7 @@ def run(
   """Returns the tokens per second of each, and ratios of the others to ours.
 
   Args:
-    config: config of countdown, whose objective and optimizer are timed.
+    config: settings of countdown, whose objective and optimizer are timed.
     operands: repeats (default 3).
     model: shape of the policy.
 

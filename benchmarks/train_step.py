@@ -62,12 +62,12 @@ _PEER_DEADLINE_S = 600.0
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """Work that is timed; reported figures are of the defaults.
+  """Work that is timed; reported figures use the defaults.
 
   shape: B, K, P and T of the step.
   steps: steps of a turn, of which the fastest counts.
   product_size: rows and columns of the product whose speed is the limit.
-  model: shape of the model where no peer makes it.
+  model: shape of the model if no peer makes it.
   """
 
   shape: tuple[int, int, int, int] = (2, 16, 64, 64)
@@ -84,7 +84,7 @@ def run(
   """Returns both speeds, their ratio and the limit.
 
   Args:
-    config: config whose `optimizer`, `loss` and `model.compute_dtype` are
+    config: settings whose `optimizer`, `loss` and `model.compute_dtype` are
       timed; the rest is set here.
     operands: optionally `copies` or `lengths`, then optionally the number of
       rounds of turns (default 2).

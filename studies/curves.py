@@ -44,7 +44,7 @@ def run_all(
   """Executes the runs that have no result in the folder yet, at staleness 1.
 
   Args:
-    config: config of all runs; its `init` is set to their common initial
+    config: settings of all runs; `init` is set to their common initial
       policy, which is fine-tuned once.
     settings: overrides (`KEY=VALUE`) of each setting, by name.
     operands: seeds of prompts and samples, and names of settings, as

@@ -50,7 +50,7 @@ class Setting:
   rate: peak learning rate.
   size: width and number of layers.
   passes: number of passes, T.
-  completions: completions per prompt, K.
+  completions: number per prompt, K.
   """
 
   objective: tuple[str, ...]

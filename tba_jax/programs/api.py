@@ -385,7 +385,7 @@ class TrainingRun:
     Args:
       data: held-out rows in any form that `train` accepts; None takes the run's
         own.
-      step: step of the checkpoint; None is the newest.
+      step: number of the checkpoint; None is the newest.
       **settings: settings of `train`, such as
         evaluate={"final_prompts": 100}.
 
@@ -424,7 +424,7 @@ class TrainingRun:
     Args:
       repo: ORG/NAME of the model, created if it is missing.
       private: whether a new repository is private; None is the hub's default.
-      step: step of the checkpoint; None is the newest.
+      step: number of the checkpoint; None is the newest.
       token: credential for the hub; None uses the one from `hf auth login`.
 
     Raises:

@@ -60,7 +60,7 @@ _SHOWN = ("loss.beta", "train.num_steps", "search.samples_per_prompt")
 class Choice:
   """A value chosen by a rule.
 
-  key: key of the setting.
+  key: name of the setting.
   value: chosen value.
   why: reason in words.
   """

@@ -96,7 +96,7 @@ def run(
   Holds the workdir's lock, because a training run also writes `eval.json`.
 
   Args:
-    config: config that sets `evaluate.num_completions` completions of at most
+    config: settings with `evaluate.num_completions` completions of at most
       `evaluate.final_prompts` held-out prompts.
     workdir: directory of the run; if operands are folders, it is created if
       missing.

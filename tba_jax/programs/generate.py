@@ -425,7 +425,7 @@ def turns_of(
   """Returns the turns of a completion with their roles.
 
   Args:
-    tokenizer: tokenizer that decodes the completion.
+    tokenizer: decoder of the completion.
     tokens: [n] int, tokens of the completion.
     sampled: [n] bool or longer, True on policy tokens.
     turn_ends: number of tokens up to the end of each policy turn.
@@ -764,7 +764,7 @@ def run_lines(
   """Processes all lines of the input that the output lacks.
 
   Args:
-    config: config with `generate.input`, `generate.output` and
+    config: settings with `generate.input`, `generate.output` and
       `generate.batch_lines`.
     settings: values that affect the output, apart from the input.
     prepare: (line number from 1, JSON object) -> parsed line; lines that raise

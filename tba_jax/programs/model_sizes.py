@@ -141,7 +141,7 @@ def compute_dtype(
   Only the value "auto" on a CPU is replaced.
 
   Args:
-    kind: kind of accelerator; "" for this machine's.
+    kind: accelerator; "" for this machine's.
 
   Raises:
     ValueError: the model's folder cannot be read.

@@ -36,7 +36,7 @@ def settle(
   Args:
     config: result of `load_config`.
     workdir: the run's directory.
-    operands: operands of the program; the first may name the device of a plan.
+    operands: arguments of the program; the first may name a plan's device.
 
   Raises:
     ValueError: the run does not fit the machine.

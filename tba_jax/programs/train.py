@@ -293,7 +293,7 @@ class Children:
     """Stops processes of some roles: SIGTERM, then SIGKILL.
 
     Args:
-      roles: roles of the processes to stop.
+      roles: processes to stop, by role.
       deadline_s: seconds until SIGKILL.
       is_urgent: function that returns whether to send SIGKILL immediately.
     """

@@ -320,7 +320,7 @@ def write_report(
   """Writes data.json and one "data" event per line of the report.
 
   Args:
-    task: task that may have a report.
+    task: source of the report, which may have none.
     write: (name, value); writes a JSON file.
     on_event: (kind, message); records an event.
   """

@@ -80,7 +80,7 @@ def memory_sections(
 
   Args:
     workdir: run directory, which may have the reward model.
-    kinds: kinds of the trainer's and the searchers' devices, keys of
+    kinds: devices of the trainer and the searchers, keys of
       `DEVICE_GIB` or _CPU; [] if unknown.
     elsewhere: whether the run is for other machines.
   """
@@ -369,7 +369,7 @@ def staleness_rows(
   maximum lag in the paper, but here the mean, for both runs.
 
   Args:
-    config: config of the planned run.
+    config: settings of the planned run.
     workdir: directory of the measured run, assumed to be stable.
     expected: mean staleness of the planned run, in steps.
   """
@@ -465,9 +465,9 @@ def mesh_sections(
   """Yields the meshes of both roles, and the balance of the best ones.
 
   Args:
-    config: config whose meshes are ignored.
+    config: settings, whose meshes are ignored.
     workdir: run directory, which may have the reward model.
-    topologies: topologies of the trainer and a searcher.
+    topologies: targets of the trainer and a searcher.
   """
   chosen = []
   for role, key, attempt, name in (

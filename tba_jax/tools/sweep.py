@@ -130,7 +130,7 @@ class SweepRun:
 
   objective: name in `config.sweep.objectives`.
   lag: staleness of its samples.
-  seed: seed for prompts and samples.
+  seed: start of the random numbers for prompts and samples.
   config: complete config, including the settings of the objective.
   """
 
@@ -486,7 +486,7 @@ def table_cells(
   """Returns the cell of each objective and lag, in the order of the runs.
 
   Args:
-    results: results of finished runs by run name.
+    results: outcomes of finished runs by run name.
     quantity: key of an evaluation.
   """
   values: dict[tuple[str, Lag], list[float]] = {}

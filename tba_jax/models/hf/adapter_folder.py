@@ -139,7 +139,7 @@ def write(
     tensors: A, [rank, in], and B, [out, rank], by `tensor_name`.
     base: folder or name of the base; an existing folder is recorded as an
       absolute path.
-    rank: rank of all products.
+    rank: inner dimension of all products.
     alpha: scale of the products, times the rank.
   """
   local = pathlib.Path(base).absolute()

@@ -215,7 +215,7 @@ def _apply(
     routes: [..., A], experts of each token; None lets the router choose.
     router: kernel and bias of the router, over all experts.
     kernels: gate, up and down kernels of a range of experts.
-    biases: biases of these products, in the same order; None if there are none.
+    biases: vectors added to these products, in the same order; None if absent.
     first_expert: index of the first expert in the range.
     config: shape of the model.
     platform: JAX's name of the backend.
