@@ -44,6 +44,6 @@ BENCHMARKS = (
 MODULES = {name: f"benchmarks.{name}" for name in BENCHMARKS}
 
 if __name__ == "__main__":
-  # A run's roles, and peers, have this environment.
+  # The roles of a run, and peers, inherit this environment.
   processes.restart_as_role()
   sys.exit(runner.run("benchmarks", MODULES, sys.argv[1:]))

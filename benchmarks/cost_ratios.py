@@ -1,27 +1,27 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What asynchrony gives, by the cost of generation relative to training.
+"""Speed-up by asynchrony for different costs of generation and training.
 
     python -m benchmarks cost_ratios [RATIOxSEARCHERS …]
 
-The same steps, each with completions of its own, are run in three ways:
+The same steps, each with new completions, are run in three ways:
 
     synchronous   one process generates and trains in turn, at staleness 0
     lockstep      store, trainer and searchers as processes, at staleness 0
     asynchronous  the same processes, sampling ahead by `search.lead_steps`
 
-All parts are real, with a tiny model, but what generation and training cost is
-delays (`delays.py`): of G seconds a step in the reward, which stand for a
-verifier, an environment or the searchers' own accelerators, and of T seconds in
-the loss, for the trainer's. So n searchers divide G by n on any machine, and a
-step takes at least
+All parts are real, with a tiny model, but the costs of generation and training
+are delays (`delays.py`): G seconds per step in the reward, which stand for a
+verifier, an environment or the searchers' own accelerators, and T seconds in
+the loss, which stand for the trainer's. So n searchers divide G by n on any
+machine, and a step takes at least
 
     synchronous      G + T
     lockstep         G/n + T
     asynchronous     max(G/n, T)
 
-What it takes longer is the cost of the rest: sampling and training a tiny
-model, messages, publication, polling.
+The excess is the cost of everything else: sampling and training a tiny model,
+messages, publication, polling.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ from tba_jax.system import processes
 
 _CASES = ("0.25x1", "1x1", "4x1", "4x2", "4x4", "16x1", "16x2", "16x4")
 _STEPS, _SLOW_STEPS = 12, 4
-# Heads of the table, and a row's text below each.
+# Column title -> format of a row's cell.
 _COLUMNS = {
     "G / T": lambda row: f"{row['ratio']:g}",
     "searchers": lambda row: str(row["searchers"]),
@@ -63,15 +63,16 @@ def run(
   Args:
     config: config of countdown; it is shrunk, and evaluations are turned off.
     operands: cases RATIOxSEARCHERS, as `4x2`: G = 4 T, for two searchers.
-    num_steps: timed steps of each run; 0 = 12, or 4 where G is above T.
+    num_steps: timed steps of each run; 0 = 12, or 4 if G exceeds T.
 
   Returns:
-    `train_s`: T. `rows`: seconds of a step and of its bound, each way; speedup:
-    synchronous over asynchronous; ideal: (G + T) / max(G/n, T); share: bound
-    over asynchronous; speedup_over_lockstep; staleness, steps.
+    `train_s`: T. `rows`: seconds per step and their bound for each way;
+    speedup: synchronous over asynchronous; ideal: (G + T) / max(G/n, T); share:
+      bound
+    over asynchronous; speedup_over_lockstep; staleness in steps.
 
   Raises:
-    ValueError: an operand is wrong.
+    ValueError: an operand is invalid.
     RuntimeError: a run failed.
   """
   cases = [_parse(operand) for operand in operands or _CASES]
@@ -98,7 +99,7 @@ def make_row(
     seconds: Mapping[str, float],
     staleness: float,
 ) -> dict[str, Any]:
-  """Returns a row of `run` from the seconds of a step, each way."""
+  """Returns a row of `run` from the seconds per step of each way."""
   generate = ratio / searchers
   bounds = {
       "synchronous": ratio + 1,
@@ -118,7 +119,7 @@ def make_row(
 
 
 def make_table(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-  """Returns the rows' text; steps as multiples of T, and their bounds."""
+  """Returns the table's text, with step times and bounds as multiples of T."""
   cells = [[text_of(row) for text_of in _COLUMNS.values()] for row in rows]
   return [list(_COLUMNS), *cells]
 
@@ -131,7 +132,7 @@ def _times_bound(row: Mapping[str, float], name: str) -> str:
 
 
 def _parse(operand: str) -> tuple[float, int]:
-  """Returns ratio and searchers of a case."""
+  """Returns the ratio and the number of searchers of a case."""
   ratio, _, searchers = operand.partition("x")
   try:
     case = float(ratio), int(searchers)
@@ -157,8 +158,8 @@ def with_delays(
     config.task.reward_s = ratio * delays.TRAIN_S / completions
     config.loss.name = f"{delays.__file__}:slow_tb"
     config.run.processes = "many"
-    config.reference.role = "trainer"  # The synchronous loop has it there.
-    # A block for each searcher and step.
+    config.reference.role = "trainer"  # As in the synchronous loop.
+    # One block per searcher and step.
     search.num_searchers = searchers
     search.prompts_per_round = math.ceil(search.prompts_per_step / searchers)
   return config

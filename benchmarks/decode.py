@@ -56,15 +56,15 @@ _PROMPT_IDS = 3, 250
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """Work that is timed; reported figures are of the defaults.
+  """Work that is timed; reported figures use the defaults.
 
   prompts: number of prompts.
   completions: completions of each prompt.
   prompt_tokens: tokens of each prompt.
   completion_tokens: tokens of each completion.
-  runs: number per repeat, of which the fastest counts: ours is short relative
-    to the start of the peer's process.
-  model: shape of the model where no peer makes it.
+  runs: runs per repeat, of which the fastest counts: ours is short relative to
+    the start of the peer's process.
+  model: shape of the model if no peer makes it.
   """
 
   prompts: int = 2
@@ -94,7 +94,7 @@ def run(
 
   Raises:
     RuntimeError: a peer's script failed.
-    ValueError: the folder of peers is not one.
+    ValueError: the folder of peers is invalid.
   """
   repeats = int(operands[0]) if operands else _REPEATS
   peers = find_peers()
@@ -155,7 +155,7 @@ def run(
 
 
 def find_peers() -> pathlib.Path | None:
-  """Returns the folder of peers, or None without peers."""
+  """Returns the folder of peers, or None if there are no peers."""
   folder = os.environ.get(_PEERS)
   if not folder or importlib.util.find_spec("torch") is None:
     return None
@@ -199,7 +199,7 @@ def run_script(
 
 
 def _best_of_ours(ours: Callable[[int], float], work: Work) -> dict[str, float]:
-  """Returns tokens/s of all, and of decode steps alone."""
+  """Returns tokens/s in total, and of decode steps by themselves."""
   least = lambda tokens: min(ours(tokens) for _ in range(work.runs))
   whole_s, first_s = least(work.completion_tokens), least(1)
   num_steps = work.completion_tokens - 1
@@ -213,7 +213,7 @@ def _best_of_ours(ours: Callable[[int], float], work: Work) -> dict[str, float]:
 def make_ours(
     model: transformer.Model, params: types.PyTree, work: Work
 ) -> Callable[[int], float]:
-  """Returns (tokens of each completion) -> seconds to sample them all."""
+  """Returns (tokens per completion) -> seconds to sample all completions."""
   sampler = decode.JaxSampler(
       model,
       decode.Settings(

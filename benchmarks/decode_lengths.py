@@ -37,15 +37,15 @@ _LAST_PROMPT_ID = 250
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """Work that is timed; reported figures are of the defaults.
+  """Work that is timed; reported figures use the defaults.
 
   prompts: number of prompts.
   completions: completions of each prompt.
   rows: rows that are decoded at a time.
   prompt_tokens: tokens of each prompt.
-  completion_tokens: most tokens of a completion.
+  completion_tokens: maximum tokens of a completion.
   stop_ids: number of tokens that stop a completion.
-  model: shape of the model where no peer makes it.
+  model: shape of the model if no peer makes it.
   """
 
   prompts: int = 8
@@ -71,7 +71,7 @@ def run(
 
   Raises:
     RuntimeError: a peer's script failed.
-    ValueError: the folder of peers is not one.
+    ValueError: the folder of peers is invalid.
   """
   del config
   repeats = int(operands[0]) if operands else 3
@@ -146,7 +146,7 @@ def _measure(
     params: types.PyTree,
     requests: Sequence[sampling_decode.Request],
 ) -> tuple[float, np.ndarray]:
-  """Returns seconds, the least of two runs, and the lengths."""
+  """Returns the seconds of the faster of two runs, and the lengths."""
   seconds = []
   for _ in range(2):
     start = time.perf_counter()

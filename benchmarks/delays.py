@@ -1,8 +1,8 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A task and a loss that wait, for `cost_ratios.py`.
+"""A task and a loss with delays, for `cost_ratios.py`.
 
-They are loaded as a user's are: `task.name="benchmarks.delays:SlowCountdown"`
+They are loaded like custom ones: `task.name="benchmarks.delays:SlowCountdown"`
 and `loss.name="benchmarks/delays.py:slow_tb"`.
 """
 
@@ -24,7 +24,7 @@ TRAIN_S = 0.35
 class SlowCountdown(countdown.Countdown):
   """Countdown with slow rewards, except in evaluations.
 
-  reward_s: seconds that a reward takes.
+  reward_s: seconds per reward.
   """
 
   name: ClassVar[str] = "slow_countdown"

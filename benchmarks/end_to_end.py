@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Share of the ideal overlap that an asynchronous run reaches.
 
-The config is run in lockstep and asynchronously, in turn, with the same cores,
-completions and updates, from params drawn at random (what is measured does not
-depend on what is learned). Times begin after compilation. With G and T the busy
-seconds of searcher and trainer in lockstep,
+The config is run alternately in lockstep and asynchronously, with the same
+cores, completions and updates, from random params (the measurement does not
+depend on what is learned). Timing begins after compilation. With G and T the
+busy seconds of searcher and trainer in lockstep,
 
     ideal = (G + T) / max(G, T)
     achieved = lockstep wall / asynchronous wall
@@ -29,7 +29,7 @@ _STEPS = 120
 def run(
     config: ml_collections.ConfigDict, operands: Sequence[str]
 ) -> dict[str, Any]:
-  """Returns walls, busy seconds, ideal and achieved overlap, and their ratio.
+  """Returns wall times, busy seconds, ideal and achieved overlap, and ratios.
 
   Args:
     config: config of the run; its evaluation, checkpoints and guards are turned

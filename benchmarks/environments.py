@@ -52,15 +52,15 @@ _CHUNK_STEPS = 8
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """Work that is timed; reported figures are of the defaults.
+  """Work that is timed; reported figures use the defaults.
 
   rows: rows that are decoded at a time.
   prompt_tokens: tokens of each prompt.
   completion_tokens: tokens of each completion.
-  vocab_size: tokens of the model.
-  model: its shape otherwise.
-  slowness: sleep after a turn, in mean times of decoding one.
-  rounds: completions, in numbers of those that rows and places hold.
+  vocab_size: vocabulary size of the model.
+  model: remaining shape of the model.
+  slowness: sleep after a turn, as a multiple of a turn's mean decoding time.
+  rounds: number of completions, as a multiple of rows and waiting places.
   """
 
   rows: int = 64
@@ -75,15 +75,15 @@ class Work:
 
   @property
   def num_waiting(self) -> int:
-    """Completions asleep for each row that decodes, and a tenth more."""
+    """Number of sleeping completions per decoding row, plus a tenth."""
     return int(1.1 * self.slowness * self.rows)
 
 
 class Asleep:
-  """Environments that answer with a token after some seconds of sleep.
+  """Environments that answer with one token after some seconds of sleep.
 
-  ended_s: completion -> when its first turn ended, by `time.monotonic`.
-  lengths: tokens of completions as their turns end, with the time.
+  ended_s: completion -> `time.monotonic` at the end of its first turn.
+  lengths: tokens of completions at the ends of turns, with the times.
   """
 
   def __init__(self, sleep_s: float, token: int, max_tokens: int):
@@ -108,7 +108,7 @@ class Asleep:
     return now_s
 
   def num_tokens(self, until_s: float) -> int:
-    """Returns the tokens of all turns that ended until then."""
+    """Returns the tokens of all turns that ended by a time."""
     tokens_of = {owner: n for at, owner, n in self.lengths if at <= until_s}
     return sum(tokens_of.values())
 
@@ -128,7 +128,7 @@ def run(
     operands: Sequence[str],
     work: Work = Work(),
 ) -> dict[str, Any]:
-  """Returns tokens/s in one turn and in several, and their ratios.
+  """Returns tokens/s with one turn and with several, and their ratios.
 
   Args:
     config: not read.
@@ -165,7 +165,7 @@ def run(
     speeds["turns_by_round"], _ = _measure(
         samplers["turns"], params, work.rows + work.num_waiting, work, sleep_s
     )
-    # In their rows they take so long that fewer do.
+    # Fewer completions, because waiting in their rows takes so long.
     _, speeds["turns_in_rows"] = _measure(
         samplers["turns_in_rows"], params, 2 * work.rows, work, sleep_s
     )
@@ -196,18 +196,18 @@ def run(
 
 
 def best_ratios(work: Work, chunk_cost: float, rounds: int) -> dict[str, Any]:
-  """Returns the ratios of completions that only decode steps and sleep delay.
+  """Returns the ratios if only decode steps and sleep took time.
 
   Args:
-    work: sizes.
+    work: sizes of the work.
     chunk_cost: overhead of a chunk, in steps.
-    rounds: completions, in numbers of those that rows and places hold.
+    rounds: number of completions, as a multiple of rows and waiting places.
   """
   rng = random.Random(0)
   sleep = work.slowness * _STOP_SHARE
   most_live = work.rows + work.num_waiting
   num_queued = rounds * most_live
-  # Tokens left, and whether the next one is the environment's.
+  # Tokens left, and whether the next token is the environment's.
   rows: list[tuple[int, bool]] = []
   asleep: list[tuple[float, int]] = []
   ready: collections.deque[int] = collections.deque()
@@ -227,7 +227,7 @@ def best_ratios(work: Work, chunk_cost: float, rounds: int) -> dict[str, Any]:
     if not rows:
       time_steps = asleep[0][0]
       continue
-    # As the sampler ends its chunks.
+    # Chunks end as in the sampler.
     least = len(rows) - -(-len(rows) // decode.TURN_SHARE)
     for _ in range(_CHUNK_STEPS):
       going = []
@@ -235,7 +235,7 @@ def best_ratios(work: Work, chunk_cost: float, rounds: int) -> dict[str, Any]:
       num_tokens += len(rows)
       for remaining, is_given in rows:
         if remaining > 1 and not is_given and rng.random() < 1 / _STOP_SHARE:
-          if remaining > 2:  # Otherwise the answer does not fit.
+          if remaining > 2:  # Otherwise the answer would not fit.
             heapq.heappush(asleep, (time_steps + sleep, remaining - 1))
         elif remaining > 1:
           going.append((remaining - 1, False))
@@ -254,7 +254,7 @@ def best_ratios(work: Work, chunk_cost: float, rounds: int) -> dict[str, Any]:
 def _make_sampler(
     model: transformer.Model, work: Work, num_waiting: int | None = None
 ) -> decode.JaxSampler:
-  """Returns a sampler; of one turn if `num_waiting` is None."""
+  """Returns a sampler; with a single turn if `num_waiting` is None."""
   has_turns = num_waiting is not None
   stop_ids = range(work.vocab_size // _STOP_SHARE) if has_turns else ()
   return decode.JaxSampler(
@@ -277,7 +277,7 @@ def _make_sampler(
 
 
 def _flat_params(model: transformer.Model) -> types.PyTree:
-  """Returns params with which all tokens are about as likely."""
+  """Returns params for which all tokens are about equally likely."""
   params = model.init(jax.random.key(0))
   return jax.tree.map(lambda leaf: 0.1 * leaf, params)
 
@@ -291,10 +291,10 @@ def _measure(
     *,
     staggers: bool = False,
 ) -> tuple[float, float]:
-  """Returns tokens/s of the call, and of the time until all have begun."""
+  """Returns tokens/s over the call, and until all completions have begun."""
   prompt = np.arange(work.prompt_tokens) % work.vocab_size
   per_prompt = 8
-  # Prompts of the first rows, which end one after the other if they stagger.
+  # Prompts of the first rows, which end one after another if staggered.
   first = work.rows // per_prompt if staggers else 0
   requests = [
       decode.Request(

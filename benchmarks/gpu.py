@@ -60,8 +60,8 @@ from tba_jax.system import accelerators
 from tba_jax.tools import memory_model
 
 _GSM8K, _LARGE = "microsoft/rho-math-1b-v0.1", "Qwen/Qwen3-8B"
-# Sequences, tokens before the queries, queries, key-value heads, query heads of
-# each, head width and window.
+# Sequences, tokens before the queries, queries, key-value heads, query heads
+# per key-value head, head width and window.
 ATTENTION = (
     (2, 64, 63, 2, 4, 64, 0),
     (2, 64, 64, 2, 4, 64, 0),
@@ -72,8 +72,8 @@ ATTENTION = (
     (2, 64, 33, 2, 4, 80, 0),
     (1, 512, 512, 8, 4, 128, 0),
 )
-# Mean and most tokens of a completion of packed rows, key-value heads, query
-# heads of each, head width and window.
+# Mean and maximum tokens of a completion in packed rows, key-value heads, query
+# heads per key-value head, head width and window.
 ROWS = (
     (60, 200, 2, 7, 64, 0),
     (300, 1024, 2, 4, 128, 0),
@@ -81,26 +81,26 @@ ROWS = (
     (60, 200, 1, 4, 256, 0),
     (60, 200, 2, 4, 80, 0),
 )
-# Model, prompts, completions of each, tokens of a prompt and of a completion.
+# Model, prompts, completions per prompt, tokens of a prompt and a completion.
 DECODE = (
     (_GSM8K, 3, 24, 256, 512),
     (_GSM8K, 32, 8, 256, 512),
     (_LARGE, 8, 8, 512, 512),
 )
-# Model, prompts of a step and of a micro-batch, completions of each, tokens of
+# Model, prompts per step and per micro-batch, completions per prompt, tokens of
 # a prompt and of a completion.
 STEPS = ((_GSM8K, 7, 1, 20, 256, 512), (_GSM8K, 8, 4, 20, 256, 512))
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """Work that is timed; reported figures are of the defaults.
+  """Work that is timed; reported figures use the defaults.
 
   product_size: rows and columns of a product.
-  copied: numbers in float32 of a pass over memory.
+  copied: float32 numbers in a pass over memory.
   attention, rows, decode, steps: rows of `ATTENTION`, `ROWS`, `DECODE` and
     `STEPS`.
-  runs: runs of each, of which the fastest counts.
+  runs: number of runs of each, of which the fastest counts.
   shape: changes to the shape of every model.
   """
 
@@ -122,8 +122,8 @@ def run(
   """Returns the device, the version of JAX, and the rows of each part.
 
   Raises:
-    RuntimeError: a peer failed; with the end of its output.
-    ValueError: an operand is no part.
+    RuntimeError: a peer failed; the message has the end of its output.
+    ValueError: an operand does not name a part.
   """
   del config
   parts = list(operands) or list(PARTS)
@@ -197,13 +197,13 @@ def _errors(
     seen: jax.Array,
     kernel: Callable[..., jax.Array],
 ) -> dict[str, list[float]]:
-  """Returns the errors of a result and of its gradients, by who computed it.
+  """Returns the errors of a result and its gradients, by method.
 
   Args:
-    shapes: queries, keys, values.
+    shapes: dimensions of queries, keys and values.
     is_real: [N, Q], queries that have a token.
-    seen: [N, Q, S], keys that each sees.
-    kernel: attention of these arrays.
+    seen: [N, Q, S], keys that each query sees.
+    kernel: attention function of these arrays.
   """
   keys = jax.random.split(jax.random.key(1), 4)
   *qkv, gradient = map(jax.random.normal, keys, (*shapes, shapes[0]))
@@ -288,7 +288,7 @@ def _step(work: Work):
     update = train_step.Update(c, model, params, batch)
     del params
     step_s = update.time(1 + work.runs)
-    # The least is of one prompt on each device.
+    # The minimum assumes one prompt per device.
     flops = num_prompts * long_completions.ideal(shape, c).flops
     stats = jax.devices()[0].memory_stats() or {}
     yield {
@@ -330,7 +330,7 @@ def _peers(work: Work):
     }
 
 
-# Peers first: afterwards this process has the memory.
+# Peers run first, because later this process holds the memory.
 PARTS = {
     "peers": _peers,
     "limits": _limits,

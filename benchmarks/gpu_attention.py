@@ -92,10 +92,10 @@ def run(
 def flops(way: str, N: int, before: int, Q: int) -> float:
   """Returns the FLOP of a way, forward and backward.
 
-  cuDNN computes 2 products forward and 5 backward, of pairs of queries and keys
-  up to each query's own, or of all pairs if only a mask defines them. tokamax
-  0.0.17 computes 2 and 7; backward it skips blocks of no mask but the plain
-  causal one, which has no tokens before the queries.
+  cuDNN computes 2 products forward and 5 backward, for the causal pairs of
+  queries and keys, or for all pairs if causality is only given by a mask.
+  tokamax 0.0.17 computes 2 and 7; backward, it skips blocks only for the plain
+  causal mask, without tokens before the queries.
   """
   S = before + Q
   causal, every = before * Q + Q * Q / 2, Q * S
@@ -110,10 +110,10 @@ def flops(way: str, N: int, before: int, Q: int) -> float:
 def mask(
     q: jax.Array, k: jax.Array, v: jax.Array, real: jax.Array, window: int
 ) -> jax.Array:
-  """Returns what `kernels.cudnn` returns, by a mask of [queries, keys]."""
+  """Returns the result of `kernels.cudnn`, using a [queries, keys] mask."""
   N, Q, G, M, Dh = q.shape
   before = k.shape[1] - Q
-  # The gradient wants even lengths.
+  # The gradient needs even lengths.
   even = lambda x: jnp.pad(
       x, ((0, 0), (0, x.shape[1] % 2)) + ((0, 0),) * (x.ndim - 2)
   )
@@ -135,7 +135,7 @@ def mask(
 def tokamax(
     q: jax.Array, k: jax.Array, v: jax.Array, real: jax.Array, window: int
 ) -> jax.Array:
-  """Returns what `kernels.cudnn` returns, by tokamax."""
+  """Returns the result of `kernels.cudnn`, using tokamax."""
   import tokamax as library
 
   N, Q, G, M, Dh = q.shape

@@ -49,13 +49,13 @@ _COLUMNS = (
 
 @dataclasses.dataclass(frozen=True)
 class Ideal:
-  """Least figures of a device.
+  """Lower bounds on the figures of a device.
 
   flops: FLOP of a step that keeps all results.
-  recomputed_flops: likewise of one that keeps what `train.remat` keeps, and
+  recomputed_flops: FLOP of a step that only keeps what `train.remat` keeps, and
     neither logits nor attention scores.
-  received_bytes: bytes from other devices; bfloat16 weights forward and
-    backward, their gradients, and what all-to-alls move.
+  received_bytes: bytes from other devices: bfloat16 weights forward and
+    backward, their gradients, and all-to-alls.
   """
 
   flops: float
@@ -106,9 +106,9 @@ def set_row(
 
 
 def ideal(shape: config_lib.ModelConfig, c: ml_collections.ConfigDict) -> Ideal:
-  """Returns the least figures of a device in a train step of one micro-batch.
+  """Returns the lower bounds for a device in a train step of one micro-batch.
 
-  All of its devices have equal parts; `tensor` is 1.
+  All devices have equal parts; `tensor` is 1.
   """
   P, T = c.sampling.max_prompt_tokens, c.sampling.max_completion_tokens
   K, S = c.train.completions_per_prompt, c.mesh.sequence
@@ -125,7 +125,7 @@ def ideal(shape: config_lib.ModelConfig, c: ml_collections.ConfigDict) -> Ideal:
   swapped = 3 * L * 2 * (2 * H + 2 * G) * Dh * num_tokens / S * remote_share(S)
   recomputed = heads + attention / 2
   if c.train.remat == "full":
-    # A layer's last product is not needed again.
+    # A layer's last product need not be recomputed.
     last = 2 * L * D * shape.mlp_width * num_tokens / S
     recomputed += layers - last + attention
   least = 3 * (layers + heads + attention)
@@ -137,7 +137,7 @@ def ideal(shape: config_lib.ModelConfig, c: ml_collections.ConfigDict) -> Ideal:
 
 
 def _compile(config: ml_collections.ConfigDict, devices: str) -> dict[str, Any]:
-  """Returns the compiler's figures of a train step, and the ideal ones."""
+  """Returns the compiler's figures for a train step, and the lower bounds."""
   (_, chips), _ = compile_lib.devices_of(config, [devices])
   role = compile_lib.trainer(config, chips)
   memory = compile_lib.memory_model.trainer(
@@ -155,7 +155,7 @@ def _compile(config: ml_collections.ConfigDict, devices: str) -> dict[str, Any]:
 
 
 def _cells(figures: dict[str, Any]) -> list[str]:
-  """Returns what follows the settings in a row."""
+  """Returns the cells that follow the settings in a row."""
   gib = lambda x: "" if x is None else f"{x / 2**30:.3g}"
   best = figures["ideal"]
   out = [

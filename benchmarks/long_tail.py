@@ -37,11 +37,11 @@ from tba_jax.models.kernels import splash_rows
 from tba_jax.models.net import packed
 from tba_jax.models.net import row_attention
 
-# (mean, longest) in tokens: chat, mathematics, and two of models that reason.
+# (mean, longest) in tokens: chat, mathematics, and two for reasoning models.
 LENGTHS = ((300, 1024), (500, 2048), (2500, 16384), (8000, 32768))
 # Standard deviation of the logarithm of a length.
 _SPREAD = 1.0
-# Prompts, completions of each, and tokens of a prompt: mean and most.
+# Prompts, completions per prompt, and tokens of a prompt: mean and maximum.
 _B, _K, _PROMPTS = 32, 8, (200, 512)
 # Full-length prompts that fit into a micro-batch per shard.
 _MICRO = 4
@@ -52,11 +52,11 @@ _BACKENDS = ("cpu", "gpu", "tpu")
 def run(
     config: ml_collections.ConfigDict, operands: Sequence[str]
 ) -> dict[str, Any]:
-  """Returns the part that the first operand names.
+  """Returns the figures of the part that the first operand names.
 
   Returns:
-    Of `trainer`: for each (mean, longest, backend, devices of `mesh.sequence`)
-    the FLOP over those needed, and the places over the tokens needed.
+    For `trainer`: for each (mean, longest, backend, devices of `mesh.sequence`)
+    the ratio of FLOP to the FLOP needed, and of places to the tokens needed.
   """
   del config
   if list(operands) != ["trainer"]:
@@ -101,12 +101,12 @@ def count(
     backend: str,
     sequence: int,
 ) -> dict[str, float]:
-  """Returns the FLOP of a step over those needed, and places over tokens.
+  """Returns the ratios of FLOP to those needed, and of places to tokens.
 
-  A weight of a layer or of the head takes 6 FLOP a token, a key that a query
-  sees 12 for each entry of its heads: forward, and twice that backward. Logits
-  that a chunk computes again, and scores of attention's backward pass, are not
-  counted, as in what is needed.
+  A weight of a layer or the head takes 6 FLOP per token, and a key that a query
+  sees 12 for each entry of its heads: a third of these forward, two thirds
+  backward. Recomputed logits of chunks, and scores in attention's backward
+  pass, are not counted on either side.
   """
   prompt_mask, lengths_BxK, rows = batch
   prompts_B = prompt_mask.sum(axis=1)
@@ -146,7 +146,7 @@ def count(
 def _num_logits(
     counts_RxL: np.ndarray, vocab_size: int, backend: str, sequence: int
 ) -> int:
-  """Returns the tokens of which `logprobs.map_logits` computes logits."""
+  """Returns how many tokens' logits `logprobs.map_logits` computes."""
   most = logprobs.MAX_LOGITS["cpu" if backend == "cpu" else "other"]
   own = counts_RxL.size // sequence
   if own * vocab_size <= most:
@@ -163,7 +163,7 @@ def _visited(
     shape: tuple[int, int, int],
     backend: str,
 ) -> jax.Array:
-  """Returns the queries times keys of the blocks that attention computes."""
+  """Returns the number of query-key pairs in the blocks attention computes."""
   places = packed.places_of(jnp.asarray(token_indices_RxL), prompt_mask, shape)
   L = token_indices_RxL.shape[1]
   block = gpu_rows.BLOCK
@@ -193,12 +193,12 @@ def lognormal_lengths(
 ) -> np.ndarray:
   """Returns lengths of completions in tokens, int64 of a shape.
 
-  They are exp(m + s z) with s = 1, rounded, and at most `longest`, as
-  completions that are cut off. m is such that the mean of many is `mean`.
+  They are exp(m + s z) with s = 1, rounded, and at most `longest`, as for
+  completions that are cut off. m is chosen such that their mean is `mean`.
 
   Args:
-    mean: tokens, below `longest`.
-    longest: most tokens of a completion.
+    mean: average tokens, below `longest`.
+    longest: maximum tokens of a completion.
   """
 
   def lengths(m: float, z: np.ndarray) -> np.ndarray:

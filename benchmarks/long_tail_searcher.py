@@ -50,7 +50,7 @@ _FIRST_ID, _LAST_ID = 3, 250
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """Work that is timed; reported figures are of the defaults.
+  """Work that is timed; reported figures use the defaults.
 
   rows: number of slots.
   completions: number for each prompt.
@@ -83,7 +83,7 @@ def run(
     has_peer: whether to time the peer, too, where it is installed.
 
   Raises:
-    ValueError: the operands are no lengths.
+    ValueError: the operands are not lengths.
     RuntimeError: the peer failed.
   """
   mean, longest = (int(operand) for operand in operands or (128, 1024))
@@ -125,12 +125,12 @@ def run(
 
 @dataclasses.dataclass
 class Counts:
-  """What a stream has decoded until its last block has joined.
+  """What a stream has decoded by the time its last block has joined.
 
   row_steps: slots times decode steps.
-  num_decoded: slot steps with a token.
-  num_begun: completions, the first token of which took no decode step.
-  seconds: time.
+  num_decoded: slot steps that decoded a token.
+  num_begun: completions, whose first token takes no decode step.
+  seconds: elapsed time.
   """
 
   row_steps: int = 0
@@ -148,7 +148,7 @@ class Counts:
 
 
 class _Counting:
-  """Programs of a sampler that cut completions off, and count tokens."""
+  """Sampler programs that cut off completions and count tokens."""
 
   def __init__(
       self,
@@ -176,7 +176,7 @@ class _Counting:
     state, (num_steps, ends) = self._programs.decode_chunk(*args)
     lengths_R = np.asarray(ends.lengths, np.int64)
     self._counts.row_steps += int(num_steps) * len(lengths_R)
-    # Slots that never were in use have the length 1.
+    # Slots that were never in use have length 1.
     used_R = self._lengths_R > 0
     self._counts.num_decoded += int((lengths_R - self._lengths_R)[used_R].sum())
     self._lengths_R[used_R] = lengths_R[used_R]
@@ -188,9 +188,9 @@ class _Counting:
 
 
 class CountedSampler(decode.JaxSampler):
-  """Sampler of completions of given lengths, which counts what it decodes.
+  """Sampler of completions with given lengths, which counts what it decodes.
 
-  counts: numbers by name, of the last call.
+  counts: figures of the last call, by name.
   """
 
   def __init__(
@@ -200,7 +200,7 @@ class CountedSampler(decode.JaxSampler):
       lengths_PxS: np.ndarray,
       programs_of: Callable[[Any], Any],
   ):
-    """Takes the lengths by prompt id, and the programs that params run with."""
+    """Wraps a sampler, given lengths by prompt id and programs for params."""
     super().__init__(model, settings)
     self._lengths_PxS, self._programs_of = lengths_PxS, programs_of
 
@@ -240,7 +240,7 @@ def stream(
 
 
 class _Simulated:
-  """Programs of a sampler that decode lengths alone.
+  """Sampler programs that only decode lengths.
 
   The state of R rows: lengths, limits and whether they are active, [R].
   """
@@ -277,7 +277,7 @@ class _Simulated:
     del params, num_segments
     lengths_R, limits_R, active_R = state
     left = np.sort((limits_R - lengths_R)[active_R])
-    # The chunk ends with the row that makes so many idle.
+    # The chunk ends once this many rows are idle.
     last = int(num_idle) - int((~active_R).sum())
     steps = int(num_steps) if last > 0 else 0
     if steps:
@@ -297,7 +297,7 @@ class _Simulated:
 
 
 def simulate(mean: int, longest: int, work: Work) -> float:
-  """Returns the share of idle slots in a stream of such lengths."""
+  """Returns the share of idle slots in a stream with such lengths."""
   shape = dataclasses.replace(
       work.model, max_positions=work.prompt_tokens + longest
   )
@@ -372,7 +372,7 @@ def _peer_s(
     work: Work,
     longest: int,
 ) -> float:
-  """Returns the seconds in which the peer samples a batch."""
+  """Returns the seconds that the peer takes to sample a batch."""
   sizes = (
       work.rows // work.completions,
       work.completions,

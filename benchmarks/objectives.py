@@ -35,7 +35,7 @@ _BASE = "tb"
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """Work that is measured; reported figures are of the defaults.
+  """Work that is measured; reported figures use the defaults.
 
   shape: B, K, P and T of the steps that are timed.
   rounds: turns of each pair of objectives, of which the fastest counts.
@@ -60,15 +60,15 @@ def run(
 
   Args:
     config: only `optimizer` is read.
-    operands: names of objectives, none for all of them; or "memory".
+    operands: names of objectives, default all; or "memory".
     work: sizes of what is measured.
 
   Returns:
-    For each objective `step_s` and `tb_step_s` (the best of a few, in turn),
-    `networks` (2 with a value model or a teacher), and `ratio`, step_s a
-    network over tb_step_s; `max_ratio` of all. For "memory": `temporary_bytes`
-    and `argument_bytes` of the compiled step, and `all_logits_bytes`, which one
-    array of all logits would take.
+    For each objective `step_s` and `tb_step_s` (the best of a few alternating
+    runs), `networks` (2 with a value model or a teacher), and `ratio`, step_s
+    per network over tb_step_s; `max_ratio` over all. For "memory":
+    `temporary_bytes` and `argument_bytes` of the compiled step, and
+    `all_logits_bytes`, the size of an array of all logits.
 
   Raises:
     ValueError: an objective is not known.
@@ -118,7 +118,7 @@ def _step(
   state = train_step.init_state(
       config, model, params, mesh, value_model=value_model
   )
-  # A teacher as large as the policy.
+  # The teacher is as large as the policy.
   has_teacher = objective_table.find(name).has_teacher
   step_fn = train_step.make_train_step(
       config,
@@ -176,7 +176,7 @@ def _memory(config: ml_collections.ConfigDict, work: Work) -> dict[str, Any]:
 def _settings(
     config: ml_collections.ConfigDict, name: str, shape: Sequence[int]
 ) -> ml_collections.ConfigDict:
-  """Returns the config with one objective and nothing held."""
+  """Returns the config with one objective, whose batch is one micro-batch."""
   config = config.copy_and_resolve_references()
   config.loss.name = name
   config.loss.ratio_clip = 0.2

@@ -16,13 +16,13 @@ ROLES = ("trainer", "searcher")
 
 
 class PeakMemory:
-  """The most memory that this process's descendants had at a time.
+  """Peak memory of this process's descendants.
 
-  Includes earlier processes, from a file.
+  Includes earlier processes, whose peak is read from a file.
 
-  peak_bytes: sum of their shares of the memory (PSS), which counts a shared
-    page once.
-  of_roles: role -> the most of its processes, bytes.
+  peak_bytes: peak of the summed proportional memory (PSS), which counts a
+    shared page once.
+  of_roles: role -> peak bytes of its processes.
   """
 
   _PERIOD_S = 2.0
@@ -69,5 +69,5 @@ def _memory_below(pid: int) -> Iterator[tuple[str, int]]:
         role = re.search(r"tba_jax\.system\.role\0([a-z]+)-\d+\0", command)
         yield role[1] if role else "", 1024 * int(kilobytes)
         yield from _memory_below(child)
-  except (OSError, ValueError):  # One of them has ended.
+  except (OSError, ValueError):  # A process has ended.
     pass

@@ -55,7 +55,7 @@ def run(
     *,
     script: str = "",
 ) -> dict[str, Any]:
-  """Trains in a process of its own; returns its result.
+  """Trains in a separate process; returns its result.
 
   Args:
     peer: name in `PEERS`.
@@ -67,16 +67,17 @@ def run(
       snapshot_steps, seed, and keywords of the peer alone. `trl` also takes
       task (as `config.task`) with prompt_ids for other tasks than countdown,
       micro_batch_prompts, and limit_s and snapshot_s, seconds of training.
-    deadline_s: longest time of the process.
-    script: module of this package to run instead of PEER_grpo, with settings of
-      its own.
+    deadline_s: time limit of the process.
+    script: module of this package to run instead of PEER_grpo, with its own
+      settings.
 
   Returns:
-    `step_ends`, the Unix time in seconds at the end of each step, from which
-    the time of keeping snapshots is taken out; `versions`.
+    `step_ends`, the Unix time in seconds at the end of each step, excluding the
+    time for snapshots; `versions`.
 
   Raises:
-    RuntimeError: the process failed or took too long; with the end of its log.
+    RuntimeError: the process failed or took too long; the message has the end
+      of its log.
   """
   folder.mkdir(parents=True)
   (folder / "settings.json").write_text(json.dumps(settings))
@@ -104,9 +105,9 @@ def run(
 
 
 class Clock:
-  """Ends of a peer's steps; stands still while a snapshot of params is taken.
+  """Clock of a peer's steps, which pauses while a snapshot of params is taken.
 
-  is_over: whether the last step, or the limit of seconds, is reached.
+  is_over: whether the last step or the time limit is reached.
   step_ends: Unix time in seconds, minus the time of earlier snapshots.
   snapshots: step -> what `take_snapshot` returned.
   """
@@ -163,9 +164,9 @@ def make_task_rewards(
 ) -> Callable[..., list[float]]:
   """Returns the reward function of `settings["task"]`, for chat prompts.
 
-  A completion that does not end with a stop token has none, as in ours.
+  A completion that does not end with a stop token gets no reward, as in ours.
   """
-  # An interpreter of tunix's has none of their packages.
+  # tunix's interpreter lacks the packages of these modules.
   import ml_collections  # pylint: disable=g-import-not-at-top
 
   from tba_jax.tasks import base  # pylint: disable=g-import-not-at-top

@@ -20,7 +20,7 @@ import random
 import sys
 import time
 
-# Begins the line of the result.
+# Prefix of the result line.
 RESULT = "seconds: "
 _FIRST_ID, _LAST_ID = 3, 250
 
@@ -32,7 +32,7 @@ def _prompts(seed: int, count: int, length: int) -> list[list[int]]:
 
 
 def _load(folder: str, dtype: str):
-  """Returns the model on the GPU, on the CPU without one, and its device."""
+  """Returns the model and its device, a GPU if there is one."""
   import torch
   import transformers
 
@@ -50,7 +50,7 @@ def _load(folder: str, dtype: str):
 def generate(
     folder: str, dtype: str, shape: Sequence[int]
 ) -> Callable[[int], None]:
-  """Returns seed -> sampling by Hugging Face's `generate`."""
+  """Returns a function of a seed that samples by Hugging Face's `generate`."""
   import torch
 
   B, K, P, T = shape
@@ -77,8 +77,8 @@ def generate(
 def vllm(
     folder: str, dtype: str, shape: Sequence[int]
 ) -> Callable[[int], None]:
-  """Returns seed -> sampling with log-probs by vLLM, without compilation."""
-  # GiB; the default is most of the memory.
+  """Returns a function of a seed that samples by vLLM, without compilation."""
+  # In GiB; the default takes most of the memory.
   os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
   import vllm as vllm_lib
 
@@ -107,7 +107,7 @@ def vllm(
 def gradient(
     folder: str, dtype: str, shape: Sequence[int]
 ) -> Callable[[int], None]:
-  """Returns seed -> loss and gradient by PyTorch, a row per completion."""
+  """Returns a function of a seed that computes loss and gradient in PyTorch."""
   import torch
 
   B, K, P, T = shape

@@ -45,13 +45,13 @@ from tba_jax.transport.params import version as version_lib
 
 _SIZES_MB = (10, 100, 500, 2000)
 _LEAF_BYTES = 16_000_000
-# Above, the store is no carrier: see docs/guides/scaling.md.
+# Above this size the store is not used as carrier: see docs/guides/scaling.md.
 _STORE_MB = 100
-# Device, what the carrier keeps, searcher, and the copy that is compared.
+# Copies of a version: device, carrier, searcher, and the comparison.
 _COPIES = 4
 _REPEATS = 3
 _DEADLINE_S = 120.0
-# Searchers, bytes/s of every link, and MB of the versions on throttled links.
+# Searchers, bytes/s per link, and MB per version, on throttled links.
 _LINKS = ((1, 40e6, 200), (4, 80e6, 100))
 # 100 Gbit/s links, 8 GB/s from the device and through AES-GCM, and a step of
 # half a minute.
@@ -111,7 +111,7 @@ def run(
         if is_asked and (name != "store" or mb <= _STORE_MB):
           with contextlib.closing(_Searcher(config, run_info, mb)) as searcher:
             rows.append(_measure(run_info, carrier, searcher, mb))
-          # A row may take a minute; the result is the last line alone.
+          # A row may take a minute; the result is only the last line.
           print(rows[-1], file=sys.stderr, flush=True)
         carrier.close()
   return {"rows": rows, "left_out_mb": left_out}
@@ -123,7 +123,7 @@ def _measure(
     searcher: "_Searcher",
     mb: int,
 ) -> dict[str, Any]:
-  """Publishes, pulls, copies and sends, three times in turn."""
+  """Publishes, pulls, copies and sends a version, three times in turn."""
   transport = _connect(run_info)
   params = _make_params(mb)
   times: dict[str, list[float]] = {
@@ -160,7 +160,7 @@ def _measure(
 
 
 def _send_plainly(searcher: "_Searcher", host: dict[str, np.ndarray]) -> float:
-  """Returns the seconds in which the leaves reach the searcher's memory."""
+  """Returns the seconds until the leaves are in the searcher's memory."""
   with socket.create_server(("127.0.0.1", 0)) as listener:
     searcher.send("socket", listener.getsockname()[1])
     link, _ = listener.accept()
@@ -171,7 +171,7 @@ def _send_plainly(searcher: "_Searcher", host: dict[str, np.ndarray]) -> float:
 
 
 class _Searcher:
-  """The process that pulls, and its answers."""
+  """The process that pulls versions."""
 
   def __init__(
       self,
@@ -215,7 +215,7 @@ class _Searcher:
 
 
 def _search() -> None:
-  """Pulls what it is asked for; the main function of the process."""
+  """Pulls requested versions; the main function of the searcher process."""
   answer = lambda value: print(json.dumps(value), flush=True)
   settings, run, mb = json.loads(sys.stdin.readline())
   run_info = run_directory.RunInfo(
@@ -340,7 +340,7 @@ def _start_store(
 
 
 def _abstract_params(mb: int) -> dict[str, jax.ShapeDtypeStruct]:
-  """Returns shapes of leaves of together so many megabytes."""
+  """Returns shapes of leaves with a total of `mb` megabytes."""
   total = mb * 1_000_000 // 4
   size = min(_LEAF_BYTES // 4, total)
   return {
@@ -359,7 +359,7 @@ def _make_params(mb: int) -> dict[str, jax.Array]:
 
 
 def _room(path: pathlib.Path) -> float:
-  """Returns the free bytes of memory, and of the place of the files."""
+  """Returns the free bytes in memory and in the files' file system."""
   while not path.exists():
     path = path.parent
   meminfo = pathlib.Path("/proc/meminfo").read_text()
@@ -368,7 +368,7 @@ def _room(path: pathlib.Path) -> float:
 
 
 def _time(function: Callable[[], Any]) -> tuple[float, Any]:
-  """Returns the seconds that a call took, and what it gave."""
+  """Returns the seconds that a call took, and its result."""
   start = time.perf_counter()
   result = function()
   return time.perf_counter() - start, result

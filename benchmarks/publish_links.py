@@ -22,14 +22,14 @@ import numpy as np
 from tba_jax.transport.params import network
 from tba_jax.transport.params import version as version_lib
 
-# Bytes in bfloat16.
+# Model -> bytes in bfloat16.
 MODELS = {"7B": 15.2e9, "30B": 61e9, "70B": 141e9}
 NUM_SEARCHERS = (1, 4, 16)
 _KEYS = {"run_id": "links", "secret": b"s" * 32}
 _TAG = version_lib.Version(1, 0).tag
-# Versions that are followed; the first half fills the pipe.
+# Number of simulated versions; the first half fills the pipeline.
 _NUM_VERSIONS = 200
-# What packets and TCP take of a link: 1,448 of 1,514 bytes are params'.
+# Payload share of a link: 1,448 of the 1,514 bytes per packet are params.
 _PAYLOAD = 1448 / 1514
 _PREFIX = "10.199.8"
 
@@ -44,17 +44,17 @@ def simulate(
     step_s: float,
     num_processes: int = 1,
 ) -> dict[str, float]:
-  """Returns what becomes of versions that are published after every step.
+  """Returns ages and uses of versions that are published after every step.
 
   Args:
     num_bytes: size of a version.
-    num_searchers: searchers, each on a host of its own.
-    trainer_bytes_per_s: link of each host of the trainer.
-    searcher_bytes_per_s: link of each searcher.
-    pack_bytes_per_s: rate of the copy from the device and of the encryption,
-      in each process of the trainer.
+    num_searchers: number of searchers, each on a separate host.
+    trainer_bytes_per_s: link rate of each trainer host.
+    searcher_bytes_per_s: link rate of each searcher.
+    pack_bytes_per_s: rate of the copy from the device and of encryption in each
+      trainer process.
     step_s: time of a train step.
-    num_processes: processes of the trainer, each on a host of its own.
+    num_processes: number of trainer processes, each on a separate host.
 
   Returns:
     pull_s: time of a pull. age_s: mean time from the end of a step to the use
@@ -62,12 +62,12 @@ def simulate(
       the switch. used: share of the versions that a searcher uses.
   """
   pack_s = num_bytes / (pack_bytes_per_s * num_processes)
-  # Time at which each version is readable, of those that are not skipped.
+  # Time at which each version that is not skipped becomes readable.
   readable: list[tuple[float, int]] = []
   free_s = 0.0
   for version in range(_NUM_VERSIONS):
     made_s = version * step_s
-    # The newest waits while another is packed; older ones are skipped.
+    # The newest version waits while another is packed; older ones are skipped.
     if free_s < made_s + step_s:
       free_s = max(free_s, made_s) + pack_s
       readable.append((free_s, version))
@@ -131,7 +131,7 @@ def table(
 def check(
     num_searchers: int, link_bytes_per_s: float, mb: int
 ) -> dict[str, float]:
-  """Returns the seconds of a pull by all searchers at once: real, simulated.
+  """Returns the real and the simulated seconds of a pull by all searchers.
 
   Args:
     num_searchers: searchers that pull, each in a network namespace.
@@ -139,7 +139,7 @@ def check(
     mb: size of the version.
 
   Raises:
-    OSError, CalledProcessError: namespaces cannot be made here.
+    OSError, CalledProcessError: namespaces cannot be created here.
   """
   with _namespaces(
       num_searchers, link_bytes_per_s
@@ -175,7 +175,7 @@ def check(
 def _namespaces(
     num_searchers: int, link_bytes_per_s: float
 ) -> Iterator[list[str]]:
-  """Makes namespaces on one bridge; the first is the trainer's."""
+  """Creates namespaces on a bridge; the first is the trainer's."""
   prefix = f"tbl{os.getpid()}"
   hub, names = f"{prefix}-hub", []
 
@@ -233,7 +233,7 @@ def _leaves(mb: int) -> dict[str, np.ndarray]:
 
 
 def main(args: Sequence[str]) -> None:
-  """Serves a version, or reads one; the children of `check`."""
+  """Serves or reads a version; the main function of `check`'s children."""
   if args[0] == "serve":
     server = network.ParamsServer(args[1], stall_s=60.0, **_KEYS)
     source = server.add(_TAG, _leaves(int(args[2])))
@@ -246,7 +246,7 @@ def main(args: Sequence[str]) -> None:
   print("ready", flush=True)
   carried = json.loads(sys.stdin.readline())
   began = time.perf_counter()
-  # The store is asked about failures alone.
+  # The store is only asked about failures.
   received = reader.read(None, _TAG, carried, specs)  # type: ignore[arg-type]
   seconds = time.perf_counter() - began
   for name, leaf in leaves.items():

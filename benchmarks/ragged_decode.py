@@ -75,7 +75,7 @@ def run(
 def spans(
     num_rows: int, lengths: Sequence[int]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-  """Returns the columns that rows see of prompts and of their own tokens."""
+  """Returns the columns of prompts and of completions that each row sees."""
   share = ((1 + np.arange(num_rows)) / num_rows) ** 3
   prompt, completion = (np.ceil(C * share).astype(int) for C in lengths)
   prompt = np.random.default_rng(0).permutation(prompt)
@@ -87,7 +87,7 @@ def spans(
 
 
 def _measure(folder: str, devices: str, tensor: int) -> dict[str, float]:
-  """Returns bytes that a device touches in a step, by what for."""
+  """Returns the bytes that a device touches in a step, by purpose."""
   shape = json.loads(slices.SHAPES.read_text())[_MODEL]
   num_layers, depths, results_of = shape["num_hidden_layers"], (2, 4), {}
   for depth in depths:
@@ -109,7 +109,7 @@ def _measure(folder: str, devices: str, tensor: int) -> dict[str, float]:
   weights = num_bytes(memory.decode_params.layers[0])
   other_params = dict(memory.decode_params.others)
   if not c.tie_embeddings:
-    # A step reads its tokens' rows of it.
+    # A step only reads its tokens' rows of the embedding.
     del other_params["embed"]
   lengths = _NUM_PROMPT, _NUM_TOKENS
   rows = spans(_NUM_ROWS, lengths)

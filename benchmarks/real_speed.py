@@ -53,7 +53,7 @@ from tba_jax.system import jsonl
 
 VLLM_VARIABLE = "TBA_JAX_VLLM"
 DTYPES = ("float32", "bfloat16")
-# What is asked for, of the faster dtype of each: work, program, and the factor.
+# Goals for the faster dtype of each side: work, program, and minimum factor.
 GOALS = (
     ("decode", "transformers", 3.0),
     ("decode", "vllm", 1.8),
@@ -63,7 +63,7 @@ GOALS = (
 _REPEATS = 3
 RESULTS = pathlib.Path(__file__).parent
 _PEER_DEADLINE_S = 1800.0
-# Weights of a limit's products that are read in turn: bytes, and at most.
+# Minimum total bytes, and maximum number, of weights that a limit cycles over.
 _COLD_BYTES, MOST_WEIGHTS = 64 << 20, 64
 
 # (work, program, dtype).
@@ -72,7 +72,7 @@ Side = tuple[str, str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """Work that is timed; reported figures are of the defaults.
+  """Work that is timed; reported figures use the defaults.
 
   decode: B, K, P and T of what is sampled.
   gradient: B, K, P and T of a gradient.
@@ -106,8 +106,8 @@ def run(
     `folder`, and sizes.
 
   Raises:
-    ValueError: `config.init` names no model, or the operand is wrong.
-    RuntimeError: another program failed; with the end of its output.
+    ValueError: `config.init` names no model, or the operand is invalid.
+    RuntimeError: another program failed; the message has the end of its output.
   """
   if len(operands) > 1 or not all(o.isdecimal() and int(o) for o in operands):
     raise ValueError(f"operands {' '.join(operands)!r}: must be repeats from 1")
@@ -147,7 +147,7 @@ def _factor(
 ) -> float | None:
   """Returns ours over a program, each in its faster dtype; None without it.
 
-  Of the limit it is the largest share in one dtype.
+  For the limit, it is the largest share over the dtypes.
   """
   work, program, _ = goal
   medians = lambda name: {
@@ -261,7 +261,7 @@ def _make_gradient(
 def _matrices(c: config_lib.ModelConfig) -> list[tuple[int, int, int]]:
   """Returns (inputs, outputs, number) of the layers' matrices.
 
-  Those with a common input are one: a wider product is not slower.
+  Matrices with the same input count as one: a wider product is not slower.
   """
   heads = c.num_heads + 2 * c.num_kv_heads
   return [
@@ -288,8 +288,8 @@ def _gradient_limit_s(
 ) -> float:
   """Returns the seconds of a gradient's products.
 
-  Layers see each prompt once and all completions, the head has logits of
-  completions alone.
+  Layers process each prompt once and all completions; the head only computes
+  logits of completions.
   """
   B, K, P, T = shape
   total = 0.0
@@ -372,7 +372,7 @@ def run_peer(
     shape: Sequence[int],
     runs: int,
 ) -> float:
-  """Returns the least seconds of a program of `peer_speed.PROGRAMS`."""
+  """Returns the minimum seconds of a program in `peer_speed.PROGRAMS`."""
   words = [program, folder, dtype, *shape, runs]
   try:
     process = subprocess.run(
@@ -391,6 +391,6 @@ def run_peer(
         f"{program} ended with status {process.returncode}:"
         f" {process.stderr[-2000:]}"
     )
-  # vLLM goes on to write its log there.
+  # vLLM also writes its log there, even after the result.
   _, _, rest = f"\n{process.stdout}".rpartition(f"\n{peer_speed.RESULT}")
   return min(json.loads(rest.partition("\n")[0]))

@@ -29,7 +29,7 @@ _TURNS = 20
 def run(
     config: ml_collections.ConfigDict, operands: Sequence[str]
 ) -> dict[str, Any]:
-  """Returns seconds (medians) and ratios, without the reference over with it.
+  """Returns median seconds, and their ratios without and with the reference.
 
   Args:
     config: config of sizes and model.
@@ -95,7 +95,7 @@ def _steps(
         lambda step, draw, metrics, draws=draws: draws.append(draw),
         should_stop=lambda draws=draws: bool(draws),
     )
-    # As it was before the step cached the reference's log-probs.
+    # Reset to before the step cached the reference's log-probs.
     (draw,) = draws
     draw = dataclasses.replace(draw, ref_versions=draw.ref_versions * 0 - 1)
 
@@ -117,7 +117,7 @@ def _in_turn(
       started = time.perf_counter()
       function()
       pair.append(time.perf_counter() - started)
-    if turn:  # The first one compiles.
+    if turn:  # The first turn compiles.
       seconds.append((pair[0], pair[1]))
   columns = zip(*seconds, strict=True)
   without_s, with_s = (statistics.median(column) for column in columns)

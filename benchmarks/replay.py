@@ -73,7 +73,7 @@ def run(
 def make_buffer(
     config: ml_collections.ConfigDict, size: int
 ) -> buffer_lib.ReplayBuffer:
-  """Returns an empty buffer for so many completions of 64 tokens."""
+  """Returns an empty buffer for `size` completions of 64 tokens."""
   config = config.copy_and_resolve_references()
   config.replay.capacity_per_prompt = 2 * _COMPLETIONS_PER_PROMPT
   config.replay.capacity = size
@@ -88,12 +88,12 @@ def make_buffer(
 
 
 def make_groups(config: ml_collections.ConfigDict, size: int) -> "Groups":
-  """Returns the groups that fill such a buffer, 50 completions a prompt."""
+  """Returns the groups that fill such a buffer, 50 completions per prompt."""
   return Groups(max(1, size // _COMPLETIONS_PER_PROMPT), config.seed)
 
 
 def fill(buffer: buffer_lib.ReplayBuffer, groups: "Groups", size: int) -> None:
-  """Inserts so many completions, rounded up to whole groups."""
+  """Inserts `size` completions, rounded up to whole groups."""
   for _ in range(-(-size // _SAMPLES)):
     buffer.insert(groups.next(), 0)
 
@@ -101,7 +101,7 @@ def fill(buffer: buffer_lib.ReplayBuffer, groups: "Groups", size: int) -> None:
 def _measure(
     config: ml_collections.ConfigDict, size: int, rounds: int
 ) -> tuple[float, float]:
-  """Returns microseconds a completion of an insert and of a draw."""
+  """Returns microseconds per completion of an insert and of a draw."""
   buffer = make_buffer(config, size)
   groups = make_groups(config, size)
   fill(buffer, groups, size)
@@ -136,7 +136,7 @@ class Groups:
     self._count += 1
     index, turn = count % _POOL_GROUPS, count // _POOL_GROUPS
     tokens = self._tokens[index].copy()
-    # The turn's number makes completions of the pool distinct in each turn.
+    # The turn's number makes the pool's completions distinct in each turn.
     tokens[:, 0] = turn
     return types.Group(
         prompt_id=count % self._num_prompts,

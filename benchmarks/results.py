@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Results of several runs: the rows of one file, and what is made of them."""
+"""Results of several runs: rows of one file, and tables made from them."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 import fcntl
@@ -29,7 +29,7 @@ def parse(
   `table` in place of seeds means none: tables are redrawn from stored results.
 
   Raises:
-    ValueError: an operand is wrong.
+    ValueError: an operand is invalid.
   """
   seeds, *chosen = operands or ["0"]
   if seeds == "table" and not chosen:
@@ -44,7 +44,7 @@ def parse(
 
 
 def machine() -> dict[str, Any]:
-  """Returns `cores`, which this process may use, and `processor`, a name."""
+  """Returns `cores`, the number available, and `processor`, its name."""
   path = pathlib.Path("/proc/cpuinfo")
   text = path.read_text() if path.exists() else ""
   match = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
@@ -60,7 +60,7 @@ def last_items(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
-  """Returns the results that a folder keeps, in the order of their keys."""
+  """Returns the results in a folder, in the order of their keys."""
   path = folder / _TABLE
   if not path.exists():
     return []
@@ -73,15 +73,14 @@ def keep(
     result: Mapping[str, Any],
     key: Sequence[str] = ("name", "seed"),
 ) -> None:
-  """Puts a result into a folder's file, in place of one with the same key.
+  """Puts a result into a folder's file, replacing one with the same key.
 
-  Processes may do so at the same time. The file's bytes depend on its rows
-  alone.
+  Several processes may do so at once. The file's bytes depend only on its rows.
 
   Args:
-    folder: made if it is missing.
-    result: row of one run; a non-finite number becomes null.
-    key: fields that identify a run, as far as a result has them.
+    folder: destination, created if it is missing.
+    result: row of one run; non-finite numbers become null.
+    key: fields that identify a run, if a result has them.
   """
   key_of = lambda row: tuple(row.get(field, "") for field in key)
   folder.mkdir(parents=True, exist_ok=True)
@@ -104,18 +103,18 @@ def measure(
     run: Callable[[str, int], dict[str, Any]],
     summarize_run: Callable[[dict[str, Any]], Any] = last_items,
 ) -> None:
-  """Makes the runs that have no result in the folder yet.
+  """Executes the runs that have no result in the folder yet.
 
   Args:
-    seeds: seeds to run; a whole seed comes before the next.
+    seeds: numbers to run; all runs of one come before the next.
     names: names of the runs of a seed.
-    folder: has a row for each name and seed.
-    run: (name, seed) -> result, lists with an item per evaluation.
-    summarize_run: result -> what is printed of it.
+    folder: destination of a row for each name and seed.
+    run: (name, seed) -> result, with lists that have an item per evaluation.
+    summarize_run: (result) -> summary to print.
   """
   for seed in seeds:
     for name in names:
-      # Other processes may have made some.
+      # Other processes may have done some.
       if is_kept(name, seed, folder):
         continue
       result = {"name": name, "seed": seed, **run(name, seed)}
@@ -124,7 +123,7 @@ def measure(
 
 
 def is_kept(name: str, seed: int, folder: pathlib.Path) -> bool:
-  """Returns whether the folder has a result of this name and seed."""
+  """Returns whether the folder has a result with this name and seed."""
   return any((r["name"], r["seed"]) == (name, seed) for r in read_rows(folder))
 
 
@@ -184,7 +183,7 @@ def at_target(
 ) -> float | None:
   """Returns the value where a curve first reaches a target, interpolated.
 
-  None if it never does.
+  Returns None if it never does.
   """
   for i, height in enumerate(curve):
     if height >= target:
@@ -196,7 +195,7 @@ def at_target(
 
 
 def mean_and_range(values: Sequence[float], digits: int) -> str:
-  """Returns "mean (least to most)"."""
+  """Returns "mean (minimum to maximum)"."""
   text = f"{np.mean(values):.{digits}f}"
   if len(values) == 1:
     return text
@@ -206,7 +205,7 @@ def mean_and_range(values: Sequence[float], digits: int) -> str:
 def print_table(
     rows: Sequence[Sequence[str]], path: pathlib.Path | None = None
 ) -> None:
-  """Prints rows as Markdown, the first as its head, and writes them to path."""
+  """Prints rows as a Markdown table, header first, and writes it to a path."""
   lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
   text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
   if path is not None:

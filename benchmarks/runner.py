@@ -25,7 +25,7 @@ def run(package: str, modules: Mapping[str, str], argv: Sequence[str]) -> int:
 
   Args:
     package: name of the package, for messages.
-    modules: name of each program's module, by the program's name.
+    modules: program name -> name of its module.
     argv: words of the command after the package.
 
   Returns:

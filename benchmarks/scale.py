@@ -32,20 +32,19 @@ from tba_jax.system import processes
 from tba_jax.transport.groups import grants as grants_lib
 
 _COUNTS = (1, 2, 4, 8, 16, 32, 64)
-# Seconds of a measurement, repeats, and seconds of sampling a group.
+# Seconds per measurement, repeats, and seconds of sampling a group.
 _SETTINGS = (2.0, 5.0, 0.1)
 _GROUPS_PER_STEP = 32
 # Before a measurement: seconds, and times of sampling a group.
 _WARM_S = 1.0
 _WARM_SAMPLES = 2
-# Share of the sleep where the store is to be full. Without any a searcher would
-# hand over all that it was granted at once, and one answer would do for all of
-# it.
+# Share of the sleep in the run that fills the store. Without sleep, a searcher
+# would hand over everything granted at once, and get a single answer for it.
 _FULL_SHARE = 0.5
 _START_S = 120.0
 _STOP_S = 60.0
 _FILE = "searchers.json"
-# Iterations of a fixed point that is reached within a few.
+# Maximum iterations for a fixed point that is reached within a few.
 _ITERATIONS = 100
 # Tokens and log-probs.
 _GROUP_BYTES = scale_searchers.COMPLETIONS * scale_searchers.TOKENS * 8
@@ -55,19 +54,20 @@ _GROUP_BYTES = scale_searchers.COMPLETIONS * scale_searchers.TOKENS * 8
 class Pipeline:
   """Rate and staleness of n searchers in front of a store with its drain.
 
-  The slower of both sets the rate. By Little's law (Little 1961: number = rate
-  times time) a group's staleness is the groups in flight over those a step.
+  The slower of the two sets the rate. By Little's law (Little 1961: number =
+  rate times time), a group's staleness is the groups in flight divided by the
+  groups per step.
 
   num_searchers: n.
   sample_s: seconds of one searcher for one group.
   serve_s: seconds of store and drain for one group.
   groups_per_step: groups that are sampled for each optimizer step.
   round_groups: groups of a searcher's round, sent as one block.
-  credits: blocks that a searcher may have sent and not seen acknowledged.
-  granted_rounds: rounds that a searcher may have been granted and not handed
-    over, the one that it samples included.
+  credits: maximum number of a searcher's unacknowledged blocks.
+  granted_rounds: maximum number of rounds granted to a searcher and not handed
+    over, including the one being sampled.
   hand_over_s: seconds from the end of sampling until the trainer has a group,
-    of a searcher that is alone.
+    if there is only one searcher.
   idle_s: seconds between two polls of an empty queue.
   look_s: seconds of a poll that finds one group.
   more_s: seconds of such a poll for each further group.
@@ -86,28 +86,28 @@ class Pipeline:
   more_s: float = 0.0
 
   def rates(self) -> dict[str, float]:
-    """Returns the groups a second of each stage alone."""
+    """Returns the groups per second of each stage by itself."""
     return {
         "searchers": self.num_searchers / self.sample_s,
         "store": 1.0 / self.serve_s if self.serve_s else math.inf,
     }
 
   def slowest(self) -> str:
-    """Returns the stage that sets the rate; the first of equal ones."""
+    """Returns the stage that sets the rate; ties go to the first."""
     rates = self.rates()
     return min(rates, key=rates.get)
 
   def groups_per_s(self) -> float:
-    """Returns the rate of the whole."""
+    """Returns the rate of the whole pipeline."""
     return min(self.rates().values())
 
   def groups_in_flight(self) -> float:
     """Returns the groups sampled with a version but not yet trained on.
 
-    Where searchers are the slowest, it is what they sample and hand over.
-    Where the store is, all fills up to the credits or the grants; a granted
-    round waits as long on its way to a searcher as back, and only what was
-    begun to be sampled is under way.
+    If searchers are slowest, these are the groups that they sample and hand
+    over. If the store is slowest, everything fills up to the credits or grants;
+    a granted round waits as long on its way to a searcher as on its way back,
+    and only rounds whose sampling has begun are in flight.
     """
     sampling = self.num_searchers * self.round_groups
     rate = self.groups_per_s()
@@ -211,11 +211,11 @@ def run(
 def calibrate(
     single: dict[str, float], full: dict[str, float], num_credits: int
 ) -> Callable[[int], Pipeline]:
-  """Returns the model of each number of searchers.
+  """Returns the model for each number of searchers.
 
   Args:
-    single: result of the run of one searcher.
-    full: result of the run of the most searchers with half of the sleep.
+    single: result of the run with one searcher.
+    full: result of the run with the most searchers and half of the sleep.
     num_credits: credits of a searcher.
   """
   groups_per_look = full["groups_per_look"]
@@ -266,7 +266,7 @@ def _measure(
     sample_s: float,
     seconds: float,
 ) -> dict[str, float]:
-  """Runs so many searchers for some seconds; returns what came of it."""
+  """Runs some searchers for some seconds; returns the results."""
   path = queue.folder / _FILE
   path.unlink(missing_ok=True)
   with queue.draining() as drain:
@@ -281,7 +281,7 @@ def _measure(
     start, cpu_s = time.monotonic(), _cpu_s(queue.service_pid)
     before = drain.poll_stats()
     drain.receive_for(seconds)
-    # On a busy machine, many searchers may bring nothing for longer.
+    # On a busy machine, many searchers may deliver nothing for longer.
     while drain.log[-1][-1] < start:
       drain.receive_for(0.05)
       if time.monotonic() > start + seconds + _START_S:
@@ -299,7 +299,7 @@ def _measure(
     log = drain.log
   reported = json.loads(path.read_text())
   row = analyse(log, reported["times"], start, start + wall_s)
-  # Results so far, should the rest be cut off.
+  # Print results so far, in case the rest is cut off.
   print(f"scale: {name} {json.dumps(row)}", file=sys.stderr, flush=True)
   return {
       **row,
@@ -320,10 +320,10 @@ def analyse(
     start: float,
     stop: float,
 ) -> dict[str, float]:
-  """Returns rate, staleness and time of the hand-over in a stretch of a run.
+  """Returns rate, staleness and hand-over time over a period of a run.
 
-  Staleness is not rounded to whole steps: it is the groups that came between
-  the beginning of a group and its coming, over the groups of a step.
+  Staleness is not rounded to whole steps: it is the number of groups that
+  arrived between a group's start and its arrival, over the groups per step.
 
   Args:
     log: searcher, sequence and time at which the trainer took it, in order.
@@ -331,7 +331,7 @@ def analyse(
     start, stop: bounds of the stretch, seconds of the same clock.
 
   Raises:
-    RuntimeError: nothing came in the stretch.
+    RuntimeError: nothing arrived in the period.
   """
   taken_at = np.array([at for _, _, at in log])
   chosen = [i for i, at in enumerate(taken_at) if start <= at < stop]

@@ -36,7 +36,7 @@ _FLUSH_S = 3.0
 
 
 class _CountedTransport(kv_client.KvTransport):
-  """Counts what is asked of the store."""
+  """Transport that counts requests to the store."""
 
   num_calls = 0
 
@@ -100,7 +100,7 @@ class _Searchers:
       self, sid: str, client: queue_client.QueueClient, index: int
   ) -> None:
     count, rng = index, np.random.default_rng(index)
-    # The searcher acts as if it had begun some time ago.
+    # The searcher behaves as if it had begun some time ago.
     shortest, longest = 0.0, 1.0
     while not self._stop.is_set():
       block = client.next_assignment(0.1)

@@ -44,7 +44,7 @@ _ROOT = pathlib.Path(__file__).parents[1]
 _RESULTS = pathlib.Path("runs") / "served"
 _PROMPTS, _COMPLETIONS, _TOKENS, _RANK = 8, 4, 32, 16
 _LEARNING_RATE = 1e-4
-# Longest wait for an answer.
+# Maximum wait for an answer.
 DEADLINE_S = 600.0
 # Servers with their losses; a row each.
 _ROWS = (
@@ -57,21 +57,21 @@ _ROWS = (
 def run(
     config: ml_collections.ConfigDict, operands: Sequence[str]
 ) -> dict[str, Any]:
-  """Returns what a step takes with each server and loss.
+  """Returns the times of a step with each server and loss.
 
   Args:
     config: not used; the server's is configs/serve.py with `quick`.
-    operands: the model's folder, and steps after the two that compile, 4 if
-      left out.
+    operands: folder of the model, and number of steps after the two that
+      compile (default 4).
 
   Returns:
-    runs, one for each server and loss: server, loss, and of the steps that are
-    counted the medians sampling_s, training_s and step_s and tokens_per_s
-    (sampled); first_step_s, from the start of the process to the end of the
-    first step; peak_gb, the most memory of the server's processes.
+    runs, one per server and loss: server, loss, and over the counted steps the
+    medians sampling_s, training_s, step_s and tokens_per_s (sampled);
+    first_step_s, from the start of the process to the end of the first step;
+    peak_gb, the peak memory of the server's processes.
 
   Raises:
-    ValueError: an operand is wrong, or a package is missing.
+    ValueError: an operand is invalid, or a package is missing.
     RuntimeError: a server ended or did not answer.
   """
   del config
@@ -163,11 +163,11 @@ def serve_skyrl(
   """Runs SkyRL's server; yields its address and a key, which it ignores.
 
   Args:
-    folder: place of its database and of the folder `checkpoints`.
-    model: a Hugging Face folder.
-    log: file of its output.
+    folder: place of the database and of the folder `checkpoints`.
+    model: Hugging Face folder of the model.
+    log: file for the server's output.
     rank: rank of the adapters.
-    num_rows: sequences that it samples at a time.
+    num_rows: number of sequences sampled at a time.
   """
   port = processes.free_port()
   backend = {
@@ -193,7 +193,7 @@ _START: dict[str, Callable[..., Any]] = {
 def _process(
     command: Sequence[str], log: pathlib.Path, port: int
 ) -> Iterator[str]:
-  """Runs a server; yields its address once it answers."""
+  """Runs a server; yields its address once it responds."""
   url = f"http://127.0.0.1:{port}"
   with log.open("w") as file:
     process = subprocess.Popen(
@@ -220,7 +220,7 @@ def _process(
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
       process.wait(30.0)
-    # SkyRL's engine too, which is a process of its own.
+    # Includes SkyRL's engine, which is a separate process.
     with contextlib.suppress(ProcessLookupError):
       os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -230,7 +230,7 @@ def _answers(url: str) -> bool:
   try:
     with urllib.request.urlopen(f"{url}/api/v1/healthz", timeout=10.0):
       return True
-  except urllib.error.HTTPError:  # It asks for a key.
+  except urllib.error.HTTPError:  # The server asks for a key.
     return True
   except OSError:
     return False
@@ -241,8 +241,8 @@ def make_client(url: str, key: str, model: pathlib.Path, rank: int) -> Any:
   import tinker
   from tinker.lib.public_interfaces import sampling_client
 
-  # SkyRL's server is of tinker 0.25: it gives sequences no ids, without which
-  # newer clients refuse them. No loop here reads them.
+  # SkyRL's server follows tinker 0.25, which gives sequences no ids, and newer
+  # clients refuse such sequences. No loop here reads the ids.
   sampling_client._attach_sequence_ids = lambda response, _: response
   service = tinker.ServiceClient(base_url=url, api_key=key)
   client = service.create_lora_training_client(str(model), rank=rank)
@@ -260,7 +260,7 @@ def _train(
   sampling = types.SamplingParams(
       max_tokens=_TOKENS,
       temperature=1.0,
-      stop=[tokenizer.vocab_size - 1],  # A rare word: all have the same length.
+      stop=[tokenizer.vocab_size - 1],  # So rare that all lengths are equal.
   )
   rng = random.Random(0)
   for _ in range(num_steps):

@@ -26,8 +26,8 @@ def run(folder: pathlib.Path, settings: Mapping[str, Any]) -> dict[str, Any]:
   """Trains from the start; returns the result of `peer_grpo.run`.
 
   Args:
-    folder: folder to make, for settings, the server's log, snapshots
-      (`step20`, an adapter as PEFT keeps it) and the result.
+    folder: place to create for settings, the server's log, snapshots
+      (`step20`, an adapter in PEFT's format) and the result.
     settings: settings of `peer_grpo.run` for a task, and the adapter's rank.
 
   Raises:
@@ -47,7 +47,7 @@ def run(folder: pathlib.Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     training = served.make_client(url, key, model, settings["rank"])
     clock = peer_grpo.Clock(settings, lambda: _save(training, folder))
     train(training, settings, clock)
-    training.holder.close()  # Its heartbeats would miss the server.
+    training.holder.close()  # Its heartbeats would fail without the server.
   for step, file in clock.snapshots.items():
     with tarfile.open(file) as packed:
       packed.extractall(folder / f"step{step}", filter="data")
@@ -67,7 +67,7 @@ def run(folder: pathlib.Path, settings: Mapping[str, Any]) -> dict[str, Any]:
 def train(
     training: Any, settings: Mapping[str, Any], clock: peer_grpo.Clock
 ) -> None:
-  """Trains by a client until the clock is over."""
+  """Trains through a client until the clock is over."""
   from tinker import types
 
   tokenizer = tokenizer_lib.load(settings["model"])
@@ -118,7 +118,7 @@ def train(
 
 
 def advantages(rewards: Sequence[float]) -> list[float]:
-  """Returns a group's rewards minus their mean, by their standard deviation."""
+  """Returns a group's rewards, centered and divided by their deviation."""
   mean, spread = statistics.mean(rewards), statistics.stdev(rewards)
   return [(reward - mean) / (spread + _EPSILON) for reward in rewards]
 
@@ -129,7 +129,7 @@ def _text_of(ids: list[int], stop_ids: Sequence[int]) -> list[int]:
 
 
 def _save(training: Any, folder: pathlib.Path) -> pathlib.Path:
-  """Lets the server keep its adapter; returns the file."""
+  """Makes the server save its adapter; returns the file."""
   name = f"kept{len(list(folder.glob('checkpoints/*/sampler_weights/kept*')))}"
   saved = training.save_weights_for_sampler(name).result(served.DEADLINE_S)
   model_id = saved.path.removeprefix("tinker://").split("/")[0]

@@ -24,7 +24,7 @@ import ml_collections
 
 _ROOT = pathlib.Path(__file__).parent.parent
 SHAPES = _ROOT / "tests" / "models" / "published_configs.json"
-# Config, and the devices of its trainer and of a searcher.
+# Config, devices of its trainer, and devices of a searcher.
 ROWS = (
     ("gsm8k/tba.py:hardware=v5e-16", "v5e:4x4", "v5e:2x2"),
     ("gsm8k/tba.py:hardware=v6e-8", "v6e:2x4", "v6e:2x4"),
@@ -43,7 +43,7 @@ ROWS = (
     ("math.py:hardware=8xh100", "h100:8", "h100:8"),
     ("no_robots.py:hardware=8xh100", "h100:8", "h100:8"),
 )
-# Model -> the published one of its shape, and what of its config differs.
+# Model -> published model with its shape, and differences in its config.
 _SAME = {
     "realtreetune/rho-1b-sft-GSM8K": ("microsoft/rho-math-1b-v0.1", {}),
     "cleanrl/EleutherAI_pythia-6.9b-deduped__reward__tldr": (
@@ -76,7 +76,7 @@ def run(
 
 
 def make_hub(cache: pathlib.Path) -> None:
-  """Makes a cache of the hub that has the published shapes alone."""
+  """Creates a cache of the hub that only has the published shapes."""
   shapes = json.loads(SHAPES.read_text())
   shapes |= {
       name: shapes[other] | changes for name, (other, changes) in _SAME.items()
@@ -110,7 +110,7 @@ def _compile(name: str, slices: Sequence[str], cache: str) -> dict[str, Any]:
 
 
 def _cells(figures: dict[str, Any]) -> list[str]:
-  """Returns what follows the config's name in its row."""
+  """Returns the cells that follow the config's name in a row."""
   if not figures:
     return ["refused"] * (len(_COLUMNS) - 1)
   programs = figures["programs"]

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How long a batch takes from process 0 to the devices of all of a trainer's.
+"""Time for a batch to get from process 0 to the devices of all processes.
 
 The processes are started on this machine and joined by gloo over its loopback
 interface, one CPU device each. They spread batches of completions of equal
@@ -44,7 +44,7 @@ def run(
 
   Raises:
     ValueError: the operands are not three such numbers.
-    RuntimeError: a process failed; the message has what it printed.
+    RuntimeError: a process failed; the message has its output.
   """
   del config
   sizes = [int(text) for text in operands] or [2, 512, 1024]
@@ -89,7 +89,7 @@ def run(
 
 
 def _make_batch(completions: int, tokens: int) -> dict[str, np.ndarray]:
-  """Returns arrays of the shapes and dtypes of a batch's, without prompts."""
+  """Returns arrays with the shapes and dtypes of a batch, without prompts."""
   K = _COMPLETIONS_PER_PROMPT
   rng = np.random.default_rng(0)
   shape = (completions // K, K, tokens)
@@ -122,7 +122,7 @@ def _measure(
   whole = _make_batch(completions, tokens)
   batch = whole if process == 0 else jax.eval_shape(lambda: whole)
   times = []
-  for _ in range(1 + _REPEATS):  # The first one compiles.
+  for _ in range(1 + _REPEATS):  # The first repeat compiles.
     begun = time.perf_counter()
     spread_batch = jax.block_until_ready(spread(batch))
     times.append(time.perf_counter() - begun)

@@ -1,15 +1,15 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The queue end to end, and what draining it costs a training step.
+"""Speed of the queue end to end, and the cost of draining it to a train step.
 
-A searcher's process sends blocks of one group of 64 completions of 4 KB (512
+A searcher process sends blocks of one group of 64 completions of 4 KB (512
 tokens with their log-probs) through outbox, store, drain and journal. For
 comparison, the same bytes go through a plain loopback socket between the same
 two processes.
 
-Then a jitted train step runs on the trainer's cores, in turn with the drain
-off, and with it on and fed at a quarter of the speed that was measured. Cores
-are shared out as in a run on this machine.
+Then a jitted train step runs on the trainer's cores, alternately with the drain
+off, and with the drain on and fed at a quarter of the measured speed. Cores are
+assigned as in a run on this machine.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from tba_jax.mesh import sharding
 from tba_jax.models.net import transformer
 from tba_jax.system import processes
 
-# Blocks of a round, rounds, pairs of timed blocks of steps, steps of each.
+# Blocks per round, rounds, pairs of timed blocks of steps, steps per block.
 _SETTINGS = (400, 5, 25, 50)
 _FED_SHARE = 0.25
 # B, K, P, T of the train step, and the vocabulary.
@@ -45,16 +45,16 @@ def run(
   Args:
     config: `search.credits`, `search.lease_s`, `store.*`, `replay`'s segments
       and the optimizer, loss and cores of the step are read.
-    operands: none, or any first ones of: blocks of a round, rounds, pairs of
-      timed blocks of steps, steps of each.
+    operands: any prefix of: blocks per round, rounds, pairs of timed blocks of
+      steps, steps per block.
 
   Returns:
-    completions_per_s and raw_completions_per_s, medians of the rounds, with
+    completions_per_s and raw_completions_per_s, medians over the rounds, with
     mb_per_s of both and their ratio; step_p99_ms and step_p50_ms with the drain
-    "on" and "off"; `drain_p99_ms`, their difference, and the median of the
-    same difference over pairs, which a machine's other load moves less;
-    `drain_busy_share`, the share of time that the drain's thread worked
-    during the steps; groups delivered meanwhile.
+    "on" and "off"; `drain_p99_ms`, their difference, and the median of this
+    difference over pairs, which other load on the machine affects less;
+    `drain_busy_share`, the share of time that the drain's thread worked during
+    the steps; and the groups delivered meanwhile.
 
   Raises:
     ValueError: an operand is not a number of 1 or more.
@@ -78,7 +78,7 @@ def run(
 def _measure_speed(
     queue: store_queue.Queue, num_blocks: int, num_rounds: int
 ) -> dict[str, Any]:
-  """Takes turns between the queue and the plain socket."""
+  """Alternates between the queue and the plain socket."""
   ours, raw = [], []
   num_completions = num_blocks * store_queue.COMPLETIONS
   for _ in range(num_rounds):
@@ -87,7 +87,7 @@ def _measure_speed(
     )
     with queue.draining() as drain:
       queue.feed(-1)
-      # The first ones wait for a full ring.
+      # The first blocks wait until the ring is full.
       drain.receive(max(4, num_blocks // 10))
       start = time.perf_counter()
       drain.receive(num_blocks)
@@ -112,7 +112,7 @@ def _measure_cost(
     num_pairs: int,
     num_steps: int,
 ) -> dict[str, Any]:
-  """Takes turns between steps without and with the drain."""
+  """Alternates between steps without and with the drain."""
   step = _Step(config)
   step.time(10)
   off, on, received, on_s, busy_s = [], [], 0, 0.0, 0.0
@@ -173,7 +173,7 @@ class _Step:
     self._batch = sharding.shard_batch(batch, mesh)
 
   def time(self, num_steps: int) -> list[float]:
-    """Returns the seconds of each of so many steps."""
+    """Returns the seconds of each of `num_steps` steps."""
     seconds = []
     for _ in range(num_steps):
       start = time.perf_counter()

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A queue to measure: store, journal and a searcher's process, and a drain."""
+"""A queue to measure: store, journal, searcher process and drain."""
 
 import collections
 from collections.abc import Iterator
@@ -33,17 +33,17 @@ BLOCK_BYTES = COMPLETIONS * TOKENS * 8
 _RUN = "benchmark"
 _PROMPTS = 1_000_000
 _DEADLINE_S = 120.0
-# The searcher's blocks under way when it is paused have come after this.
+# Seconds until blocks in flight have arrived after the searcher was paused.
 _SETTLE_S = 0.3
 
 
 class Draining:
-  """A drain and what came through it."""
+  """A drain, and a log of what it received."""
 
   def __init__(self, drain: queue_server.QueueServer):
     self._drain = drain
     self.watermarks: dict[str, int] = {}
-    # Searcher, sequence and time of each block, where it is kept.
+    # Searcher, sequence and time of each block, if logged.
     self.log: list[tuple[str, int, float]] | None = None
 
   def poll_stats(self) -> collections.Counter[str]:
@@ -51,7 +51,7 @@ class Draining:
     return self._drain.poll_stats.copy()
 
   def take(self) -> int:
-    """Takes what has come, as the trainer does; returns how many blocks."""
+    """Takes arrived blocks, as the trainer does; returns their number."""
     self._drain.check()
     records = self._drain.inbox.take()
     now = time.monotonic()
@@ -65,7 +65,7 @@ class Draining:
     return len(records)
 
   def receive_for(self, seconds: float) -> None:
-    """Takes what comes for so long, as a trainer that waits for data."""
+    """Takes arriving blocks for some seconds, like a trainer awaiting data."""
     deadline = time.monotonic() + seconds
     self._drain.admit(_PROMPTS)
     self._drain.urgent = True
@@ -74,7 +74,7 @@ class Draining:
       self.take()
 
   def receive(self, num_blocks: int) -> None:
-    """Waits for so many blocks; raises RuntimeError where none come."""
+    """Waits for `num_blocks` blocks; raises RuntimeError if none arrive."""
     deadline = time.monotonic() + _DEADLINE_S
     self._drain.urgent = True
     while num_blocks > 0:
@@ -86,18 +86,18 @@ class Draining:
 
 
 class Queue(contextlib.ExitStack):
-  """Host, store, journal, and a searcher's process; all ends with it."""
+  """Host, store, journal and searcher process, which end with this stack."""
 
   def __init__(
       self,
       config: ml_collections.ConfigDict,
       child: str = "benchmarks.store_searcher",
   ):
-    """Starts all of it.
+    """Starts all parts.
 
     Args:
-      config: reads `replay`, `search` and `store`.
-      child: the module of the searcher's process.
+      config: settings with `replay`, `search` and `store`.
+      child: module of the searcher process.
     """
     super().__init__()
     self._config = config
@@ -152,7 +152,7 @@ class Queue(contextlib.ExitStack):
     )
 
   def feed(self, blocks_per_s: float) -> None:
-    """Sets how many blocks the searcher submits, -1 as many as it can."""
+    """Sets the searcher's rate of blocks; -1 means as fast as it can."""
     self.say(f"rate {blocks_per_s}")
 
   @contextlib.contextmanager
@@ -200,7 +200,7 @@ class Queue(contextlib.ExitStack):
       connection, _ = server.accept()
     with connection:
       start = time.perf_counter()
-      # The journal's counterpart: every block is put together once.
+      # Counterpart of the journal: every block is assembled once.
       while _read_block(connection):
         pass
       return time.perf_counter() - start
@@ -214,7 +214,7 @@ class Queue(contextlib.ExitStack):
 
   @property
   def folder(self) -> pathlib.Path:
-    """Folder of the queue's files, which ends with it."""
+    """Folder of the queue's files, which is deleted with the queue."""
     return self._folder
 
   @property
@@ -223,7 +223,7 @@ class Queue(contextlib.ExitStack):
     return self._host.child_pid
 
   def say(self, line: str) -> None:
-    """Gives the searcher's process a command."""
+    """Sends the searcher process a command."""
     if self._child.poll() is not None:
       raise RuntimeError(f"the searcher ended with {self._child.returncode}")
     self._child.stdin.write(line + "\n")
@@ -239,7 +239,7 @@ class Queue(contextlib.ExitStack):
 
 
 def _read_block(connection: socket.socket) -> bytes:
-  """Returns the next block, or what there is of it before the end."""
+  """Returns the next block, or the part of it that precedes the end."""
   block = bytearray(BLOCK_BYTES)
   view, size = memoryview(block), 0
   while size < BLOCK_BYTES:

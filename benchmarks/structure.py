@@ -20,7 +20,7 @@ import ml_collections
 import numpy as np
 
 _ROOT = pathlib.Path(__file__).parents[1]
-# Files that mirror each other: a folder may have one of each.
+# File names that every folder may have.
 _MIRRORS = ("__init__.py", "settings.py", "checks.py")
 _FACTS = ("turn_rewards", "routes", "sampled_mask", "ref_logprobs")
 _SWITCHES = {
@@ -114,7 +114,7 @@ def _imports(
 
 
 def reach(name: str, imports: Mapping[str, Collection[str]]) -> set[str]:
-  """Returns a module and all that it imports, directly or not."""
+  """Returns a module and everything that it imports, directly or indirectly."""
   reached, pending = set(), [name]
   while pending:
     module = pending.pop()
@@ -125,7 +125,7 @@ def reach(name: str, imports: Mapping[str, Collection[str]]) -> set[str]:
 
 
 def longest_chain(imports: Mapping[str, Collection[str]]) -> list[str]:
-  """Returns the longest chain of imports; there must be no circle."""
+  """Returns the longest chain of imports, which must have no cycle."""
 
   @functools.cache
   def chain(name: str) -> list[str]:

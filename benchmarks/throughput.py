@@ -46,7 +46,7 @@ def run(
   """Returns the tokens per second of each, and ratios of the others to ours.
 
   Args:
-    config: config of countdown; its objective and optimizer are what is timed.
+    config: settings of countdown, whose objective and optimizer are timed.
     operands: repeats (default 3).
     model: shape of the policy.
 
@@ -92,7 +92,7 @@ def make_config(
       setattr(config.model, name, getattr(model, name))
     config.model.compute_dtype = config.model.param_dtype
     config.sampling.max_completion_tokens = _TOKENS
-    # Random params stop at random: all completions are of full length.
+    # Random params would stop at random: force full-length completions.
     config.explore.min_tokens = _TOKENS - 1
     config.sampling.num_slots = _PROMPTS * _COMPLETIONS
     config.search.prompts_per_round = config.search.prompts_per_step = _PROMPTS
@@ -129,7 +129,7 @@ def _peer_step_s(config: ml_collections.ConfigDict, peer: str) -> float:
         {
             "learning_rate": config.optimizer.learning_rate,
             "beta": 0.0,
-            # TRL alone has this setting.
+            # Only TRL has this setting.
             "scale_rewards": "group",
             "model": str(folder / "model"),
             "prompts": [

@@ -68,8 +68,8 @@ OURS = {
         "train.micro_batch_prompts=16",
     ],
 }  # fmt: skip
-# Settings of `peer_grpo.run`. `grpo` and `tunix_grpo` have the defaults of
-# their losses; TRL's rates are the better ones of those tried on other seeds.
+# Settings of `peer_grpo.run`. `grpo` and `tunix_grpo` use the defaults of their
+# losses; TRL's rates are the best of those tried on other seeds.
 _PEERS = {
     "trl": {
         "grpo": {"learning_rate": 6e-4, "beta": 0.0, "scale_rewards": "group"},
@@ -115,7 +115,7 @@ _PEER_SIZES = {
 _FOLDER = pathlib.Path("runs") / "time_to_reward"
 SNAPSHOT_STEPS = 20
 _EVALUATED_COMPLETIONS = 4
-# Columns of the table that are means over the seeds: key and digits.
+# Columns of the table with means over the seeds: key and digits.
 _MEANS = {
     "end_pass_at_1": 3, "end_pass_at_k": 3, "end_distinct": 2, "end_steps": 0,
     "end_seconds": 0, "step_s": 3, "completions_per_s": 0, "start_s": 0,
@@ -141,10 +141,10 @@ def run(
 
   Returns:
     `runs`: `summarize` of each run and seed in the folder; `left_out`: runs
-    that are not installed; `folder`.
+    whose library is not installed; `folder`.
 
   Raises:
-    ValueError: an operand is wrong.
+    ValueError: an operand is invalid.
     RuntimeError: a run failed.
   """
   seeds, names = results.parse(operands, RUNS)
@@ -229,7 +229,7 @@ def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def median_and_range(values: Sequence[float | None]) -> str:
-  """Returns "median (least to most)"; "never" counts as the most."""
+  """Returns "median (minimum to maximum)"; "never" counts as the maximum."""
   text = lambda v: "never" if v is None else f"{v:.0f}"
   ordered = sorted(values, key=lambda v: float("inf") if v is None else v)
   middle = text(ordered[len(ordered) // 2])
@@ -280,7 +280,7 @@ def _measure(
 def time_snapshots(step_ends: Sequence[float]) -> dict[str, Any]:
   """Returns the snapshots' steps and seconds, and the median step's seconds.
 
-  The first step compiles: the median step stands in for it.
+  The first step compiles, so the median step replaces it.
   """
   end = len(step_ends)
   steps = sorted({*range(SNAPSHOT_STEPS, end, SNAPSHOT_STEPS), end})
@@ -297,7 +297,7 @@ def time_snapshots(step_ends: Sequence[float]) -> dict[str, Any]:
 def make_config(
     config: ml_collections.ConfigDict, seed: int
 ) -> ml_collections.ConfigDict:
-  """Returns a copy that keeps snapshots, and evaluates next to nothing."""
+  """Returns a copy that keeps snapshots and hardly evaluates."""
   config = config.copy_and_resolve_references()
   with config.unlocked():
     config.seed = seed
@@ -314,7 +314,7 @@ def train_ours(
   """Trains; returns the end time of each step, minus the time of saves."""
   config = config.copy_and_resolve_references()
   with config.unlocked():
-    # Before and after the run: the snapshots are evaluated later.
+    # Minimize evaluations in the run: the snapshots are evaluated later.
     config.evaluate.final_prompts = config.evaluate.batch_prompts
   with stdout_to_stderr():
     status = train.run(config, str(folder), [])
@@ -336,7 +336,7 @@ def train_ours(
 def peer_settings(
     config: ml_collections.ConfigDict, task: base.Task, name: str
 ) -> dict[str, Any]:
-  """Returns the settings of a peer's run, with the prompts that ours takes."""
+  """Returns the settings of a peer's run, with the same prompts as ours."""
   order = prompt_order.PromptOrder(
       task.num_prompts(base.TRAIN), seed=config.seed
   )
@@ -365,7 +365,7 @@ def _evaluate(
   Args:
     config: config of the evaluator.
     policy: policy that all runs start from.
-    snapshots: step to a function that loads its params; None = the start.
+    snapshots: step -> function that loads its params; None = the start.
   """
   evaluator = reward_judge.make_evaluator(config, "", policy)
   samples: dict[str, list[float]] = {
@@ -386,7 +386,7 @@ def _evaluate(
 
 
 def stdout_to_stderr() -> contextlib.AbstractContextManager[Any]:
-  """Sends what is printed to stderr: stdout is for the benchmark's one line."""
+  """Redirects stdout to stderr: stdout is for the benchmark's only line."""
   return contextlib.redirect_stdout(sys.stderr)
 
 

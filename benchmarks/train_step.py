@@ -55,19 +55,19 @@ PEERS_VARIABLE = "TBA_JAX_PEERS"
 _TEMPERATURE = 0.7
 _COPIES_VOCAB = 64
 _ROUNDS = 2
-# Counted tokens of `lengths`, in shares of `max_completion_tokens`.
+# Mean lengths for `lengths`, as shares of `max_completion_tokens`.
 _SHARES = (1.0, 0.67, 0.44, 0.3, 0.2)
 _PEER_DEADLINE_S = 600.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """Work that is timed; reported figures are of the defaults.
+  """Work that is timed; reported figures use the defaults.
 
   shape: B, K, P and T of the step.
   steps: steps of a turn, of which the fastest counts.
   product_size: rows and columns of the product whose speed is the limit.
-  model: shape of the model where no peer makes it.
+  model: shape of the model if no peer makes it.
   """
 
   shape: tuple[int, int, int, int] = (2, 16, 64, 64)
@@ -84,16 +84,16 @@ def run(
   """Returns both speeds, their ratio and the limit.
 
   Args:
-    config: config, of which `optimizer`, `loss` and `model.compute_dtype` are
-      what is timed; the rest is set here.
-    operands: none, or rounds (default 2): how often all take turns; `copies`
-      or `lengths` alone or before the rounds.
+    config: settings whose `optimizer`, `loss` and `model.compute_dtype` are
+      timed; the rest is set here.
+    operands: optionally `copies` or `lengths`, then optionally the number of
+      rounds of turns (default 2).
     work: sizes of what is timed.
 
   Returns:
-    Of `copies`: share_of_copies, whole_s, rows_s (medians) and ratio. Of
-    `lengths`: whole_s (median), and of each share of the tokens step_s, the
-    ratio to that, and the share of the tokens that pass through the layers.
+    For `copies`: share_of_copies, whole_s, rows_s (medians) and ratio. For
+    `lengths`: whole_s (median), and for each share of the tokens step_s, its
+    ratio to whole_s, and the share of the tokens that pass through the layers.
     Otherwise tokens_per_s, step_s (best), peer_tokens_per_s, ratio (of the
     best), ratios (of each turn), limit_tokens_per_s, share_of_limit,
     product_gflop_per_s, num_params, and the shape. Without `TBA_JAX_PEERS`
@@ -101,7 +101,8 @@ def run(
     empty, and a model of the same shape is drawn at random.
 
   Raises:
-    RuntimeError: a script of the comparison failed; with the end of its output.
+    RuntimeError: a comparison script failed; the message has the end of its
+      output.
   """
   if operands and operands[0] in ("copies", "lengths"):
     rounds = int(operands[1]) if operands[1:] else _ROUNDS
@@ -165,7 +166,7 @@ def _run_copies(
   model, params = _scratch_model(config)
   K = config.train.completions_per_prompt
   batch = peer_model.make_batch(packing.batch_shape(config), _COPIES_VOCAB)
-  # K draws from about .65 K completions, as a replay buffer has them.
+  # K draws from about .65 K completions, as from a replay buffer.
   rng = np.random.default_rng(0)
   batches = [
       tokens[rng.integers(0, max(rng.binomial(K, 0.65), 1), K)]

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Short runs that benchmarks measure: without what is done now and then."""
+"""Short runs for benchmarks, without periodic work such as checkpoints."""
 
 from collections.abc import Iterator
 import contextlib
@@ -18,14 +18,14 @@ from tba_jax.run import metrics
 from tba_jax.system import jsonl
 from tba_jax.tools import sweep
 
-# Steps that are not timed: the first ones compile, or fill the pipeline.
+# Number of untimed first steps, which compile or fill the pipeline.
 SKIPPED_STEPS = 3
 
 
 def make_config(
     config: ml_collections.ConfigDict, num_steps: int
 ) -> ml_collections.ConfigDict:
-  """Returns a copy with params drawn at random, and nothing but steps.
+  """Returns a copy with random params that does nothing but train.
 
   Args:
     config: config of the run; its evaluation, checkpoints and guards are turned
@@ -35,7 +35,7 @@ def make_config(
   config = config.copy_and_resolve_references()
   with config.unlocked():
     config.init = "scratch"
-    # Random params have no rewards.
+    # Random params earn no rewards.
     config.replay.skip_equal_rewards = False
     config.train.num_steps = num_steps
     config.evaluate.every_steps = 0
@@ -69,7 +69,7 @@ def run(config: ml_collections.ConfigDict) -> Iterator[str]:
     RuntimeError: the run failed.
   """
   with tempfile.TemporaryDirectory(prefix="tba_jax_bench_") as workdir:
-    # Standard output is for the benchmark's one line.
+    # Standard output is for the benchmark's only line.
     with contextlib.redirect_stdout(sys.stderr):
       status = train.run(config, workdir, [])
     if status:
@@ -103,7 +103,7 @@ def time_roles(
 
 
 def time_loop(config: ml_collections.ConfigDict, num_steps: int) -> float:
-  """As `time_roles`, of the same work in one process at staleness 0."""
+  """Like `time_roles`, for the same work in one process at staleness 0."""
   config = sweep.set_exact_lag(
       make_config(config, SKIPPED_STEPS + num_steps), 0
   )

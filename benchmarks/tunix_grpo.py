@@ -22,7 +22,7 @@ import safetensors.numpy
 
 from benchmarks import peer_grpo
 
-# No token has it.
+# An id that no token has.
 _NO_STOP_ID = -1
 
 
@@ -42,7 +42,7 @@ def main(folder: pathlib.Path) -> None:
 
   c = json.loads((folder / "settings.json").read_text())
   shape = json.loads((pathlib.Path(c["model"]) / "config.json").read_text())
-  # Version 0.1.7 does not pass the config's on: the default would be 1e6.
+  # Version 0.1.7 ignores the config's value: the default would be 1e6.
   llama.apply_rope = functools.partial(
       llama.apply_rope, rope_theta=shape["rope_theta"]
   )
@@ -66,7 +66,7 @@ def main(folder: pathlib.Path) -> None:
     )
 
   tokenizer = transformers.AutoTokenizer.from_pretrained(c["model"])
-  # A reward is of the text without special tokens, as TRL's.
+  # Rewards see the text without special tokens, as in TRL.
   tokenizer.decode = functools.partial(
       tokenizer.decode, skip_special_tokens=True
   )
@@ -99,15 +99,15 @@ def main(folder: pathlib.Path) -> None:
           rollout_config=rollout,
           training_config=rl_cluster.RLTrainingConfig(
               actor_optimizer=optimizer,
-              # Never: there is no data to evaluate on.
+              # Effectively never, since there is no data to evaluate on.
               eval_every_n_steps=c["num_steps"],
-              # The data end before.
+              # The data ends before this step.
               max_steps=c["num_steps"] + 1,
           ),
       ),
   )
 
-  # The step donates the optimizer's state alone.
+  # The step only donates the optimizer's state.
   def take_snapshot() -> dict[str, Any]:
     params = nnx.state(cluster.actor_trainer.model, nnx.Param)
     return nnx.to_pure_dict(params)
@@ -115,12 +115,12 @@ def main(folder: pathlib.Path) -> None:
   clock = peer_grpo.Clock(c, take_snapshot)
 
   def batches() -> Iterator[dict[str, np.ndarray]]:
-    """A step takes its batch after the one before has ended."""
+    """Yields batches; each step takes one after the previous step ended."""
     key, size = jax.random.PRNGKey(c["seed"]), c["prompts_per_batch"]
     for step in range(c["num_steps"]):
       if step:
         clock.end_step()
-      # Without a seed, every step samples with the same one.
+      # By default, every step would sample with the same seed.
       rollout.seed = jax.random.fold_in(key, step)
       yield {"prompts": np.array(c["prompts"][step * size :][:size])}
     clock.end_step()
@@ -141,7 +141,7 @@ def main(folder: pathlib.Path) -> None:
 def save(
     folder: pathlib.Path, params: Mapping[str, Any], *, start: pathlib.Path
 ) -> None:
-  """Saves a snapshot as a Hugging Face folder, its other files from `start`."""
+  """Saves a snapshot as a Hugging Face folder; `start` has its other files."""
   shutil.copytree(
       start, folder, ignore=shutil.ignore_patterns("*.safetensors*")
   )

@@ -31,14 +31,14 @@ from tba_jax.system import jsonl
 
 _STEPS = 240
 _EVERY = 4
-# The first four compile, open files and fill caches.
+# The first four steps compile, open files and fill caches.
 _FIRST = 8
 
 
 def run(
     config: ml_collections.ConfigDict, operands: Sequence[str]
 ) -> dict[str, Any]:
-  """Returns the cost of watching and what it is made of.
+  """Returns the cost of watching and its components.
 
   Args:
     config: config of the run; its evaluation, checkpoints and guards are turned
@@ -57,7 +57,7 @@ def run(
   config = trial_run.make_config(config, num_steps)
   with config.unlocked():
     config.log.every_steps = _EVERY
-    # The same share of the steps that write as in a run.
+    # Keep the share of writing steps the same as in a run.
     config.log.samples_every_steps *= _EVERY
   with trial_run.run(config) as workdir:
     spans = jsonl.read_jsonl(f"{workdir}/spans/trainer-0.jsonl")
@@ -120,7 +120,7 @@ def _write_cpu_s(
 
 
 def _busy_s(start: float, end: float, waits: Sequence[dict[str, Any]]) -> float:
-  """Returns the seconds between two times in which nothing was waited for."""
+  """Returns the seconds between two times that were not spent waiting."""
   waited = (min(s["t1"], end) - max(s["t0"], start) for s in waits)
   return end - start - sum(max(0.0, s) for s in waited)
 
@@ -128,7 +128,7 @@ def _busy_s(start: float, end: float, waits: Sequence[dict[str, Any]]) -> float:
 def median_interval(ordered: Sequence[float]) -> tuple[float, float]:
   """Returns values between which the median lies in 95 of 100 samples.
 
-  By ranks: the number of values below the median is binomial, here taken as
+  Uses ranks: the number of values below the median is binomial, approximated as
   normal.
   """
   n = len(ordered)

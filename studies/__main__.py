@@ -27,6 +27,6 @@ STUDIES = (
 MODULES = {name: f"studies.{name}.{name}" for name in STUDIES}
 
 if __name__ == "__main__":
-  # A run's roles, and peers, have this environment.
+  # The roles of a run, and peers, inherit this environment.
   processes.restart_as_role()
   sys.exit(runner.run("studies", MODULES, sys.argv[1:]))

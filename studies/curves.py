@@ -41,16 +41,16 @@ def run_all(
     folder: pathlib.Path,
     runs: pathlib.Path,
 ) -> list[dict[str, Any]]:
-  """Makes the runs that have no result in the folder yet, at staleness 1.
+  """Executes the runs that have no result in the folder yet, at staleness 1.
 
   Args:
-    config: config of all runs; its `init` is set to the policy that all start
-      from, fine-tuned once.
+    config: settings of all runs; `init` is set to their common initial
+      policy, which is fine-tuned once.
     settings: overrides (`KEY=VALUE`) of each setting, by name.
     operands: seeds of prompts and samples, and names of settings, as
       `results.parse` reads them; a whole seed comes before the next.
-    folder: keeps a row per setting and seed.
-    runs: keeps the policy that all start from.
+    folder: destination of a row per setting and seed.
+    runs: destination of the common initial policy.
 
   Returns:
     All results in the folder.
@@ -116,7 +116,7 @@ def run(
         loop.learner.params, config.evaluate.final_prompts, version=step
     )
     nonlocal num_judged
-    # Groups come in the order of their positions.
+    # Groups arrive in the order of their positions.
     solutions.update(
         _solutions(maker.policy, groups[num_judged : step * per_step])
     )

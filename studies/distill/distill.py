@@ -132,8 +132,8 @@ def run(
     `runs`: `summarize` of each run and seed in the folder; `folder`.
 
   Raises:
-    ValueError: an operand is wrong, or TRL's runs are asked for and no
-      interpreter has it.
+    ValueError: an operand is invalid, or TRL's runs are requested and no
+      interpreter has TRL.
     RuntimeError: a run failed.
   """
   seeds, names = results.parse(operands, RUNS)
@@ -236,7 +236,7 @@ def _measure(
     load = lambda step: hf.load(folder / f"step{step}")[1]
   timed = time_to_reward.time_snapshots(clock["step_ends"])
   samples: dict[str, list[float]] = {"kl": [], "pass_at_1": []}
-  config.reference.role = "trainer"  # The evaluator's, then.
+  config.reference.role = "trainer"  # Here, the reference is the evaluator's.
   reference = work_parts.make_reference(
       config, policy, None, sharding.make_mesh(config.mesh)
   )
@@ -274,7 +274,7 @@ def peer_settings(
       "model": config.init,
       "teacher": config.reference.init,
       "prompts": [task.prompt(base.TRAIN, i) for i in prompt_ids],
-      # What a batch that the student does not sample is.
+      # Completions for batches that the student does not sample.
       "completions": [
           base.reference_text(task, base.TRAIN, i) for i in prompt_ids
       ],
@@ -287,7 +287,7 @@ def peer_settings(
 
 
 def _train_teacher(config: ml_collections.ConfigDict) -> pathlib.Path:
-  """Returns the folder of the teacher, of which each seed has one."""
+  """Returns the folder of the teacher; each seed has its own."""
   workdir = _RUNS / f"teacher-seed{config.seed}"
   folder = workdir / "export"
   if not folder.exists():

@@ -1,15 +1,15 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What each objective converges to, on- and off-policy, where it is known.
+"""What each objective converges to, on- and off-policy, in a solvable bandit.
 
-A bandit of six completions (`learning/enumerable.py`), one exact target. Each
-objective is trained on three kinds of data: of the policy itself, of the policy
-16 steps ago, and of one fixed distribution, the uniform one. The result is the
-total variation distance of where it ends to three distributions:
+The bandit has six completions (`learning/enumerable.py`), so that targets are
+exact. Each objective is trained on three kinds of data: from the policy itself,
+from the policy 16 steps ago, and from a fixed uniform distribution. The result
+is the total variation distance of the final policy to three distributions:
 
     reference   π_ref exp(r/β) / Z, the optimum with a KL to the reference
     behavior    uniform · exp(r/β) / Z, with a KL to the fixed distribution
-    best        all on the completion with the highest reward
+    best        all mass on the completion with the highest reward
 
 Operands: names of objectives and of settings in `RUNS`; all by default.
 """

@@ -32,12 +32,12 @@ _RUNS = pathlib.Path("runs") / "logged"
 _PREFERENCE = pathlib.Path(__file__).parents[2] / "configs" / "staleness.py"
 _NUM_STEPS = 160
 _LOG_SEED = 100
-# A clip reads log-probs, which the log lacks.
+# Clipping needs log-probs, which the log lacks.
 _TB = ("loss.name=tb", "loss.ratio_clip=0")
 _LEARNING_RATES = {"countdown": 2e-4, "preference": 3e-3}
 # The log alone: the policy never sees what its own steps lead to.
 _LARGE_BETA = ("loss.beta=0.5",)
-# A remedy: what the log has is not pushed down on the whole.
+# A remedy: on the whole, logged completions are not pushed down.
 _LOW_BASELINE = "loss.baseline_shift=-0.1"
 # A shift so low that rewards hardly count: cross-entropy on the log.
 _CLONING = "loss.baseline_shift=-100"
@@ -123,7 +123,7 @@ def make_config(
 
 
 def write_log(config: ml_collections.ConfigDict, path: pathlib.Path) -> None:
-  """Writes all completions of a live run, in the order they were sampled."""
+  """Writes all completions of an active run in sampling order."""
   config = sweep.set_exact_lag(config, 1)
   config.seed = _LOG_SEED
   maker = inline.LoopMaker(config)

@@ -69,7 +69,7 @@ from tba_jax.tasks import task_table
 from tba_jax.tools import memory_model
 from tba_jax.tools import sweep
 
-# As many rows as a searcher has.
+# Same number of rows as in a searcher.
 _EIGHT = [
     "evaluate.num_completions=8", "evaluate.batch_prompts=4",
     "evaluate.final_prompts=64",
@@ -118,20 +118,20 @@ PEERS = {
     "grpo_double_rate": {"learning_rate": 1e-4, "beta": 0.0},
     "grpo_quadruple_rate": {"learning_rate": 2e-4, "beta": 0.0},
     "grpo_kl": {"learning_rate": 5e-5, "beta": 0.02},
-    # An adapter, as `ours_lora`; alpha is always 32.
+    # An adapter, like `ours_lora`; alpha is always 32.
     "skyrl": {"learning_rate": 5e-4, "rank": 16},
 }
 RUNS = (*OURS, *PEERS)
 # Held-out rewards for which the minutes to reach them are reported.
 TARGETS = (0.2, 0.3, 0.4)
 _DEFAULT_MINUTES = 25.0
-# More than any run takes.
+# More steps than any run takes.
 _NUM_STEPS = 100_000
-# Most minutes between the params that are kept, and the fewest times.
+# Maximum minutes between snapshots of params, and their minimum number.
 _SNAPSHOTS, _NUM_SNAPSHOTS = 5.0, 4
 _RUNS = pathlib.Path("runs") / "real"
 RESULTS = pathlib.Path(__file__).parent
-# Metrics of an evaluation that a result keeps, a list of each.
+# Evaluation metrics in a result, each a list.
 _KEPT = {
     "mean_reward": "reward", "new_kinds/mean_reward": "reward, new kinds",
     "kl": "KL, nats", "mean_length": "tokens", "stop_rate": "ended",
@@ -184,7 +184,7 @@ def run(
     `runs`: `summarize` of each result in the folder; `folder`.
 
   Raises:
-    ValueError: an operand or the model is wrong, or a peer is not installed.
+    ValueError: an operand or the model is invalid, or a peer is not installed.
     RuntimeError: a run failed.
   """
   seeds, minutes, names = parse(operands)
@@ -269,7 +269,7 @@ def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
             str(result.get("k", "")),
             *(cell(s[f"minutes_to_{target:.2f}"], 1) for target in TARGETS),
             cell(s["step_s"], 1),
-            # Unknown if other programs' memory was counted in.
+            # Unknown if it includes the memory of other programs.
             cell(s["peak_gb"], 1) if s["peak_gb"] else "",
             *(_memory_cell(result, role) for role in peak_memory.ROLES),
             _processor(result),
@@ -279,7 +279,7 @@ def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def _processor(result: Mapping[str, Any]) -> str:
-  """Returns the processor's name; "" of a result that has the family alone."""
+  """Returns the processor's name; "" if a result only has the family."""
   name = result.get("machine", {}).get("processor", "")
   return name if " " in name else ""
 
@@ -292,8 +292,8 @@ def _memory_cell(result: Mapping[str, Any], role: str) -> str:
 def make_levels(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
   """Returns rows per run of the claims: at each of `TARGETS`, and at its end.
 
-  Values are linear between the evaluations around the first that reaches it; a
-  target that is not reached has no row.
+  Values are interpolated linearly up to the first evaluation that reaches the
+  target; a target that is not reached has no row.
   """
   digits = {"kl": 2, "mean_length": 1, "distinct_share": 3}
   digits |= dict.fromkeys(_SOLVED, 3)
@@ -323,7 +323,7 @@ def make_levels(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 def _value_at(
     result: Mapping[str, Any], key: str, reward: float | None
 ) -> float:
-  """Returns a value where a run first reaches a reward; None is its end."""
+  """Returns a value where a run first reaches a reward; None means its end."""
   if reward is None:
     return result[key][-1]
   rewards = result["mean_reward"]
@@ -352,7 +352,7 @@ def make_samples(runs: Sequence[Mapping[str, Any]]) -> str:
 def make_config(
     config: ml_collections.ConfigDict, name: str, seed: int, minutes: float
 ) -> ml_collections.ConfigDict:
-  """Returns the config of a run of ours, which keeps params now and then."""
+  """Returns the config of our run, which saves params at intervals."""
   config = config.copy_and_resolve_references()
   config.run.processes = "many"
   load_config.apply_overrides(config, OURS.get(name, ()))
@@ -384,7 +384,7 @@ def _snapshot_s(minutes: float) -> float:
 def measure_run(
     config: ml_collections.ConfigDict, name: str, seed: int, minutes: float
 ) -> dict[str, Any]:
-  """Trains one run, evaluates what it kept, and returns its result."""
+  """Trains one run, evaluates its saved params, and returns its result."""
   folder = _RUNS / f"{name}-seed{seed}"
   config = make_config(config, name, seed, minutes)
   began = time.time()
@@ -434,7 +434,7 @@ def measure_run(
           for f in (old, new)
       ],
       "step_s": statistics.median(ends[1:] or ends),
-      # None where an earlier process made the first step.
+      # None if an earlier process made the first step.
       "start_s": start_s if start_s > 0 else None,
       "peak_gb": max(memory.peak_bytes, own_bytes) / 1e9,
       "memory_gb": {
@@ -450,10 +450,10 @@ def measure_run(
 def _train_ours(
     config: ml_collections.ConfigDict, folder: pathlib.Path, minutes: float
 ) -> dict[str, Any]:
-  """Trains until a run's steps have taken so long; goes on with a run."""
+  """Trains or resumes a run until its steps have taken `minutes`."""
   config = config.copy_and_resolve_references()
   with config.unlocked():
-    # Before the run: what it keeps is evaluated later.
+    # Minimize the evaluation before the run: saved params are evaluated later.
     config.evaluate.final_prompts = config.evaluate.batch_prompts
   if sum(step_seconds(folder)) < 60 * minutes:
     ended = threading.Event()
@@ -480,7 +480,7 @@ def _train_ours(
 
 
 def kept_steps(folder: pathlib.Path, num_steps: int) -> list[int]:
-  """Returns the steps after which a run of ours has kept its params.
+  """Returns the steps after which our run has saved its params.
 
   Raises:
     RuntimeError: the last of its `num_steps` is not among them.
@@ -527,7 +527,7 @@ def _train_in_loop(
   finally:
     maker.close()
   gaps = [b - a for a, b in zip(ends, ends[1:])]
-  # One of them has the evaluation half-way.
+  # One gap includes the evaluation half-way.
   gaps[saved_steps[0] - 1] = statistics.median(gaps)
   return {"step_s": [0.0, *gaps], "first_end": ends[0], "kept": saved_steps}
 
@@ -535,7 +535,7 @@ def _train_in_loop(
 def _stop_after(
     folder: pathlib.Path, limit_s: float, ended: threading.Event
 ) -> None:
-  """Lets the run of this process save and end after seconds of training."""
+  """Makes this process's run save and end after some seconds of training."""
   while not ended.wait(_POLL_S):
     if sum(step_seconds(folder)) >= limit_s:
       os.kill(os.getpid(), signal.SIGTERM)
@@ -543,16 +543,16 @@ def _stop_after(
 
 
 def _records(folder: pathlib.Path) -> list[dict[str, Any]]:
-  """Returns the metrics of each step of a run, possibly none yet."""
+  """Returns the metrics of each step of a run so far."""
   records = jsonl.read_jsonl(folder / "metrics.jsonl")
   return [r for r in metrics.last_per_step(records) if "train/loss" in r]
 
 
 def step_seconds(folder: pathlib.Path) -> list[float]:
-  """Returns the seconds from each step's end to the next one's.
+  """Returns the seconds from each step's end to the next step's end.
 
-  Saves are excluded. The very first step, which compiles, counts 0; the first
-  step of a later process counts as the median one.
+  Saves are excluded. The very first step, which compiles, counts as 0; the
+  first step of a later process counts as a median step.
   """
   records = _records(folder)
   spans = jsonl.read_jsonl(folder / "spans" / "trainer-0.jsonl")
@@ -573,7 +573,7 @@ def step_seconds(folder: pathlib.Path) -> list[float]:
 
 
 def _package(name: str) -> str:
-  """Returns the peer that makes a run."""
+  """Returns the peer that executes a run."""
   return "skyrl" if name == "skyrl" else "trl"
 
 
@@ -614,7 +614,7 @@ def _train_peer(
     folder: pathlib.Path,
     minutes: float,
 ) -> dict[str, Any]:
-  """Trains with a peer, unless it has; returns seconds of its steps."""
+  """Trains with a peer unless it is done; returns the seconds of its steps."""
   model, tokenizer = folder / "model", tokenizer_lib.load(config.init)
   settings = {
       **peer_settings(config, name, minutes),
@@ -652,9 +652,9 @@ def _evaluate(
 
   Args:
     config: config of the run.
-    folder: directory of the run, which keeps each result.
-    sources: step to the operand of the `evaluate` program; step 0 is the start,
-      of which runs share the result.
+    folder: directory of the run, which stores each result.
+    sources: step -> operand of the `evaluate` program; step 0 is the start,
+      whose result runs share.
   """
   evaluated = []
   for step, source in sources.items():
@@ -670,20 +670,20 @@ def _evaluate(
 
 
 def _digest_of_start(config: ml_collections.ConfigDict) -> str:
-  """Returns a digest of what the evaluation of the start depends on."""
+  """Returns a digest of everything that affects the start's evaluation."""
   keys = ("seed", "init", "task", "tokenizer", "model", "sampling", "evaluate")
   values = load_config.flatten({k: config.to_dict()[k] for k in keys})
-  # It does not depend on the rows of a searcher.
+  # The number of a searcher's rows does not affect it.
   del values["sampling.num_slots"]
   text = json.dumps(values, sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def planned_bytes(config: ml_collections.ConfigDict) -> dict[str, int]:
-  """Returns what each role's process holds by shapes, as `plan` counts it.
+  """Returns the planned bytes of each role's process, as counted by `plan`.
 
-  Params, moments, gradients, caches and what gradients keep of activations; of
-  the trainer also the copy of its state while that is saved.
+  These are params, moments, gradients, caches and activations kept for
+  gradients; for the trainer also the copy of its state during a save.
   """
   config = model_sizes.on_cpu(config)
   place = lambda mesh_sizes: sharding.abstract_mesh(mesh_sizes, "cpu")
@@ -704,7 +704,7 @@ def planned_bytes(config: ml_collections.ConfigDict) -> dict[str, int]:
 def _plot(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
   """Draws reward over minutes of training, a line per run and seed."""
   figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
-  # Other programs used the cores during runs of the claims.
+  # During runs of the claims, other programs used the cores.
   timed = [result for result in runs if not _is_of_claims(result)]
   names = list(dict.fromkeys(result["name"] for result in timed))
   for result in timed:
@@ -726,7 +726,7 @@ def _plot(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
 
 
 def _plot_claims(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
-  """Draws what runs of the objectives have kept over the reward they have."""
+  """Draws the diversity that objectives keep over the reward they reach."""
   figure, panels = pyplot.subplots(
       1, len(_CLAIMED), figsize=(9, 3.6), layout="constrained"
   )
@@ -750,7 +750,7 @@ def _plot_claims(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
 
 
 def _plot_lags(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
-  """Draws reward and what is kept at the end by lag, a line per form."""
+  """Draws final reward and diversity by lag, with a line per form."""
   shown = {"mean_reward": "held-out reward", **_CLAIMED}
   figure, panels = pyplot.subplots(
       1, len(shown), figsize=(11, 3.4), layout="constrained"
@@ -787,5 +787,5 @@ def _save(
 
 
 def _is_of_claims(result: Mapping[str, Any]) -> bool:
-  """Returns whether it was evaluated with 8 completions of a prompt."""
+  """Returns whether a run was evaluated with 8 completions per prompt."""
   return "pass_at_k" in result

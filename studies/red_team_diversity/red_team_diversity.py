@@ -90,7 +90,7 @@ def run(
 
 
 def _train(config: ml_collections.ConfigDict) -> dict[str, list[float]]:
-  """Returns `steps`, and what is evaluated at each."""
+  """Returns `steps`, and the evaluated quantities at each."""
   with trial_run.run(config) as workdir:
     history = jsonl.read_json(f"{workdir}/eval.json")["history"]
   names = {"steps": "step", **{key: key for key in _EVALUATED}}

@@ -44,13 +44,13 @@ _SMALL, _LARGE = (64, 2), (128, 4)
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """What all rounds of a row have in common.
+  """Settings that all rounds of a row share.
 
   objective: overrides of the config.
   rate: peak learning rate.
   size: width and number of layers.
-  passes: T.
-  completions: K.
+  passes: number of passes, T.
+  completions: number per prompt, K.
   """
 
   objective: tuple[str, ...]
@@ -77,7 +77,7 @@ SETTINGS = {
 def run(
     config: ml_collections.ConfigDict, operands: Sequence[str]
 ) -> dict[str, Any]:
-  """Makes the runs that are missing; writes table.md.
+  """Executes the missing runs; writes table.md.
 
   Args:
     config: not read; `configs/staleness.py` has the task.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sparse countdown on few prompts, for `search.py` and `free_search.py`.
 
-It is loaded as a user's task is, and as there its splits may be the same: like
-red-teaming, which attacks one victim, what is learned is to solve these.
+It is loaded like a custom task, and likewise its splits may be the same: as in
+red-teaming, which attacks one victim, the goal is to solve these very prompts.
 """
 
 import time
@@ -17,7 +17,7 @@ class FewPrompts(countdown.CountdownSparse):
   """Sparse countdown with the first training prompts in all splits.
 
   num_prompts: number of training prompts; 0 = all prompts, in their own splits.
-  reward_s: seconds that a reward takes, except in evaluations.
+  reward_s: seconds per reward, except in evaluations.
   """
 
   name: ClassVar[str] = "few_prompts"

@@ -31,7 +31,7 @@ RUNS = pathlib.Path("runs") / "search"
 _NUM_STEPS = 200
 _SEARCHERS = (1, 2, 4, 8, 16)
 _NUM_PROMPTS = 64
-# Amounts of one searcher for each step.
+# Prompts and samples of one searcher per step.
 _PROMPTS, _SAMPLES = 8, 8
 _DRAWS = ("uniform", "reward")
 _FEW = f"task.num_prompts={_NUM_PROMPTS}"
@@ -86,9 +86,9 @@ def make_config(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     config.sft.num_steps = config.sft.evaluate_every_steps = 300
     config.search.samples_per_prompt = _SAMPLES
     config.search.prompts_per_step = _PROMPTS
-    # A group of a prompt that was ever solved has its solutions.
+    # Groups of a prompt that was ever solved contain its solutions.
     config.replay.reward_temperature = 0.1
-    # Nothing found is evicted.
+    # Nothing that was found is evicted.
     config.replay.capacity_per_prompt = config.replay.capacity
     config.train.num_steps = _NUM_STEPS
     config.evaluate.update(

@@ -48,7 +48,7 @@ def _beta(value: float) -> tuple[str]:
 
 OBJECTIVES = {
     "tb": ("loss.name=tb",),
-    # The learning rate falls as 1/lag beyond 4; or with the effective sample.
+    # The learning rate falls as 1/lag above 4, or with the effective sample.
     "tb_lag_rate": ("loss.name=tb", "optimizer.full_lag_steps=4"),
     "tb_sample_rate": ("loss.name=tb", "optimizer.sample_share_power=1"),
     "tb_clip": ("loss.name=tb", "loss.ratio_clip=0.2"),
@@ -63,7 +63,7 @@ OBJECTIVES = {
     ),
     "tb_bounded_token": ("loss.name=tb", "loss.correction=bounded_token"),
     "tb_bounded": ("loss.name=tb", "loss.correction=bounded_sequence"),
-    # Forms of later trials: the advantage of all data is .1 higher.
+    # Variants from later trials: all advantages are .1 higher.
     "tb_low_baseline": ("loss.name=tb", "loss.baseline_shift=-0.1"),
     "tb_bounded_low": (
         "loss.name=tb",
@@ -84,7 +84,7 @@ RATES = {
 }
 SELECTION_SEEDS, SELECTION_LAG = (100, 101), 4
 SEEDS = (0, 1, 2, 3, 4)
-# The longest is a fifth of a run.
+# The longest lag is a fifth of a run.
 LAGS, _NUM_STEPS = (0, 1, 4, 16, 64), 320
 # Rates and lags of `at_lag`.
 _LAG_TASK, LAG_RATES, _OWN_LAGS = "countdown", (4e-5, 1.3e-4, 4e-4), (16, 64)
@@ -99,7 +99,7 @@ _DIGITS = 4
 _COLORS = ("#000000", "#0072b2", "#56b4e9", "#d55e00", "#cc79a7", "#009e73",
            "#e69f00", "#999999", "#f0e442", "#8c6d31", "#5254a3", "#74c476",
            "#8c2d04", "#dd1c77", "#08306b", "#bcbd22", "#17becf")  # fmt: skip
-# What is asked of an objective at the lags 16 and 64.
+# Goals for an objective at the lags 16 and 64.
 _TOLERANCE, _KEPT_GAIN, _FEWEST_SEEDS = 0.03, 0.8, 3
 _TABLE_LAGS = (0, 16, 64)
 # Metrics of the last evaluation, and means over the last quarter of the steps.
@@ -122,7 +122,7 @@ matplotlib.use("agg")
 def run(
     config: ml_collections.ConfigDict, operands: Sequence[str]
 ) -> dict[str, Any]:
-  """Makes the runs that are missing; writes three tables and staleness.png.
+  """Executes the missing runs; writes three tables and staleness.png.
 
   Args:
     config: not read; tasks have their own.
@@ -175,7 +175,7 @@ def run(
 def selection(
     task: str, objectives: Iterable[str], lag: int = SELECTION_LAG
 ) -> Iterator[Run]:
-  """Yields the runs by which the learning rates are chosen."""
+  """Yields the runs that determine the learning rates."""
   for objective in objectives:
     for rate in _rates(task, lag):
       for seed in SELECTION_SEEDS:
@@ -192,7 +192,7 @@ def study(
     results_of: Mapping[Run, Mapping[str, Any]],
     objectives: Iterable[str],
 ) -> Iterator[Run]:
-  """Yields the runs at the chosen rates, a whole seed before the next."""
+  """Yields the runs at the chosen rates, seed by seed."""
   rates = chosen_rates(results_of, task)
   for seed in SEEDS:
     for objective in objectives:
@@ -205,7 +205,7 @@ def study_at(
     results_of: Mapping[Run, Mapping[str, Any]],
     objectives: Iterable[str],
 ) -> Iterator[Run]:
-  """Yields the runs of one lag at the rates that are best there."""
+  """Yields the runs of one lag at the rates that are best for it."""
   rates = chosen_rates(results_of, _LAG_TASK, lag)
   for seed in SEEDS:
     for objective in objectives:
@@ -214,7 +214,7 @@ def study_at(
 
 
 def long_runs(results_of: Mapping[Run, Mapping[str, Any]]) -> Iterator[Run]:
-  """Yields the long runs, a whole seed before the next."""
+  """Yields the long runs, seed by seed."""
   rates = chosen_rates(results_of, "preference")
   for seed in _LONG_SEEDS:
     for objective in LONG_OBJECTIVES:
@@ -223,7 +223,7 @@ def long_runs(results_of: Mapping[Run, Mapping[str, Any]]) -> Iterator[Run]:
 
 
 def score(result: Mapping[str, Any]) -> float:
-  """Returns reward - .02 KL at the end; minus infinity of a diverged run."""
+  """Returns reward - .02 KL at the end; minus infinity for a diverged run."""
   if result["diverged_step"] is not None:
     return -math.inf
   last = result["curve"][-1]
@@ -247,7 +247,7 @@ def chosen_rates(
         for rate in _rates(task, lag)
     }
     if all(len(s) == len(SELECTION_SEEDS) for s in scores.values()):
-      # The first of equal ones is the lowest rate.
+      # `max` breaks ties by the first, which is the lowest rate.
       out[objective] = max(scores, key=lambda rate: sum(scores[rate]))
   return out
 
@@ -281,7 +281,7 @@ def make_run_config(
 
 
 def read() -> dict[Run, dict[str, Any]]:
-  """Returns all results that are kept."""
+  """Returns all stored results."""
   return {
       tuple(result[k] for k in _KEY): result
       for result in results.read_rows(RESULTS)
@@ -289,7 +289,7 @@ def read() -> dict[Run, dict[str, Any]]:
 
 
 def measure_runs(task: str, runs: Iterator[Run]) -> None:
-  """Makes the runs that are not kept yet."""
+  """Executes the runs without a stored result."""
   results_of = read()
   missing = [key for key in runs if key not in results_of]
   if not missing:
@@ -300,7 +300,7 @@ def measure_runs(task: str, runs: Iterator[Run]) -> None:
   try:
     for number, key in enumerate(missing, start=1):
       _, objective, lag, rate, seed = key
-      if key in read():  # By another process, meanwhile.
+      if key in read():  # Another process was faster.
         continue
       trained = bench.run(
           sweep.SweepRun(
@@ -371,7 +371,7 @@ def make_goals(results_of: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
     for objective, rate in chosen.items():
       keys = [(task, objective, lag, rate) for lag in _TABLE_LAGS]
       keys.append((task, "tb", 0, chosen.get("tb")))
-      # The same seeds in all.
+      # Use the same seeds in all.
       seeds = [
           s for s in SEEDS if all(_of_study(results_of, *k, s) for k in keys)
       ]
@@ -577,7 +577,7 @@ def _plot(
     for axis in (left, right):
       axis.set_ylabel(f"{task}: held-out reward")
       axis.grid(alpha=0.3)
-  # Outside the plots, where so many entries would hide points.
+  # Put the legend outside the plots, where it would hide points.
   handles, names = axes[0, 1].get_legend_handles_labels()
   figure.legend(
       handles, names, loc="outside right center", frameon=False, fontsize=8

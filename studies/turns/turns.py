@@ -51,9 +51,9 @@ _START = pathlib.Path("runs") / "turns"
 class Run:
   """A run of the study.
 
-  lag: s, steps.
-  in_flight: whether later turns have newer params.
-  recomputes_cache: whether these recompute the KV cache.
+  lag: number of steps, s.
+  in_flight: whether later turns use newer params.
+  recomputes_cache: whether newer params recompute the KV cache.
   ratio_clip: `loss.ratio_clip`; 0 is off.
   correction: `loss.correction`.
   """
@@ -84,7 +84,7 @@ _COLUMNS = (("pass_at_1", "found", 3), ("turns", "turns", 2),
 def run(
     config: ml_collections.ConfigDict, operands: Sequence[str]
 ) -> dict[str, Any]:
-  """Makes the runs that are missing; writes table.md.
+  """Executes the missing runs; writes table.md.
 
   Args:
     config: not read; the game has its own.
@@ -124,7 +124,7 @@ def make_config() -> ml_collections.ConfigDict:
     c.search.prompts_per_step = c.search.prompts_per_round = 8
     c.train.prompts_per_batch = c.train.micro_batch_prompts = 8
     c.sampling.num_slots = 64
-    # In step, all of them have an environment at a time.
+    # In step, all episodes need an environment at the same time.
     c.reward.num_workers = 64
     c.train.num_steps = _NUM_STEPS
     c.evaluate.every_steps = _NUM_STEPS // 2
@@ -175,7 +175,7 @@ def _measure(bench: sweep.Bench, name: str, seed: int) -> dict[str, Any]:
         settings.recomputes_cache,
     )
   try:
-    # Loops of one name share the train step.
+    # Loops with the same name share the train step.
     loop = maker.make(
         config, f"clip_{settings.ratio_clip}{settings.correction}"
     )
@@ -190,14 +190,14 @@ def _measure(bench: sweep.Bench, name: str, seed: int) -> dict[str, Any]:
 
 
 class LateSchedule(schedule_lib.Steps):
-  """An exact lag of which the prompts of a step are sampled as it begins."""
+  """An exact lag in which a step's prompts are sampled when it begins."""
 
   def admitted_after(self, step: int) -> int:
     return self.needed(step)
 
 
 class InFlight:
-  """A sampler whose episodes take newer params between their turns.
+  """A sampler whose episodes switch to newer params between turns.
 
   It keeps the params of the last s steps.
   """
@@ -238,7 +238,7 @@ class InFlight:
       newer: None,
       turns: requests.Turns,
   ) -> list[types.Completions]:
-    """Returns completions whose last turns have these params."""
+    """Returns completions whose last turns are sampled with these params."""
     del newer
     # A step donates its params.
     placed = self._sampler.put(jax.tree.map(jnp.copy, params))
@@ -266,9 +266,9 @@ class InFlight:
 
 
 class InStep:
-  """Environments of which all answer before any completion goes on.
+  """Environments that all answer before any completion continues.
 
-  count: turns that have been answered.
+  count: number of turns that have been answered.
   """
 
   def __init__(self, turns: requests.Turns):

@@ -16,7 +16,8 @@ from tba_jax.models.hf import packaged_models
 from tba_jax.system import processes
 from tba_jax.system import rules
 
-# Settings that name a model: values that are none, and labels of its head.
+# Setting that may name a model -> values that are not models, and the numbers
+# of labels that the model's head may have.
 _MODELS = {
     "init": (("scratch", "sft"), folders.POLICY),
     "sft.init": (("scratch",), folders.POLICY),
@@ -33,14 +34,15 @@ _SCORERS = (
     "evaluate.judge", "reward_model.relabel", "reward.model", "loss.value_init"
 )  # fmt: skip
 _STARTS = ("init", "sft.init")
-# Programs that need the shape of a model alone.
+# Programs that need only a model's shape.
 _WITHOUT_WEIGHTS = ("plan", "compile")
 
 
 def start(c: rules.Values) -> tuple[str, config_lib.ModelConfig | None]:
-  """Returns what the policy starts from, and the shape of a folder.
+  """Returns the name of the policy's initial model, and its shape.
 
-  Raises KeyError if the folder cannot be read, which `named` reports.
+  The shape is None for "scratch". Raises KeyError if the folder cannot be read,
+  which `named` reports.
   """
   name = c["sft.init"] if c["init"] == "sft" else c["init"]
   if name == "scratch":
@@ -52,13 +54,13 @@ def start(c: rules.Values) -> tuple[str, config_lib.ModelConfig | None]:
 
 
 def num_experts(c: rules.Values) -> int:
-  """Returns the experts of a layer of the first policy."""
+  """Returns the number of experts per layer of the initial policy."""
   shape = start(c)[1]
   return c["model.num_experts"] if shape is None else shape.num_experts
 
 
 def shape_or_none(c: rules.Values) -> config_lib.ModelConfig | None:
-  """Returns the shape of the first policy's folder, None if it has none."""
+  """Returns the shape of the initial policy's folder, None if there is none."""
   try:
     return start(c)[1]
   except KeyError:
@@ -72,7 +74,7 @@ def stop_ids(c: rules.Values) -> list[int]:
 
 
 def _unread_models(c: rules.Values) -> set[str]:
-  """Returns the settings of models that others turn off."""
+  """Returns the model settings that other settings disable."""
   unread = set()
   if c.get("reward.backend") != "model":
     unread.add("reward.model")
@@ -95,7 +97,7 @@ def _positions(c: rules.Values) -> rules.Problems:
         f" {shape.max_positions}, the positions of {name}"
     )
   for key in ("reference.init", "reward_model.init", *_SCORERS):
-    # Relations are checked without what cannot be read.
+    # Only models that the run reads are checked.
     if c.get(key, "") in ("", *_MODELS[key][0]) or key in _unread_models(c):
       continue
     try:
@@ -111,12 +113,12 @@ def _positions(c: rules.Values) -> rules.Problems:
 
 
 def _pair_positions(c: rules.Values) -> rules.Problems:
-  """The model that the reward model starts from has positions for its pairs."""
+  """Checks that the reward model's initial model has enough positions."""
   name = c["reward_model.init"]
   name = c["sft.init"] if name == "sft" else name
   if name == "scratch":
     if c["init"] not in ("sft", "scratch"):
-      return  # The model in WORKDIR/sft is another config's.
+      return  # WORKDIR/sft holds another config's model.
     name, most = "config.model", c["model.max_positions"]
   else:
     try:
@@ -132,7 +134,7 @@ def _pair_positions(c: rules.Values) -> rules.Problems:
 
 
 def _shape(c: rules.Values) -> rules.Problems:
-  """A new model has settings of its family that fit each other."""
+  """Checks that a new model's settings fit its family and each other."""
   if start(c)[1] is not None:
     return
   prefix = "model."
@@ -142,7 +144,7 @@ def _shape(c: rules.Values) -> rules.Problems:
       if key.startswith(prefix)
   }
   if len(fields) < sum(key.startswith(prefix) for key in settings.SETTINGS):
-    return  # The other ones are wrong.
+    return  # The missing ones are invalid and reported elsewhere.
   ids = dict(vocab_size=1, pad_id=None, bos_id=None, eos_id=None)
   try:
     config_lib.ModelConfig.from_config(fields, **ids)
@@ -161,7 +163,7 @@ def named(c: rules.Values) -> rules.Problems:
       continue
     weights = key != "tokenizer.source" and c.program not in _WITHOUT_WEIGHTS
     if key in _STARTS and c.program in ("searcher", "export"):
-      # The params come from elsewhere, but for the base of adapters.
+      # Params come from elsewhere, except the base of adapters.
       weights = bool(c.get("lora.rank"))
     try:
       folder = hf_hub.find(c[key], weights=weights)
@@ -188,8 +190,8 @@ def check_folder(
 ) -> None:
   """Raises ValueError if the model or tokenizer in a folder cannot be used.
 
-  `plan` and `compile` need neither tensors nor tokenizer, but look at those
-  that are there.
+  `plan` and `compile` need neither tensors nor a tokenizer, but check those
+  that exist.
   """
   ids = stop_ids(c)
   needs_tokenizer = c.program not in _WITHOUT_WEIGHTS or folders.has_tokenizer(
@@ -208,7 +210,7 @@ def check_folder(
 
 
 def _states(c: rules.Values) -> rules.Problems:
-  """Models whose layers have states run on whole sequences."""
+  """Checks that models with recurrent states run on unsplit sequences."""
   if c["mesh.sequence"] == 1:
     return
   shapes = {"init": start(c)[1]}

@@ -32,7 +32,7 @@ _DELTA = (
 
 
 def compute_dtype(config_model: Mapping[str, Any], backend: str) -> str:
-  """Returns the dtype of activations of `config.model` on a JAX backend."""
+  """Returns the activation dtype of `config.model` on a JAX backend."""
   if config_model["compute_dtype"] != "auto":
     return config_model["compute_dtype"]
   return "float32" if backend == "cpu" else "bfloat16"
@@ -44,73 +44,75 @@ class ModelConfig:
 
   family: key of `family_lib.FAMILIES`.
   vocab_size: rows of the embedding, V.
-  num_layers: N.
-  width: D.
+  num_layers: number of blocks, N.
+  width: size of the residual stream, D.
   num_heads: query heads, H; a multiple of num_kv_heads.
   num_kv_heads: key-value heads, G.
   head_dim: Dh, even.
-  mlp_width: F, per expert if the model has experts.
-  rope_theta: base of the rotary frequencies; GPT-2 has none.
+  mlp_width: hidden units of an MLP, F; of each expert if there are experts.
+  rope_theta: base of the rotary frequencies; unused by GPT-2.
   norm_epsilon: term added to the mean square in a norm.
   tie_embeddings: whether the head is the embedding's transpose.
   max_positions: longest sequence, prompt and completion together.
   param_dtype: dtype name of stored parameters.
   compute_dtype: dtype name of activations; logits and norms are float32.
-  attention_bias: biases of query, key, value and output; Qwen2 always has the
-    first three, GPT-2 all.
-  mlp_bias: biases of the MLP; GPT-2 and GPT-NeoX always have them.
-  num_experts: MLPs of a layer, E; 0 is one without a router.
-  experts_per_token: experts that a token uses, A.
-  norm_router: whether the weights of a token's experts add up to 1.
-  swiglu_alpha, swiglu_limit: factor in the sigmoid of gpt-oss's experts, and
-    bound of their gates and ups.
-  dense_mlp_width: hidden units of a layer without experts, for config.json
-    alone: there is no such layer.
-  sliding_window: number of tokens that a token sees, itself included; 0 is all.
+  attention_bias: whether query, key, value and output have biases; Qwen2 always
+    has the first three, GPT-2 all four.
+  mlp_bias: whether the MLP has biases; GPT-2 and GPT-NeoX always do.
+  num_experts: MLPs per layer, E; 0 means one MLP without a router.
+  experts_per_token: experts that each token uses, A.
+  norm_router: whether the weights of a token's experts are normalized to 1.
+  swiglu_alpha, swiglu_limit: factor inside the sigmoid of gpt-oss's experts,
+    and the bound on their gate and up projections.
+  dense_mlp_width: hidden units of a layer without experts; only kept for
+    config.json, since no layer is without experts.
+  sliding_window: number of tokens that a token sees, including itself; 0 means
+    all.
   global_layers: whether each layer sees all tokens despite sliding_window; ()
-    is none of them.
-  local_rope_theta: rope_theta of Gemma's layers with a window, whose positions
-    rope_type does not change.
+    means that none does.
+  local_rope_theta: rope_theta of Gemma's sliding-window layers, which rope_type
+    does not affect.
   rope_type: "default"; "linear" divides positions by rope_factor; "llama3" and
     "yarn" divide only low frequencies by it.
   rope_factor: see rope_type.
-  rope_low_freq_factor, rope_high_freq_factor: bounds of "llama3": wavelengths
-    above rope_original_positions over the first are low, below it over the
-    second high; in between it interpolates.
-  rope_original_positions: context length before "llama3" or "yarn" stretched
-    it.
-  rope_beta_fast, rope_beta_slow: bounds of "yarn": pairs that rotate more often
-    than the first over rope_original_positions keep their frequency, those that
-    rotate less often than the second have a low one; it interpolates between.
-  rope_attention_factor: factor of cosines and sines of "yarn"; None derives it
-    from rope_factor.
+  rope_low_freq_factor, rope_high_freq_factor: bounds of "llama3": frequencies
+    are low where the wavelength exceeds rope_original_positions / the first,
+    high where it is below rope_original_positions / the second, and
+    interpolated in between.
+  rope_original_positions: context length before "llama3" or "yarn" extended it.
+  rope_beta_fast, rope_beta_slow: bounds of "yarn": pairs with more rotations
+    than the first over rope_original_positions keep their frequency; pairs with
+    fewer than the second count as low; those in between are interpolated.
+  rope_attention_factor: factor of the cosines and sines of "yarn"; None derives
+    it from rope_factor.
   rope_mscale, rope_mscale_all_dim: weights of log(rope_factor) in the numerator
-    and denominator of a derived factor; unless both are set, the denominator
-    is 1 and the weight is too.
+    and denominator of the derived factor; unless both are set, the numerator's
+    weight and the denominator are 1.
   rope_truncate: whether "yarn" rounds the bounds to whole pairs.
-  query_growth: beta of queries that are multiplied by
+  query_growth: beta in the factor of queries,
     1 + beta log(1 + floor(position / rope_original_positions)).
-  rotary_layers: whether each layer has rotary positions, or none at all; () is
-    all of them.
-  rotary_fraction: share of a head's entries that rotary positions rotate.
+  rotary_layers: whether each layer has rotary positions; the others have none.
+    () means that all layers have them.
+  rotary_fraction: fraction of a head's entries that are rotated.
   parallel_residual: whether attention and MLP read the same stream.
-  activation: nonlinearity of the MLP; gated ones have "silu", but for Gemma's.
-  score_dim: scores are divided by its square root; 0 is head_dim.
+  activation: nonlinearity of the MLP; "silu" for gated MLPs except Gemma's.
+  score_dim: number whose square root divides the scores; 0 means head_dim.
   scale_attention: whether scores are divided by sqrt(score_dim).
-  scale_attention_by_layer: whether also by 1 + the layer's index.
+  scale_attention_by_layer: whether scores are also divided by 1 + the layer's
+    index.
   pad_id, bos_id, eos_id: token ids, None if the tokenizer has none.
   delta_layers: whether each layer has a gated delta net (`delta.py`) in place
-    of attention; () is none of them.
-  delta_key_heads, delta_value_heads: heads of a delta net's keys, and of its
-    values, a multiple of them.
+    of attention; () means that none does.
+  delta_key_heads, delta_value_heads: numbers of key heads and value heads of a
+    delta net; the second is a multiple of the first.
   delta_key_dim, delta_value_dim: widths of these heads.
-  delta_taps: tokens that its convolution sees, the token itself included.
+  delta_taps: width of the delta net's convolution, including the current token.
   num_labels: outputs per position of a scalar head (reward model, value model,
-    classifier); 0 is a head of token logits.
-  stop_ids: all tokens that end a text if config.json lists several; eos_id is
-    the first of them.
-  attention: `config.model.attention`, kernels for training (`kernels.py`) and
-    for decode steps (`ragged_attention.py`).
+    classifier); 0 means a token head.
+  stop_ids: all end-of-text tokens if config.json lists several; eos_id is the
+    first.
+  attention: choice of kernels for training (`kernels.py`) and for decode steps
+    (`ragged_attention.py`), as in `config.model.attention`.
   """
 
   family: str
@@ -174,7 +176,7 @@ class ModelConfig:
   def turn_ends(self) -> tuple[int, ...]:
     """Returns the stop tokens that config.json lists, within the vocabulary.
 
-    A model may sample tokens that its tokenizer has no text of.
+    A model may sample tokens that its tokenizer has no text for.
     """
     return tuple(i for i in self.stop_ids if i < self.vocab_size)
 
@@ -245,7 +247,7 @@ class ModelConfig:
            f"width / num_heads in family {self.family!r}"),
       ]  # fmt: skip
     if family is not None and family.has_local_rope:
-      # transformers does not read it of layers of one kind.
+      # transformers ignores it where each kind of layer has its own settings.
       rows.append(("rope_truncate", self.rope_truncate,
                    f"True in family {self.family!r}"))  # fmt: skip
     if family is not None and family.has_experts:
@@ -256,7 +258,7 @@ class ModelConfig:
           ("experts_per_token", 1 <= self.experts_per_token <= experts,
            f"1 to num_experts={experts}"),
       ]  # fmt: skip
-    # Nothing is foreign to an unknown family, which others refuse.
+    # An unknown family is refused elsewhere.
     own = family.fields if family is not None else of_families
     for field in dataclasses.fields(self):
       if field.name in of_families - own:
@@ -273,12 +275,12 @@ class ModelConfig:
 
   @property
   def rotary_dim(self) -> int:
-    """Entries of a head that rotary positions rotate."""
+    """Number of a head's entries that are rotated."""
     return int(self.head_dim * self.rotary_fraction)
 
   @property
   def windows(self) -> tuple[int, ...]:
-    """Sliding window of each layer, 0 for all tokens."""
+    """Sliding window of each layer; 0 means all tokens."""
     if not self.global_layers:
       return (self.sliding_window,) * self.num_layers
     return tuple(
@@ -290,13 +292,13 @@ class ModelConfig:
   def kinds(self) -> tuple[tuple[str, ...], ...]:
     """Modules of each layer's block except its norms.
 
-    Layers with the same modules are of one kind, see `net/stacks.py`.
+    Layers with the same modules are of the same kind, see `net/stacks.py`.
     """
     is_delta = self.delta_layers or (False,) * self.num_layers
     return tuple(("delta" if d else "attention", "mlp") for d in is_delta)
 
   def layers_with(self, module: str) -> tuple[int, ...]:
-    """Returns the layers with a module; all if it is in no kind, as norms."""
+    """Returns the layers with a module; all of them for a norm."""
     own = tuple(n for n, kind in enumerate(self.kinds) if module in kind)
     return own or tuple(range(self.num_layers))
 
@@ -307,25 +309,25 @@ class ModelConfig:
 
   @property
   def delta_channels(self) -> int:
-    """Channels of a delta net's convolution: queries, keys and values."""
+    """Number of convolution channels in a delta net: queries, keys, values."""
     keys = self.delta_key_heads * self.delta_key_dim
     return 2 * keys + self.delta_value_heads * self.delta_value_dim
 
   @property
   def delta_state(self) -> int:
-    """Numbers of a row's state in a layer with a delta net."""
+    """Number of entries in a row's state for one delta-net layer."""
     matrix = self.delta_key_dim * self.delta_value_dim
     recent = (self.delta_taps - 1) * self.delta_channels
     return self.delta_value_heads * matrix + recent
 
   @property
   def route_dtype(self) -> str:
-    """Name of the smallest dtype that holds the number of an expert."""
+    """Name of the smallest dtype that holds an expert's index."""
     return "uint8" if self.num_experts <= 256 else "uint16"
 
   @property
   def idle_params(self) -> int:
-    """Number of params of experts that a token does not use."""
+    """Number of params in the experts that a token does not use."""
     idle = self.num_experts - self.experts_per_token
     size = 3 * self.mlp_width * self.width
     if family_lib.FAMILIES[self.family].has_expert_biases:
@@ -345,7 +347,7 @@ class ModelConfig:
   ) -> "ModelConfig":
     """Returns the shape that `config.model` describes, for a tokenizer.
 
-    `backend` is JAX's, for `compute_dtype="auto"`.
+    `backend` names JAX's backend, which decides `compute_dtype="auto"`.
 
     Raises:
       ValueError: a setting is missing, unknown or not allowed.

@@ -30,12 +30,12 @@ PAD_TOKEN = "<pad>"
 EOS_TOKEN = "<eos>"
 UNK_TOKEN = "<unk>"
 FILES = hf_files.TOKENIZER_FILES
-# Characters of a library's error that a message keeps.
+# Maximum number of characters of a library's error to show.
 _MAX_ERROR = 300
-# Current day for chat templates, fixed so that a run's prompts do not change.
+# Date given to chat templates, fixed so that a run's prompts do not change.
 # Llama 3's templates have the same default.
 _TODAY = datetime.date(2024, 7, 26)
-# tokenizer_config.json of a tokenizer of a task's own words.
+# tokenizer_config.json of a word-level tokenizer.
 _OF_WORDS = {
     "backend": "tokenizers",
     "clean_up_tokenization_spaces": False,
@@ -45,11 +45,11 @@ _OF_WORDS = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "unk_token": UNK_TOKEN,
 }
-# A turn of the assistant where its end is looked for.
+# Content of an assistant turn, used to find what the template writes after it.
 _MARK = "\N{SECTION SIGN}turn\N{SECTION SIGN}"
 _CLOCK = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 
-# Blanks as tokens spell them, and texts that no word begins with.
+# Spaces as spelled in tokens, and texts that no word begins with.
 _BLANKS = ("\N{LOWER ONE EIGHTH BLOCK}", "\u0120")
 _INSIDE = ("\0", "\n", "|")
 
@@ -60,12 +60,12 @@ Messages = Sequence[Mapping[str, str]]
 class Answered:
   """Token ids of a prompt and its answer, for fine-tuning.
 
-  prompt: ids before the first that is trained.
-  completion: the ids after them, to the last that is trained.
-  trained: whether each id of the completion is trained: ids of the assistant's
-    turns, with the tokens that end them.
-  num_untrained: assistant turns that are not trained, because the chat template
-    writes them differently once more turns follow.
+  prompt: ids before the first trained id.
+  completion: ids from the first to the last trained id.
+  trained: whether each id of the completion is trained on: ids in assistant
+    turns, including the tokens that end them.
+  num_untrained: assistant turns that are not trained on, because the chat
+    template writes them differently once more turns follow.
   """
 
   prompt: list[int]
@@ -77,16 +77,16 @@ class Answered:
 class Tokenizer:
   """A fast tokenizer with the stop rules of completions.
 
-  vocab_size: ids run from 0 to vocab_size - 1, special tokens included.
+  vocab_size: largest id, including special tokens, plus 1.
   longest_token: characters of the longest token.
-  pad_id: id that fills arrays; the stop token's without a pad token. Lengths
-    and masks define padding, never this id.
+  pad_id: id that fills arrays; the stop token's if there is no pad token.
+    Lengths and masks define padding, never this id.
   eos_id: id of the stop token.
   bos_id: id of the BOS token, or None.
-  turn_ends: stop tokens of tokenizer and model, and the token that ends a turn
-    in the chat template.
-  stop_ids: ids that end a completion: `turn_ends` and those added.
-  stop_strings: texts that end a completion; initially none.
+  turn_ends: stop tokens of the tokenizer and the model, and the token that ends
+    a turn in the chat template.
+  stop_ids: ids that end a completion: `turn_ends` and added stop ids.
+  stop_strings: texts that end a completion; initially empty.
   """
 
   def __init__(
@@ -103,11 +103,11 @@ class Tokenizer:
       fast: the tokenizer, a `transformers.PreTrainedTokenizerFast`.
       bos: whether prompts start with the BOS token: "auto" (if `fast` itself
         adds it), "always" (if it has one) or "never".
-      chat: whether a prompt given as a text is a user's message.
+      chat: whether a plain-text prompt is treated as a user message.
       folder: directory of the tokenizer's files, which `save` copies.
 
     Raises:
-      ValueError: `fast` has no eos_token, or `chat` no chat template.
+      ValueError: `fast` has no eos_token, or no chat template despite `chat`.
     """
     if fast.eos_token_id is None:
       raise ValueError(
@@ -142,11 +142,11 @@ class Tokenizer:
     self.stop_ids |= self.turn_ends
 
   def encode(self, text: str, after: Sequence[int] = ()) -> list[int]:
-    """Returns the ids of `text` without any special token added.
+    """Returns the ids of `text` without adding special tokens.
 
     Args:
-      after: ids that the text follows; () for a text of its own. SentencePiece
-        puts a blank before a text, and behind a special token, but not within.
+      after: ids that the text follows; () for a separate text. SentencePiece
+        adds a space before a text and after a special token, but not within.
     """
     if len(after) and self._inside:
       before = self._added.get(int(after[-1]), self._inside)
@@ -159,9 +159,9 @@ class Tokenizer:
     return self._fast.encode(text, add_special_tokens=False)
 
   def _find_inside(self) -> str:
-    """Returns a text behind which another has no blank put before it.
+    """Returns a text after which the tokenizer adds no space.
 
-    "" if the tokenizer puts none before a text of its own.
+    Returns "" if it does not add a space before separate texts either.
     """
     spelled = lambda ids: "".join(self.tokens(ids))
     alone = spelled(self._ids("a"))
@@ -187,9 +187,9 @@ class Tokenizer:
     self.stop_ids |= ids
 
   def add_turn_ends(self, ids: Iterable[int]) -> None:
-    """Adds tokens with which the model ends a turn.
+    """Adds tokens that the model uses to end a turn.
 
-    It may sample tokens that have no text here.
+    A model may sample tokens that have no text here.
     """
     self.turn_ends |= frozenset(ids)
     self.stop_ids |= self.turn_ends
@@ -203,11 +203,11 @@ class Tokenizer:
   ) -> list[int]:
     """Returns the ids of a prompt.
 
-    The BOS rule holds for texts; messages have the special tokens of the chat
-    template alone, which also writes the schemas of tools.
+    The BOS rule applies to plain texts; messages only get the special tokens of
+    the chat template, which also writes the schemas of tools.
 
     Raises:
-      ValueError: there is no template for messages, or it refuses them.
+      ValueError: there is no chat template, or it rejects the messages.
     """
     messages = self.messages(prompt)
     if messages is not None:
@@ -220,17 +220,17 @@ class Tokenizer:
   def encode_answered(
       self, prompt: str | Messages, answer: str
   ) -> Answered | None:
-    """Returns the ids of a prompt and its answer, with what ends the answer.
+    """Returns the ids of a prompt and its answer, including the answer's end.
 
-    A chat prompt may also have assistant turns. A turn is trained if the chat's
-    ids begin with the ids of the turn's prompt, followed by the turn's ids as
-    if it were the last one.
+    A chat prompt may also have assistant turns. A turn is trained on if the
+    chat's ids begin with the ids of the chat up to that turn, encoded as if it
+    were the last one.
 
     Returns:
-      The ids; None if the answer itself is no such turn.
+      The ids; None if the answer cannot be encoded in this way.
 
     Raises:
-      ValueError: the template is missing, or refuses the messages.
+      ValueError: there is no chat template, or it rejects the messages.
     """
     messages = self.messages(prompt)
     if messages is None:
@@ -258,9 +258,9 @@ class Tokenizer:
     )
 
   def _through(self, chat: Messages) -> tuple[list[int], int]:
-    """Returns a chat's ids to the end of its last turn, and where that starts.
+    """Returns a chat's ids to the end of its last turn, and the turn's start.
 
-    [] if they do not begin with the ids of the turn's prompt.
+    The ids are [] if they do not begin with the ids of the turn's prompt.
     """
     before = self.encode_chat(chat[:-1])
     ids = self.encode(self.chat_text(chat, asks=False))
@@ -275,18 +275,18 @@ class Tokenizer:
   def stop_id(self, prompt: str | Messages) -> int:
     """Returns the id that ends an answer to a prompt.
 
-    It is the one that ends a turn in the chat template where the prompt is a
-    chat, else the stop token.
+    For a chat it is the id that ends a turn in the chat template, otherwise the
+    stop token.
     """
     return self.eos_id if self.messages(prompt) is None else self._turn_end
 
   def prompt_text(self, prompt: str | Messages) -> str:
-    """Returns a prompt's text with the chat template's special tokens."""
+    """Returns a prompt's text, including the chat template's special tokens."""
     messages = self.messages(prompt)
     return prompt if messages is None else self.chat_text(messages)
 
   def messages(self, prompt: str | Messages) -> Messages | None:
-    """Returns the messages of a prompt, None if it is plain text."""
+    """Returns the messages of a prompt; None if it is plain text."""
     if not isinstance(prompt, str):
       return prompt
     return [{"role": "user", "content": prompt}] if self._chat else None
@@ -297,7 +297,7 @@ class Tokenizer:
 
   @property
   def chat_template(self) -> str | None:
-    """Jinja template of chats; None where the tokenizer has none."""
+    """Jinja chat template; None if the tokenizer has none."""
     return self._fast.chat_template
 
   @chat_template.setter
@@ -318,18 +318,18 @@ class Tokenizer:
 
     Args:
       messages: turns, each with `role` and `content`.
-      asks: whether the assistant's answer is to follow.
+      asks: whether the text ends with the start of an assistant turn.
       tools: JSON schemas of the tools that the assistant may call.
 
     Raises:
-      ValueError: there is no template, or it refuses the messages.
+      ValueError: there is no chat template, or it rejects the messages.
     """
     if not self.chat_template:
       raise ValueError(self._no_template())
     today = lambda match: repr(_TODAY.strftime(match[2]))
     tools = list(tools) or None
     try:
-      # There may be another one for tools.
+      # There may be a separate template for tools.
       template = self._fast.get_chat_template(tools=tools)
       return self._fast.apply_chat_template(
           [dict(message) for message in messages],
@@ -344,7 +344,7 @@ class Tokenizer:
       ) from error
 
   def _file(self) -> str:
-    """Returns the name of the file with the chat template."""
+    """Returns the name of the file that contains the chat template."""
     folder = self._folder
     if folder is None:
       return "the tokenizer of the task's own words"
@@ -362,9 +362,9 @@ class Tokenizer:
     """Finds how the chat template ends the assistant's turns.
 
     Returns:
-      The token that ends the last turn of a chat; all that may close a turn,
-      since templates may write another once more turns follow; and the text
-      behind the last turn.
+      The token that ends the last turn of a chat; all tokens that may close a
+      turn, since templates may use another one once more turns follow; and the
+      text after the last turn.
     """
     none = self.eos_id, frozenset((self.eos_id,)), ""
     user, assistant = f"user {_MARK}", f"assistant {_MARK}"
@@ -376,7 +376,7 @@ class Tokenizer:
     def write(chat: Messages, asks: bool = False) -> str:
       try:
         return self.chat_text(chat, asks=asks)
-      except ValueError:  # No template, or one of another kind of chat.
+      except ValueError:  # No template, or one for other kinds of chats.
         return ""
 
     text, longer = write(chat), write([*chat, *chat[:1]])
@@ -391,8 +391,8 @@ class Tokenizer:
     _, end = self._find_special(self._encode_end(last))
     inner_ids = self._encode_end(inner)
     place, inner_end = self._find_special(inner_ids)
-    # Texts may have several tokens at their end, and then begin the next turn
-    # where the template always asks for an answer.
+    # The text may end with several special tokens, and then begin the next turn
+    # if the template always asks for an answer.
     ids = [i for i in self._encode_end(last) if self._is_special(i)]
     known = [i for i in ids if i in (self.eos_id, user_end)]
     if ids and text != write(chat, asks=True):
@@ -408,7 +408,7 @@ class Tokenizer:
     return (ends or [self.eos_id])[0], closers, last
 
   def _encode_end(self, text: str) -> list[int]:
-    """Returns the ids of what the chat template writes behind a turn."""
+    """Returns the ids of what the chat template writes after a turn."""
     return self.encode(text, self.encode(_MARK))
 
   def _is_special(self, i: int) -> bool:
@@ -416,9 +416,9 @@ class Tokenizer:
     return i == self.eos_id or (i in added and added[i].special)
 
   def _find_special(self, ids: Sequence[int]) -> tuple[int, int | None]:
-    """Returns the place of the first special token, and that token, or None.
+    """Returns the index of the first special token, and that token or None.
 
-    Without one, an added token that only white space precedes counts.
+    If there is none, an added token preceded only by white space counts.
     """
     for place, i in enumerate(ids):
       if self._is_special(i):
@@ -429,9 +429,9 @@ class Tokenizer:
     return 0, None
 
   def split_stop(self, ids: Sequence[int]) -> tuple[list[int], int | None]:
-    """Returns a turn without the stop token that ended it, and that token.
+    """Returns a turn without its final stop token, and that token.
 
-    It is None if a stop string ended the turn, or its length.
+    The token is None if a stop string or the length limit ended the turn.
     """
     ids = [int(i) for i in ids]
     if ids and ids[-1] in self.stop_ids:
@@ -447,9 +447,10 @@ class Tokenizer:
   ) -> list[int]:
     """Returns the ids that follow a turn of the policy.
 
-    Of messages they are what the chat template writes behind the assistant's
-    turn, ready for its next one: after a stop string with what ends the turn,
-    after a stop token without it, unless the template has no such token.
+    For messages, these are the ids that the chat template writes after the
+    assistant's turn, up to its next turn. They include the end of the turn if a
+    stop string ended it, but not if a stop token did, unless the template does
+    not use that token.
 
     Args:
       answer: text or messages that follow the turn.
@@ -459,7 +460,7 @@ class Tokenizer:
       tools: JSON schemas of the tools that the assistant may call.
 
     Raises:
-      ValueError: there is no template for messages, or it refuses them.
+      ValueError: there is no chat template, or it rejects the messages.
     """
     messages = self.messages(answer)
     if messages is None:
@@ -493,7 +494,7 @@ class Tokenizer:
     return ids[place + 1 :] if is_closed else ids
 
   def _is_written(self, stop: int, tools: Sequence[Mapping[str, Any]]) -> bool:
-    """Returns whether the chat template also ends turns with a token."""
+    """Returns whether the chat template also uses a token to end turns."""
     template = self._fast.get_chat_template(tools=list(tools) or None)
     return stop in self.turn_ends and (
         (stop == self.eos_id and "eos_token" in template)
@@ -501,14 +502,14 @@ class Tokenizer:
     )
 
   def decode(self, ids: Sequence[int], *, within: bool = False) -> str:
-    """Returns the text of `ids`, special tokens included.
+    """Returns the text of `ids`, including special tokens.
 
-    Word-level tokenizers write no spaces, so "1", "2" and "12" decode alike:
-    compare ids or `tokens` where that matters.
+    Word-level tokenizers write no spaces, so that the tokens "1", "2" and the
+    token "12" decode alike: compare ids or `tokens` where that matters.
 
     Args:
-      within: whether text stands before them: SentencePiece drops a blank at
-        the beginning of a text.
+      within: whether other text precedes the ids: SentencePiece drops a space
+        at the beginning of a text.
     """
     before = self._inside_ids if within else []
     text = self._fast.decode(
@@ -523,9 +524,9 @@ class Tokenizer:
     return self._fast.convert_ids_to_tokens([int(i) for i in ids])
 
   def pieces(self, ids: Sequence[int]) -> list[str]:
-    """Returns the text of each id, with "�" for a part of a character.
+    """Returns the text of each id, with "�" for an incomplete character.
 
-    A byte-level "Ġ" or a SentencePiece "▁" is the space that it stands for.
+    A byte-level "Ġ" or a SentencePiece "▁" becomes a space.
     """
     return [
         " " * token.startswith("▁")
@@ -536,7 +537,7 @@ class Tokenizer:
     ]
 
   def ids_of(self, tokens: Sequence[str | None]) -> list[int] | None:
-    """Returns the ids of token strings; None if one is no token here."""
+    """Returns the ids of token strings; None if any is unknown."""
     ids = [self._id_of.get(token) for token in tokens]
     return None if None in ids else ids
 
@@ -545,7 +546,7 @@ class Tokenizer:
     return self._fast.get_vocab()
 
   def without_special(self, ids: Sequence[int]) -> list[int]:
-    """Returns the ids that are no special tokens."""
+    """Returns the ids that are not special tokens."""
     return [int(i) for i in ids if not self._is_special(int(i))]
 
   def decode_completion(
@@ -557,17 +558,16 @@ class Tokenizer:
   ) -> str:
     """Returns a completion's text, as a reward sees it.
 
-    With tokens of an environment it is the whole text, special tokens included.
-
-    The stop token that ended it is removed, and the first stop string with what
-    follows. Other special tokens stay, so that a reward does not mistake a
-    broken completion for a correct one.
+    If it has tokens of an environment, this is the whole text, including
+    special tokens. Otherwise the final stop token is removed, and so is the
+    first stop string with everything after it. Other special tokens stay, so
+    that a reward does not mistake a broken completion for a correct one.
 
     Args:
       ids: [T] token ids, of which the first `length` count.
-      length: tokens of the completion, its stop token included.
+      length: tokens of the completion, including its stop token.
       stopped: whether a stop token or a stop string ended it.
-      sampled: [T], whether the policy sampled a token; None = all.
+      sampled: [T], whether the policy sampled a token; None means all.
     """
     ids = [int(i) for i in ids[:length]]
     if sampled is not None and not all(sampled[:length]):
@@ -579,7 +579,7 @@ class Tokenizer:
     return text[: min((at for at in starts if at >= 0), default=len(text))]
 
   def decode_completions(self, completions: Any) -> list[str]:
-    """Returns the S texts of `types.Completions`, as a reward sees them."""
+    """Returns the texts of the S `types.Completions`, as a reward sees them."""
     return [
         self.decode_completion(tokens, int(length), bool(stopped), sampled)
         for tokens, length, stopped, sampled in zip(
@@ -593,7 +593,7 @@ class Tokenizer:
   def save(self, folder: str | os.PathLike[str]) -> None:
     """Writes the tokenizer's files into `folder`.
 
-    They are those that were read, since transformers 5 writes a
+    Copies the original files if there are any, since transformers 5 writes a
     tokenizer_config.json that transformers 4 cannot read.
     """
     target = pathlib.Path(folder)
@@ -604,10 +604,10 @@ class Tokenizer:
 
 
 class _Words:
-  """A fast tokenizer of a task's own words, as `Tokenizer` uses it.
+  """A fast word-level tokenizer with the interface that `Tokenizer` uses.
 
-  Ids and texts equal those from transformers' tokenizer of the words, which is
-  only made for chats and files.
+  Ids and texts equal those of the equivalent transformers tokenizer, which is
+  only created for chats and files.
   """
 
   eos_token_id, bos_token_id, pad_token_id = 1, None, 0
@@ -620,7 +620,7 @@ class _Words:
       self._vocabulary[word] = len(self._vocabulary)
     self._pattern = pattern
     self._inner = self._make()
-    # Written in a text, a special token is one token, as in transformers.
+    # A special token written in a text is one token, as in transformers.
     self._inner.add_special_tokens([PAD_TOKEN, EOS_TOKEN, UNK_TOKEN])
 
   def _make(self) -> tokenizers.Tokenizer:
@@ -635,20 +635,20 @@ class _Words:
 
   @classmethod
   def load(cls, folder: pathlib.Path) -> "_Words | None":
-    """Returns the tokenizer that `word_level` has saved there, or None."""
+    """Returns the tokenizer that `word_level` saved in a folder, or None."""
     here = [folder / name for name in FILES if (folder / name).exists()]
     if here != [folder / name for name in FILES[:2]]:
       return None
     try:
-      # Before the other file, which may be large where it is of subwords.
+      # Read before tokenizer.json, which may be large for subword tokenizers.
       if hf_files.read_json(here[1]) != _OF_WORDS:
         return None
       file = hf_files.read_json(here[0])
       words = [*file["model"]["vocab"]][3:]
       made = cls(words, file["pre_tokenizer"]["pattern"]["Regex"])
-    except Exception:  # transformers reports the reason.
+    except Exception:  # transformers will report the reason.
       return None
-    # Post-processors only write special tokens, which these texts lack.
+    # Post-processors only add special tokens, which are not wanted here.
     file["post_processor"] = None
     return made if json.loads(made._inner.to_str()) == file else None
 
@@ -667,7 +667,7 @@ class _Words:
 
   @property
   def chat_template(self) -> str | None:
-    # Only theirs can be given one.
+    # A chat template can only be set on the transformers tokenizer.
     return self._theirs.chat_template if "_theirs" in vars(self) else None
 
   @chat_template.setter
@@ -687,7 +687,7 @@ class _Words:
       skip_special_tokens: bool,
       clean_up_tokenization_spaces: bool,
   ) -> str:
-    del clean_up_tokenization_spaces  # There are none between words.
+    del clean_up_tokenization_spaces  # There are no spaces between words.
     return self._inner.decode(ids, skip_special_tokens=skip_special_tokens)
 
   def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
@@ -697,7 +697,7 @@ class _Words:
 class TextTokenizer:
   """An encoder's tokenizer, which adds the special tokens.
 
-  pad_id: fills a row; 0 if the tokenizer has no pad token.
+  pad_id: id that fills rows; 0 if the tokenizer has no pad token.
   """
 
   def __init__(self, fast: Any):
@@ -718,18 +718,18 @@ def load(
 
   Args:
     folder: a path, or a model of the hub (`hf_hub`).
-    bos: rule of the BOS token, see `Tokenizer`.
-    chat: whether a prompt given as a text is a user's message.
+    bos: rule for the BOS token, see `Tokenizer`.
+    chat: whether a plain-text prompt is treated as a user message.
 
   Raises:
-    ValueError: there is no such folder, fast tokenizer or stop token, or `chat`
-      no chat template.
+    ValueError: there is no such folder, fast tokenizer or stop token, or no
+      chat template despite `chat`.
   """
   path = hf_hub.find(folder, weights=False)
   fast = _Words.load(path) or _load_fast(folder)
   config = path / "config.json"
   if fast.eos_token_id is None and config.is_file():
-    # GPT-2's tokenizer files name none.
+    # GPT-2's tokenizer files name no stop token.
     hf = hf_files.read_json(config)
     ids = hf.get("eos_token_id") if isinstance(hf, dict) else None
     first = ids[0] if isinstance(ids, list) and ids else ids
@@ -753,7 +753,7 @@ def _load_fast(folder: str | os.PathLike[str]) -> Any:
   if not path.is_dir():
     raise ValueError(f"{folder}: no such folder")
   # AutoTokenizer imports torch if it is installed, which costs each role
-  # seconds and hundreds of MB: use it only without a tokenizer.json.
+  # seconds and hundreds of MB: use it only if there is no tokenizer.json.
   transformers = hf_files.import_transformers()
   if (path / FILES[0]).exists():
     loader = transformers.PreTrainedTokenizerFast
@@ -766,7 +766,7 @@ def _load_fast(folder: str | os.PathLike[str]) -> Any:
     )
   try:
     fast = loader.from_pretrained(str(path), local_files_only=True)
-    # Settings of a wrong kind are noticed by their first use.
+    # Settings of a wrong type only fail on first use.
     fast.decode(fast.encode("a"), skip_special_tokens=True)
   except Exception as error:  # tokenizers raises Exception itself.
     why = " ".join(str(error).split())[:_MAX_ERROR]
@@ -784,10 +784,10 @@ def _load_fast(folder: str | os.PathLike[str]) -> Any:
 
 
 def _follow_config(fast: Any, path: pathlib.Path) -> None:
-  """Makes a tokenizer add BOS and EOS as in tokenizer_config.json.
+  """Makes a tokenizer add BOS and EOS as specified in tokenizer_config.json.
 
-  transformers 5 reads tokenizer.json alone, which lacks the rule where Llama's
-  tokenizer class used to add it, as in DeepSeek's folders.
+  transformers 5 only reads tokenizer.json, which lacks the rule in folders,
+  such as DeepSeek's, that relied on Llama's tokenizer class to add it.
   """
   settings = hf_files.read_json(path) if path.is_file() else {}
   ids = fast.encode("a", add_special_tokens=True)
@@ -805,15 +805,15 @@ def _follow_config(fast: Any, path: pathlib.Path) -> None:
 def content_lengths(
     tokenizer: Tokenizer, tokens: np.ndarray, lengths: np.ndarray
 ) -> np.ndarray:
-  """Returns [...] int, the tokens of completions before what ended them.
+  """Returns [...] int, the number of tokens before a completion's end marker.
 
-  That is a stop token in last position, or the first stop string; a token with
-  text before the stop string is one of them.
+  The marker is a stop token in last position, or the first stop string; a token
+  with text before the stop string is counted.
 
   Args:
-    tokenizer: has stop tokens and stop strings.
+    tokenizer: source of stop tokens and stop strings.
     tokens: [..., T] int.
-    lengths: [...] int, stop token included.
+    lengths: [...] int, including the stop token.
   """
   last = np.take_along_axis(tokens, np.maximum(lengths, 1)[..., None] - 1, -1)
   is_stop = np.isin(last[..., 0], list(tokenizer.stop_ids))
@@ -828,13 +828,13 @@ def content_lengths(
 def content_mask(
     tokenizer: Tokenizer, tokens: np.ndarray, sampled_mask: np.ndarray
 ) -> np.ndarray:
-  """Returns [..., T] bool, the sampled tokens without what ended them.
+  """Returns [..., T] bool, the sampled tokens without end markers.
 
-  Tokens of an environment separate the turns of a completion; each turn may end
-  with a stop token or stop string.
+  Environment tokens separate the turns of a completion; each turn may end with
+  a stop token or stop string.
 
   Args:
-    tokenizer: has stop tokens and stop strings.
+    tokenizer: source of stop tokens and stop strings.
     tokens: [..., T] int.
     sampled_mask: [..., T] bool, True on the tokens that the policy sampled.
   """
@@ -856,7 +856,7 @@ def content_mask(
 
 
 def _before_stop_string(tokenizer: Tokenizer, ids: list[int]) -> int:
-  """Returns how many tokens have text before the first stop string."""
+  """Returns the number of tokens with text before the first stop string."""
   decode = functools.partial(tokenizer.decode, within=True)
   text = decode(ids)
   starts = [text.find(string) for string in tokenizer.stop_strings]
@@ -870,10 +870,10 @@ def _before_stop_string(tokenizer: Tokenizer, ids: list[int]) -> int:
 
 
 def word_level(words: Sequence[str], pattern: str) -> Tokenizer:
-  """Returns a tokenizer with one id for each word and three special tokens.
+  """Returns a tokenizer with one id per word and three special tokens.
 
   Ids 0, 1 and 2 are `<pad>`, `<eos>` and `<unk>`; word i has id 3 + i. A text
-  is cut into the matches of the regular expression `pattern` and what lies
+  is cut into the matches of the regular expression `pattern` and the pieces
   between them; pieces that are not words become `<unk>`. Decoding joins tokens
   without spaces.
 

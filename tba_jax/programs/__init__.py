@@ -1,3 +1,3 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One file per program, and what several of them share."""
+"""One file per program, and code that several programs share."""

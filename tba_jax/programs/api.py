@@ -3,8 +3,8 @@
 """Runs from Python: `tba_jax.train(…)`, and what it returns.
 
 Arguments become the same config as from a file (`config/arguments.py`), so a
-run does not depend on how it was started. Objects that a file cannot hold are
-lent to the run's processes: functions (`system/callables.py`) and rows
+run does not depend on how it was started. Objects that a file cannot contain
+are lent to the run's processes: functions (`system/callables.py`) and rows
 (`tasks/python_rows.py`).
 """
 
@@ -55,7 +55,7 @@ def begin(
     reward: Any = None,
     environment: Any = None,
 ) -> "TrainingRun":
-  """Returns a run before its start; for arguments and errors see `train`."""
+  """Returns a run that has not started; for arguments, errors see `train`."""
   if workdir is not None and not os.fspath(workdir):
     raise ValueError("workdir: must be a path; it is empty")
   if not (config is None or isinstance(config, ml_collections.ConfigDict)):
@@ -99,7 +99,7 @@ class _Given:
     if not (environment is None or isinstance(environment, str)):
       _check_callable("environment", environment)
     self.folder = ""
-    # Setting's value for a callable -> the caller's name.
+    # Value of a setting for a callable -> the name of the caller's argument.
     self._names: dict[str, str] = {}
     if workdir is not None:
       self.folder = bucket.stage(os.fspath(workdir), "train")
@@ -109,7 +109,8 @@ class _Given:
     self._lent: pathlib.Path | None = None
 
   def _temporary(self) -> pathlib.Path:
-    # Lives as long as the run object, which may be evaluated after its end.
+    # Kept as long as the run object, which may be evaluated after the run's
+    # end.
     folder = tempfile.mkdtemp(prefix="tba_jax_")
     weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
     return pathlib.Path(folder)
@@ -187,7 +188,7 @@ class _Given:
     )
 
   def explain(self, message: str) -> str:
-    """Returns an error with the caller's arguments in place of settings."""
+    """Returns an error message that names the caller's arguments."""
     for text, name in self._names.items():
       message = message.replace(repr(text), name).replace(text, name)
     for argument in self._arguments:
@@ -253,7 +254,7 @@ class TrainingRun:
       given: _Given,
       made: contextlib.ExitStack,
   ):
-    """Makes a run before its start; `made` is closed after its end."""
+    """Creates a run without starting it; `made` is closed after its end."""
     self.config = config
     self.workdir = pathlib.Path(given.folder) if given.folder else None
     self.status: int | None = None
@@ -273,25 +274,25 @@ class TrainingRun:
     def work() -> None:
       try:
         self.work()
-      except BaseException as error:  # Raised by `wait`.
+      except BaseException as error:  # `wait` will raise it.
         self._error = error
 
-    # Not a daemon, so that the interpreter waits until it has saved.
+    # Not a daemon, so that the interpreter waits until the run has saved.
     self._thread = threading.Thread(target=work, name="run")
     self._thread.start()
 
     def end_with_main() -> None:
       threading.main_thread().join()
       if self.workdir is None:
-        # Nothing needs saving, and threads would complain because executors
-        # refuse work while the interpreter exits.
+        # Nothing needs saving, and threads would log errors because executors
+        # reject work while the interpreter exits.
         logging.disable()
       self._stop.set()
 
     threading.Thread(target=end_with_main, daemon=True).start()
 
   def work(self) -> None:
-    """Runs to the end in this thread; raises as `train`."""
+    """Runs to the end in this thread; raises like `train`."""
     is_main = threading.current_thread() is threading.main_thread()
     with self._made:
       if self.workdir is None:
@@ -319,11 +320,11 @@ class TrainingRun:
 
   @property
   def is_live(self) -> bool:
-    """Whether the run has not ended."""
+    """Whether the run is still going."""
     return self._thread is not None and self._thread.is_alive()
 
   def wait(self, timeout_s: float | None = None) -> "TrainingRun":
-    """Waits until the run has ended; returns it; raises as `train`.
+    """Waits until the run has ended; returns the run; raises like `train`.
 
     Raises TimeoutError after `timeout_s` seconds; the run continues.
     """
@@ -336,7 +337,7 @@ class TrainingRun:
     return self
 
   def stop(self) -> "TrainingRun":
-    """Ends the run after a save and waits for its end, as SIGINT does."""
+    """Saves and ends the run, like SIGINT, and waits for its end."""
     self._stop.set()
     return self.wait()
 
@@ -382,15 +383,15 @@ class TrainingRun:
     """Returns held-out metrics of a checkpoint, as `tba_jax evaluate` does.
 
     Args:
-      data: held-out rows in any form that `train` accepts; None takes the
-        run's.
-      step: the checkpoint; None is the newest.
+      data: held-out rows in any form that `train` accepts; None takes the run's
+        own.
+      step: number of the checkpoint; None is the newest.
       **settings: settings of `train`, such as
         evaluate={"final_prompts": 100}.
 
     Raises:
-      ValueError: there is no such checkpoint, a setting is wrong, or the run is
-        live.
+      ValueError: there is no such checkpoint, a setting is invalid, or the run
+        is live.
     """
     self._check_ended("evaluate", step)
     with contextlib.ExitStack() as made:
@@ -421,14 +422,14 @@ class TrainingRun:
     """Exports a checkpoint to the Hugging Face hub; returns its URL.
 
     Args:
-      repo: ORG/NAME of the model, made if it is missing.
+      repo: ORG/NAME of the model, created if it is missing.
       private: whether a new repository is private; None is the hub's default.
-      step: the checkpoint; None is the newest.
-      token: credential of the hub; None uses `hf auth login`.
+      step: number of the checkpoint; None is the newest.
+      token: credential for the hub; None uses the one from `hf auth login`.
 
     Raises:
       ValueError: there is no such checkpoint, or the run is live.
-      huggingface_hub.errors.HfHubHTTPError: the hub refuses.
+      huggingface_hub.errors.HfHubHTTPError: the hub rejects the upload.
     """
     import huggingface_hub  # pylint: disable=g-import-not-at-top
 
@@ -447,7 +448,7 @@ class TrainingRun:
     return str(url)
 
   def _check_ended(self, method: str, step: int | None) -> None:
-    """Raises ValueError for a live run, and a step of one without files."""
+    """Raises ValueError for a live run, or a step of a run without files."""
     if self.is_live:
       raise ValueError(
           f"{method}(): must be called after the run has ended; call wait() or"
@@ -461,7 +462,7 @@ class TrainingRun:
 
   @contextlib.contextmanager
   def _directory(self) -> Iterator[pathlib.Path]:
-    """Yields the run's directory; a temporary one, with `model`, without."""
+    """Yields the run's directory, or a temporary one that contains `model`."""
     if self.workdir is not None:
       yield self.workdir
       return

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Relations of `train` on one machine, and the files of `generate`."""
+"""Checks of `train` on one machine, and of the files of `generate`."""
 
 import os
 import pathlib
@@ -58,8 +58,8 @@ def _check_source(c: rules.Values, folder: pathlib.Path) -> None:
 
 # fmt: off
 CHECKS = (
-    # Threads of one process share a device; collectives of two could deadlock.
-    # They have no store that others could join.
+    # Threads of one process share a device: collectives of two threads could
+    # deadlock. They have no store that other processes could join.
     rules.require("run.processes", lambda v: v == "one",
                   {"trainer.num_processes": (1,), "trainer.cpu_devices": (0,),
                    "search.cpu_devices": (0,), "devices.searcher": ("",),
@@ -69,5 +69,5 @@ CHECKS = (
                       for axis in ("data", "fsdp", "tensor")}}),
 )
 # fmt: on
-# Checks of `generate` and `score`, whose model comes from the folder.
+# Checks of `generate` and `score`, whose model comes from a folder.
 OF_LINES = (_line_program, environments.played)

@@ -1,12 +1,12 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Values of settings that were left open, by the model, data and machine.
+"""Chooses unset settings according to the model, data and machine.
 
-The defaults of `settings.py` suit a small model that learns countdown. Where
-the policy starts from a pretrained model, the settings with `auto` that nothing
-has set (`settings.Open`) follow the rules below: each is a pure function of
-facts that returns a value and the reason, in words. A run saves the values, so
-that it has the same ones when it is resumed elsewhere. Does not import JAX.
+The defaults in `settings.py` suit a small model that learns countdown. If the
+policy starts from a pretrained model, the settings with `auto` that are unset
+(`settings.Open`) follow the rules below: each is a pure function of facts that
+returns a value and the reason in words. A run saves the values, so that it
+keeps them when it is resumed elsewhere. Does not import JAX.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,34 +34,35 @@ Rule = tuple[Any, str]
 
 _ROUND_TOKENS = 16
 _QUANTILE = 0.95
-# A longest prompt of up to this many times the quantile leaves none out.
+# If the longest prompt is at most this many times the quantile, none is
+# dropped.
 _NEAR = 1.25
-# Least lengths of completions: of models that think before they answer, of
-# others with a chat template, and of base models.
+# Minimum lengths of completions: for models that think before they answer, for
+# other models with a chat template, and for base models.
 _THINKING_TOKENS, _CHAT_TOKENS, _BASE_TOKENS = 1024, 256, 128
-# Prompts whose lengths are read.
+# Maximum number of prompts whose lengths are read.
 _MOST_READ = 512
-# Prompts of a step, and of evaluations, on a CPU, which samples some hundred
-# tokens a second of a model with 0.1 B params.
+# Prompts per step and per evaluation on a CPU, which samples a few hundred
+# tokens per second from a model with 0.1 B params.
 _CPU_PROMPTS, _CPU_EVALUATED = 4, 32
 _CPU_SAMPLES = 2
-# Steps between evaluations, and samples, on a CPU: some minutes.
+# Steps between evaluations and between samples on a CPU: a few minutes.
 _CPU_EVERY_STEPS = 5
-# Passes of fine-tuning over the training prompts.
+# Fine-tuning passes over the training prompts.
 _SFT_PASSES = 3
-# Share of the memory not taken by params that a KV cache gets.
+# Share of the memory left by params that a KV cache gets.
 _CACHE_SHARE = 0.8
-# Settings that no rule knows, which a run with a pretrained model shows.
+# Settings without a rule that a run with a pretrained model shows.
 _SHOWN = ("loss.beta", "train.num_steps", "search.samples_per_prompt")
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-  """A value that a rule gave.
+  """A value chosen by a rule.
 
-  key: setting.
+  key: name of the setting.
   value: chosen value.
-  why: reason, in words.
+  why: reason in words.
   """
 
   key: str
@@ -74,12 +75,12 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class ModelFacts:
-  """Facts of the model that the policy starts from.
+  """Facts about the model that the policy starts from.
 
   name: setting that names it.
   shape: architecture in the model's config.json.
-  is_chat: whether its tokenizer has a chat template.
-  thinks: whether that template marks thoughts before an answer.
+  is_chat: whether the tokenizer has a chat template.
+  thinks: whether the chat template marks thoughts before an answer.
   """
 
   name: str
@@ -95,11 +96,11 @@ class ModelFacts:
 
 @dataclasses.dataclass(frozen=True)
 class DataFacts:
-  """Lengths of texts of the task.
+  """Lengths of the task's texts.
 
-  num_prompts: training prompts.
-  prompt_tokens: tokens of prompts, of `_MOST_READ` at most; () = unknown.
-  answer_tokens: tokens of reference answers, 0 without one.
+  num_prompts: number of training prompts.
+  prompt_tokens: lengths of up to `_MOST_READ` prompts; () = unknown.
+  answer_tokens: lengths of reference answers; 0 if there is none.
   """
 
   num_prompts: int
@@ -112,7 +113,7 @@ class Machine:
   """Devices of a run.
 
   hardware: kind, memory and number of devices, and hosts.
-  name: description in messages.
+  name: description for messages.
   """
 
   hardware: hardware.Hardware
@@ -124,19 +125,19 @@ class Machine:
 
   @property
   def role_bytes(self) -> float:
-    """Bytes of one device for a role's params, caches and activations."""
+    """Bytes per device for a role's params, caches and activations."""
     shared = 2 if self.hardware.devices == 1 else 1
     gb = max(hardware.usable_gb(self.hardware.gib), 0.25)
     return gb * 1e9 / shared
 
 
 def hardware_machine(name: str) -> Machine:
-  """Returns the machine of a name in `hardware.HARDWARE`."""
+  """Returns the machine with a name in `hardware.HARDWARE`."""
   return Machine(hardware.HARDWARE[name], name)
 
 
 def cluster_machine() -> Machine:
-  """Returns what hosts that each read the settings for themselves assume."""
+  """Returns the machine that hosts assume if each reads the settings itself."""
   least = hardware.HARDWARE["v5e-16"]
   smallest = dataclasses.replace(least, devices=1, hosts=0)
   return Machine(smallest, f"any host, with {least.gib} GiB a device")
@@ -152,10 +153,10 @@ def this_machine() -> Machine:
 
 
 def max_prompt_tokens(model: ModelFacts, data: DataFacts) -> Rule:
-  """Returns the length that 95 % of the prompts have at most.
+  """Returns a length that 95 % of the prompts do not exceed.
 
-  That is the longest prompt's where it is little more. Rows with longer prompts
-  are left out, and reported.
+  If the longest prompt is only slightly longer, returns its length. Rows with
+  longer prompts are dropped and reported.
   """
   lengths = np.asarray(data.prompt_tokens)
   longest = int(lengths.max())
@@ -172,9 +173,9 @@ def max_prompt_tokens(model: ModelFacts, data: DataFacts) -> Rule:
 def max_completion_tokens(
     model: ModelFacts, data: DataFacts, prompt_tokens: int
 ) -> Rule:
-  """Returns room for 95 % of the reference answers, and more by the model.
+  """Returns a length for 95 % of the reference answers, with room for more.
 
-  A chat model speaks before it answers, and one that thinks does so at length.
+  A chat model writes text before it answers, and a thinking model writes much.
   """
   if model.thinks:
     least, why = _THINKING_TOKENS, "the chat template has thoughts"
@@ -184,7 +185,7 @@ def max_completion_tokens(
     least, why = _BASE_TOKENS, "a model without chat template"
   value = least
   if len(data.answer_tokens):
-    # And the stop token.
+    # The 1 is the stop token.
     most = 1 + _quantile(data.answer_tokens)
     if most > least:
       value = _rounded(most)
@@ -196,18 +197,18 @@ def max_completion_tokens(
 
 
 def learning_rate(model: ModelFacts, lora_rank: int) -> Rule:
-  """Returns a rate for RL with AdamW, by the model's width, ten times for LoRA.
+  """Returns a learning rate for RL with AdamW, from the model's width.
 
       1e-6 (4096 / width)^1.64,  ten times that with adapters
 
   Sources: 1e-6 is the default of TRL's GRPOConfig and of verl's GRPO examples
   with models of 7 B params, of width 3584 to 4096. The exponent fits a line
-  from there to 2.5e-5 at width 576: SmolLM2-135M learned instructions in this
-  package at it, and collapsed at twice of it (docs/results/tasks.md). TBA's
-  1e-5 and Asynchronous RLHF's 3e-6 for a model of width 2048 lie at and above
-  the line, where the exponent of Tinker's cookbook, .78, would have 1.7e-6. The
-  factor of LoRA is the cookbook's (Schulman et al. 2025, "LoRA Without
-  Regret").
+  from there to 2.5e-5 at width 576: in this package, SmolLM2-135M learned
+  instructions at that rate, and collapsed at twice the rate
+  (docs/results/tasks.md). TBA's 1e-5 and Asynchronous RLHF's 3e-6 for a model
+  of width 2048 lie on and above the line, whereas the exponent of Tinker's
+  cookbook, .78, would give 1.7e-6. The factor for LoRA is the cookbook's
+  (Schulman et al. 2025, "LoRA Without Regret").
   """
   rate = 1e-6 * (4096 / model.shape.width) ** 1.64 * (10 if lora_rank else 1)
   rate = float(f"{rate:.1e}")
@@ -216,7 +217,7 @@ def learning_rate(model: ModelFacts, lora_rank: int) -> Rule:
 
 
 def prompts_per_batch(machine: Machine, default: int) -> Rule:
-  """Returns the prompts of a step."""
+  """Returns the number of prompts per step."""
   if machine.is_cpu:
     return min(_CPU_PROMPTS, default), "a step on a CPU takes minutes with more"
   return default, "the default on accelerators"
@@ -225,7 +226,7 @@ def prompts_per_batch(machine: Machine, default: int) -> Rule:
 def micro_batch(
     config: ml_collections.ConfigDict, model: ModelFacts, machine: Machine
 ) -> tuple[str, int, int, str]:
-  """Returns what of a batch fits into memory at a time.
+  """Returns settings of the micro-batch that fits into memory.
 
   Returns:
     `train.remat`, `train.micro_batch_prompts`, `train.micro_batch_completions`
@@ -248,10 +249,10 @@ def fine_tuning(
     data: DataFacts,
     machine: Machine,
 ) -> Iterator[tuple[str, Rule]]:
-  """Yields settings of `sft` for a pretrained model, with their rules.
+  """Yields `sft` settings for a pretrained model, with their rules.
 
-  The rate is ten times `learning_rate`, like TRL's SFTConfig (2e-5) relative
-  to its GRPOConfig (1e-6), rounded down; the passes are TRL's.
+  The rate is ten times `learning_rate`, which is TRL's ratio of SFTConfig
+  (2e-5) to GRPOConfig (1e-6), rounded down; the number of passes is TRL's.
   """
   sft, mesh = config.sft, config.mesh
   rate, why = learning_rate(model, config.lora.rank)
@@ -272,7 +273,7 @@ def rows_that_fit(
     machine: Machine,
     remat: str,
 ) -> tuple[int, str]:
-  """Returns the completions of a forward-backward on a device, and why."""
+  """Returns how many completions fit a device's forward-backward, and why."""
   mesh = config.mesh
   bytes_per_param = hardware.bytes_a_param(config, machine.hardware)
   params = sum(bytes_per_param[role] for role in ("trainer", "value_model"))
@@ -291,23 +292,23 @@ def activation_bytes(
 ) -> int:
   """Returns the bytes that a token's forward pass keeps for the gradient.
 
-  With "dots" of each layer the results of matrix products and the input, with
-  "full" the input alone, and once what a layer computes.
+  For each layer, "dots" keeps the results of matrix products and the input, and
+  "full" only the input; both add the intermediate results of a single layer.
   """
-  # A gate is as wide as the query that it belongs to.
+  # A gate is as wide as its query.
   gates = family_lib.FAMILIES[shape.family].has_output_gate
   heads = (2 + gates) * shape.num_heads + 2 * shape.num_kv_heads
   heads *= shape.head_dim
   if shape.has_states:
-    # Channels, gates and results of delta nets, which are most of the layers.
+    # Channels, gates and results of delta nets, which most layers have.
     values = shape.delta_value_heads * shape.delta_value_dim
     heads = max(heads, shape.delta_channels + 2 * values)
   experts = max(shape.experts_per_token, 1)
   layer = heads + 4 * shape.width + 3 * experts * shape.mlp_width
-  layer += 2 * shape.num_experts  # Scores of routers, in float32.
+  layer += 2 * shape.num_experts  # Router scores, in float32.
   if remat == "dots":
     return dtype_bytes * shape.num_layers * layer
-  if shape.num_experts:  # Each token is copied to its experts.
+  if shape.num_experts:  # Each token has a copy per expert.
     layer += 2 * experts * shape.width
   return dtype_bytes * (shape.num_layers * shape.width + layer)
 
@@ -315,7 +316,7 @@ def activation_bytes(
 def num_slots(
     config: ml_collections.ConfigDict, model: ModelFacts, machine: Machine
 ) -> Rule:
-  """Returns the completions that a searcher decodes at once."""
+  """Returns the number of completions that a searcher decodes at once."""
   mesh, shape = config.search.mesh, model.shape
   size = math.prod(mesh.values())
   wanted_slots = (
@@ -337,9 +338,9 @@ def num_slots(
 
 
 def batch_prompts(config: ml_collections.ConfigDict) -> Rule:
-  """Returns the prompts that an evaluation decodes at once.
+  """Returns the number of prompts that an evaluation decodes at once.
 
-  All rows of its program are computed, also where fewer prompts are left.
+  Its program computes all rows, even if fewer prompts are left.
   """
   slots = config.sampling.num_slots
   if not slots:
@@ -355,7 +356,7 @@ def batch_prompts(config: ml_collections.ConfigDict) -> Rule:
 
 
 def read_model(config: ml_collections.ConfigDict, start: str) -> ModelFacts:
-  """Returns facts of a pretrained model, from its folder's small files.
+  """Returns facts about a pretrained model from its folder's small files.
 
   Raises:
     ValueError: config.json or the tokenizer cannot be read.
@@ -373,7 +374,7 @@ def read_model(config: ml_collections.ConfigDict, start: str) -> ModelFacts:
 
 
 def read_data(config: ml_collections.ConfigDict) -> DataFacts:
-  """Returns lengths of the task's prompts and answers.
+  """Returns the lengths of the task's prompts and answers.
 
   Raises:
     ValueError: data or tokenizer cannot be read.
@@ -406,13 +407,13 @@ def choose(
 ) -> list[Choice]:
   """Sets the open settings in place; returns the choices.
 
-  Nothing changes where the policy does not start from a pretrained model, or
-  the model cannot be read, which validation explains.
+  Nothing changes if the policy does not start from a pretrained model, or if
+  the model cannot be read, which validation will report.
 
   Args:
     config: result of `load_config`, not yet validated or copied.
     machine: devices of the run; None is this machine.
-    saved: settings of the run when it began, by key, if it has.
+    saved: settings by key from when the run began, if it has begun.
   """
   left_open = settings.open_keys(config)
   start = hardware.start(config)
@@ -440,7 +441,7 @@ def choose(
   for choice in _rules(config, left_open, model, machine or this_machine()):
     _put(config, choice.key, choice.value)
     out.append(choice)
-  for key in left_open:  # What no rule changed is as good as set.
+  for key in left_open:  # Mark settings that no rule changed as set.
     *_, section, name = "", *key.split(".")
     section = config[section] if section else config
     section[name] = section[name]
@@ -453,7 +454,7 @@ def _rules(
     model: ModelFacts,
     machine: Machine,
 ) -> Iterator[Choice]:
-  """Yields choices, in an order in which each may read the ones before."""
+  """Yields choices in order; each may depend on the previous ones."""
   take = lambda key, rule: [Choice(key, *rule)] if key in left_open else []
   sampling, train = config.sampling, config.train
   lengths = ("sampling.max_prompt_tokens", "sampling.max_completion_tokens")
@@ -502,7 +503,7 @@ def _rules(
   if has_sft and data.num_prompts:
     is_set_up = "sft.learning_rate" not in left_open
     for key, rule in fine_tuning(config, model, data, machine):
-      # A config that has the rate may count on the default, the whole batch.
+      # A config that sets the rate may rely on the default, the whole batch.
       if not (is_set_up and key == "sft.micro_batch_size"):
         yield from take(key, rule)
 
@@ -530,7 +531,7 @@ def lines(
     choices: Sequence[Choice],
     machine: Machine | None = None,
 ) -> list[str]:
-  """Returns what was chosen and by which rule, and what no rule knows."""
+  """Returns lines with the choices and reasons, and settings without a rule."""
   if not choices:
     return []
   whys = {choice.why for choice in choices}
@@ -589,6 +590,6 @@ def _multiple(number: int, of: int) -> int:
 
 
 def _divisor(number: int, most: int, unit: int) -> int:
-  """Returns the largest divisor up to `most`; multiples of `unit` first."""
+  """Returns the largest divisor up to `most`; prefers multiples of `unit`."""
   divisors = [n for n in range(1, min(number, most) + 1) if number % n == 0]
   return max(divisors, key=lambda n: (n % unit == 0, n))

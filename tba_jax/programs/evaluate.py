@@ -41,7 +41,7 @@ from tba_jax.system import jsonl
 from tba_jax.system import processes
 
 _KEY = "evaluate"
-# Rows of the table: metric, with its interval where it has one.
+# Rows of the table: metric, and its interval if it has one.
 _ROWS = (
     ("pass@1", "pass_at_1"),
     ("pass@k", "pass_at_k"),
@@ -62,12 +62,12 @@ _ROWS = (
     ("cosine distance of successful attacks", "cosine_distance_right"),
     ("tokens of a completion", "mean_length"),
     ("share with a stop token", "stop_rate"),
-    # Shown only if any; counts are by cause.
+    # Shown only if not zero; counts are by cause.
     ("share not judged", "failure_share"),
     ("completions not judged", "reward_failures"),
     ("comparisons without a verdict", "no_verdict"),
 )
-# Least seconds between two lines of progress.
+# Minimum seconds between two lines of progress.
 SHOW_EVERY_S = 5.0
 _NUM_SAMPLES = 4
 _SAMPLE_WIDTH = 300
@@ -90,22 +90,22 @@ def run(
 ) -> dict[str, dict[str, Any]]:
   """Evaluates each source, prints a table and adds to WORKDIR/eval.json.
 
-  Sources that do not exist are refused before any is evaluated; the file has
-  each result once it is known.
+  Missing sources are refused before any source is evaluated; each result is
+  written to the file as soon as it is known.
 
-  Holds the workdir's lock: a run that trains there also writes `eval.json`.
+  Holds the workdir's lock, because a training run also writes `eval.json`.
 
   Args:
-    config: samples `evaluate.num_completions` completions of at most
+    config: settings with `evaluate.num_completions` completions of at most
       `evaluate.final_prompts` held-out prompts.
-    workdir: directory of the run; made if missing, for operands that are
-      folders.
-    operands: steps of checkpoints, Hugging Face folders; none is the newest
-      checkpoint.
+    workdir: directory of the run; if operands are folders, it is created if
+      missing.
+    operands: steps of checkpoints, or Hugging Face folders; the default is the
+      newest checkpoint.
 
   Returns:
     The evaluator's result by source, "checkpoint 320" or the folder as given,
-    each with `step` (None of a folder) and `time`.
+    each with `step` (None for a folder) and `time`.
 
   Raises:
     FileNotFoundError: the checkpoint does not exist.
@@ -115,7 +115,7 @@ def run(
   lock = bucket.hold(run_directory.lock(workdir), workdir)
   try:
     path = pathlib.Path(workdir) / "eval.json"
-    # Read first: a damaged file must not cost an evaluation.
+    # Read the file first: if it is damaged, no evaluation is wasted.
     saved = jsonl.read_object(path, {f"{_KEY}?": {}}) or {}
     for operand in operands:
       _check(workdir, operand)
@@ -131,7 +131,7 @@ def run(
         )
         name = f"{name}, {variant}" if variant else name
         results[name] = {"step": step, "time": time.time(), **result}
-        # A source that fails must not cost those before it.
+        # If a source fails, earlier results are not lost.
         saved[_KEY] = {**(saved.get(_KEY) or {}), **results}
         jsonl.atomic_write_json(path, saved)
   finally:
@@ -183,7 +183,7 @@ def _variants(
   """Returns each variant of the task's settings, with its config.
 
   Raises:
-    ValueError: a setting is unknown or not allowed.
+    ValueError: a setting is unknown or invalid.
   """
   out = []
   for variant in config.evaluate.variants.split(";"):
@@ -233,7 +233,7 @@ def make_references(
     policy: policy_lib.Policy,
     mesh: jax.sharding.Mesh,
 ) -> dict[str, reference_policy.Reference]:
-  """Returns the evaluator's reference policies, {} if none can be loaded."""
+  """Returns the evaluator's reference policies; {} if none can be loaded."""
   try:
     start = policy_lib.make_policy(config, workdir)
     model = start.model

@@ -6,12 +6,12 @@
         --config.generate.model=FOLDER --config.generate.input=prompts.jsonl \\
         --config.generate.output=completions.jsonl
 
-`generate` samples completions of prompts, or has a task's environments played;
+`generate` samples completions of prompts, or plays a task's environments;
 `score` computes the log-probs of given completions. docs/guides/generate.md
-has the formats. Output lines have the
-number of their input line and keep the order of the input. The same command
-resumes an interrupted run and ends with the same bytes. A line that cannot be
-processed is reported with file and number, and the others are processed.
+describes the formats. Output lines have the number of their input line and keep
+the order of the input. The same command resumes an interrupted run and ends
+with the same bytes. A line that cannot be processed is reported with file and
+number, and the others are processed.
 """
 
 import codecs
@@ -55,11 +55,11 @@ _PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
 _COMPLETION_FIELDS = ("completion", "completion_token_ids")
 # The other fields of an input line are copied to its output line.
 _GENERATE_FIELDS = (*_PROMPT_FIELDS, "seed", "max_tokens")
-# Fields of a completion that have a number for each token of the policy.
+# Fields of a completion with a number for each policy token.
 _LOGPROBS = frozenset(("logprobs", "plain_logprobs"))
 _SCORE_FIELDS = (*_PROMPT_FIELDS, *_COMPLETION_FIELDS)
-# Settings that change the speed of sampling, and of the completions only what
-# the rounding of another number of rows does, in bfloat16 more than in float32.
+# Settings for the speed of sampling. They change completions only through the
+# rounding of another number of rows, in bfloat16 more than in float32.
 _SPEED = ("num_slots", "chunk_steps")
 # Settings that affect the log-probs of `score`, apart from model and input.
 _SCORE_SETTINGS = (
@@ -68,7 +68,7 @@ _SCORE_SETTINGS = (
     "tokenizer.bos", "tokenizer.chat",
 )  # fmt: skip
 
-# Characters that are tokenized within a second.
+# Number of characters that can be tokenized within a second.
 _SHORT_TEXT = 2**18
 
 Record = dict[str, Any]
@@ -85,7 +85,7 @@ class Counts:
 
 @dataclasses.dataclass(frozen=True)
 class _Prompt:
-  """A prompt of the input.
+  """A prompt in the input.
 
   text: prompt as given, copied to the output.
   request: input of the sampler.
@@ -99,10 +99,10 @@ class _Prompt:
 
 @dataclasses.dataclass(frozen=True)
 class _Episode:
-  """An episode of the input.
+  """An episode in the input.
 
   seed: argument of the environment's `reset`.
-  max_tokens: most tokens of each completion; None takes the sampler's.
+  max_tokens: maximum tokens per completion; None takes the sampler's limit.
   other: the line's other fields, copied to the output.
   """
 
@@ -167,7 +167,7 @@ def generate(config: ml_collections.ConfigDict) -> Counts:
   """Samples completions of all prompts that the output lacks.
 
   Raises:
-    ValueError: a wrong setting, model or output file.
+    ValueError: a setting, the model or the output file is invalid.
     OSError: a file cannot be read or written.
   """
   source = model_source.of_config(config)
@@ -197,18 +197,18 @@ def complete(
     config: ml_collections.ConfigDict,
     inputs: Sequence[str | Mapping[str, Any]],
 ) -> list[Record]:
-  """Returns completions of prompts, with the records of the program's files.
+  """Returns completions of prompts as records like in the program's files.
 
   Args:
     config: settings of `generate`; `generate.input` and `generate.output` are
       ignored.
-    inputs: prompts, or records of the program's input.
+    inputs: prompts, or records as in the program's input.
 
   Returns:
     A record with `prompt` and `completions` for each input.
 
   Raises:
-    ValueError: a wrong setting, model or input.
+    ValueError: a setting, the model or an input is invalid.
   """
   if not inputs:
     return []
@@ -248,7 +248,7 @@ def _generate_settings(
 
 
 def _task_settings(config: ml_collections.ConfigDict) -> dict[str, object]:
-  """Returns the settings of environments that completions depend on."""
+  """Returns the settings of environments that affect completions."""
   task = tasks_build.with_defaults(config.task.to_dict())
   return {f"config.task.{name}": value for name, value in task.items()}
 
@@ -259,7 +259,7 @@ def _parse_prompt(
     number: int,
     record: Record,
 ) -> _Prompt:
-  """Returns the prompt of line `number`; ValueError if the record is wrong."""
+  """Returns the prompt of line `number`; ValueError for an invalid record."""
   ids = _prompt_tokens(config, source, record)
   seed = record.get("seed")
   if seed is not None:
@@ -283,7 +283,7 @@ def _parse_prompt(
 def _parse_seed(
     config: ml_collections.ConfigDict, number: int, record: Record
 ) -> _Episode:
-  """Returns the episode of a line; ValueError if the record is wrong."""
+  """Returns the episode of a line; ValueError if the record is invalid."""
   del number
   if "seed" not in record or any(name in record for name in _PROMPT_FIELDS):
     raise ValueError(
@@ -425,15 +425,15 @@ def turns_of(
   """Returns the turns of a completion with their roles.
 
   Args:
-    tokenizer: decodes the completion.
-    tokens: [n] int, its tokens.
+    tokenizer: decoder of the completion.
+    tokens: [n] int, tokens of the completion.
     sampled: [n] bool or longer, True on policy tokens.
-    turn_ends: tokens up to the end of each of the policy's turns.
+    turn_ends: number of tokens up to the end of each policy turn.
     schemas: JSON schemas of the environment's tools.
 
   Returns:
-    Turns with `role`, "policy", "environment" or "tool", and `text`; and
-    `calls`, a policy's calls of tools, where it has any.
+    Turns with `role` ("policy", "environment" or "tool") and `text`, and with
+    `calls` if the policy calls tools in the turn.
   """
   spans: list[tuple[bool, list[int]]] = []
   for place, (token, of_policy) in enumerate(
@@ -492,7 +492,7 @@ def score(config: ml_collections.ConfigDict) -> Counts:
   """Scores all completions that the output lacks.
 
   Raises:
-    ValueError: a wrong setting, model or output file.
+    ValueError: a setting, the model or the output file is invalid.
     OSError: a file cannot be read or written.
   """
   source = model_source.of_config(config)
@@ -521,7 +521,7 @@ def score(config: ml_collections.ConfigDict) -> Counts:
     return logprobs_Bx1xT[:, 0]
 
   def answer(pairs: list[_Pair]) -> list[Record]:
-    # All batches have one shape: the last one repeats its first pair.
+    # All batches have the same shape: the last one repeats its first pair.
     full = pairs + pairs[:1] * (batch_lines - len(pairs))
     batch = batches.pad_sequences(
         [(pair.prompt, [pair.completion]) for pair in full],
@@ -563,7 +563,7 @@ def _parse_pair(
     source: model_source.ModelSource,
     record: Record,
 ) -> _Pair:
-  """Returns the pair of a line; the output has its texts."""
+  """Returns the pair of a line; the output copies its texts."""
   ids = _prompt_tokens(config, source, record)
   completion = _completion_tokens(config, source, record, ids)
   texts = {"prompt": record.get("prompt", source.tokenizer.decode(ids))}
@@ -584,10 +584,10 @@ def _prompt_tokens(
     source: model_source.ModelSource,
     record: Record,
 ) -> list[int]:
-  """Returns the ids of a record's prompt, its BOS included.
+  """Returns the ids of a record's prompt, including BOS.
 
-  The tokenizer's BOS rule applies to `prompt` alone: `messages` have the
-  special tokens of the chat template, `prompt_token_ids` their own.
+  The tokenizer's BOS rule only applies to `prompt`: `messages` have the special
+  tokens of the chat template, and `prompt_token_ids` their own.
 
   Raises:
     ValueError: the prompt is missing, empty, overlong, or not a text.
@@ -620,7 +620,7 @@ def _completion_tokens(
     record: Record,
     prompt: Sequence[int],
 ) -> list[int]:
-  """Returns the ids of a record's completion; ValueError if it is wrong."""
+  """Returns the ids of a record's completion; ValueError if it is invalid."""
   name = _only_field(record, _COMPLETION_FIELDS)
   if name == "completion":
     text = _check_text(name, record[name])
@@ -640,9 +640,9 @@ def _completion_tokens(
 def _sampled_tokens(
     source: model_source.ModelSource, record: Record, text: str
 ) -> list[int] | None:
-  """Returns the ids of a completion of a run's `samples.jsonl`, else None.
+  """Returns the ids of a completion in a run's `samples.jsonl`, else None.
 
-  Raises ValueError for strings of tokens that are not the model's.
+  Raises ValueError for token strings that the model does not have.
   """
   tokens, tokenizer = record.get("tokens"), source.tokenizer
   if not isinstance(tokens, list):
@@ -663,7 +663,7 @@ def _stop_id(
     source: model_source.ModelSource,
     record: Record,
 ) -> int:
-  """Returns the id that ends a completion of a record's prompt."""
+  """Returns the id that ends completions of a record's prompt."""
   if config.generate.chat or "messages" in record:
     return source.tokenizer.stop_id([])
   return source.tokenizer.stop_id(record.get("prompt", ""))
@@ -684,7 +684,7 @@ def _check_size(
     what: str,
     text: str,
 ) -> None:
-  """Refuses a text that is too long in any tokens, which would take minutes."""
+  """Refuses a text that is too long in any tokens; encoding takes minutes."""
   key = f"max_{what}_tokens"
   limit = config.sampling[key]
   if len(text) > max(_SHORT_TEXT, limit * source.tokenizer.longest_token):
@@ -710,7 +710,7 @@ def _check_text(name: str, value: Any) -> str:
     raise ValueError(f"{name} is {type(value).__name__}: must be a text")
   try:
     value.encode("utf-8")
-  except UnicodeEncodeError as error:  # JSON may escape half a character.
+  except UnicodeEncodeError as error:  # JSON may escape half a surrogate pair.
     raise ValueError(f"{name} is not text: {error.reason}") from error
   return value
 
@@ -747,7 +747,7 @@ def _check_whole(name: str, value: Any, low: int, high: int) -> None:
 
 
 def _float_list(values: Iterable[float]) -> list[float]:
-  """Returns float32 numbers in the digits that restore them exactly."""
+  """Returns float32 numbers as floats with as few digits as restore them."""
   return [float(f"{value:.9g}") for value in values]
 
 
@@ -764,15 +764,15 @@ def run_lines(
   """Processes all lines of the input that the output lacks.
 
   Args:
-    config: only `generate.input`, `generate.output` and `generate.batch_lines`
-      are read.
+    config: settings with `generate.input`, `generate.output` and
+      `generate.batch_lines`.
     settings: values that affect the output, apart from the input.
-    prepare: parser of a line (line number from 1, JSON object); a ValueError
-      reports the line.
-    answer: function from a list of parsed lines to their output records.
+    prepare: (line number from 1, JSON object) -> parsed line; lines that raise
+      ValueError are reported.
+    answer: (parsed lines) -> their output records.
 
   Raises:
-    ValueError: `Output` refuses the file.
+    ValueError: `Output` rejects the file.
     OSError: a file cannot be read or written.
   """
   source = config.generate.input
@@ -837,7 +837,7 @@ def _digest(path: pathlib.Path) -> tuple[str, int]:
 
 
 def _parse_line(data: bytes) -> Record:
-  """Returns the JSON object of a line; ValueError if it has none."""
+  """Returns the JSON object in a line; ValueError if there is none."""
   try:
     value = json.loads(data.rstrip(b"\r\n").decode("utf-8"))
   except UnicodeDecodeError as error:
@@ -861,24 +861,24 @@ def _progress(console: rich.console.Console) -> rich.progress.Progress:
 
 
 class Output:
-  """The output file, opened to append to what an earlier start wrote.
+  """The output file, opened to continue what an earlier start wrote.
 
-  `.NAME.settings.json` in the same folder has its settings; it is not
+  `.NAME.settings.json` in the same folder has the settings; the file is not
   continued with different ones.
 
-  done: numbers of the input lines that it has.
+  done: numbers of the input lines that are in the output.
   """
 
   def __init__(self, path: pathlib.Path, settings: Mapping[str, Any]):
-    """Opens the file; removes the torn line of a killed writer.
+    """Opens the file; removes the incomplete line of a killed writer.
 
     Args:
-      path: output file; its folder is made.
-      settings: values that the output depends on, of JSON types.
+      path: output file; its folder is created.
+      settings: values of JSON types that the output depends on.
 
     Raises:
-      ValueError: the file was made with other settings or by another program,
-        or another process is writing it.
+      ValueError: the file was written with other settings or by another
+        program, or another process is writing it.
       OSError: the file cannot be written.
     """
     self.done: set[int] = set()
@@ -894,7 +894,7 @@ class Output:
       raise
 
   def write(self, records: Sequence[Record]) -> None:
-    """Appends records; once this returns they survive a kill."""
+    """Appends records, which survive a kill once this returns."""
     self._file.write("".join(map(jsonl.json_line, records)).encode())
     self._file.flush()
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Wires `loop.run` with a source in its own thread, as for sweeps."""
+"""Wires `loop.run` with a source in a separate thread, as for sweeps."""
 
 from collections.abc import Callable, Mapping
 import dataclasses
@@ -55,9 +55,9 @@ class Loop:
     """Trains to the last step.
 
     Args:
-      *hooks: called after each step with its number, batch and metrics, which
-        are on the host.
-      should_stop: checked before each step.
+      *hooks: functions called after each step with its number, batch and
+        metrics, which are on the host.
+      should_stop: function checked before each step.
     """
     learner = self.learner
 
@@ -81,7 +81,7 @@ class Loop:
     loop.run(source, learner, [read])
 
   def watching(self, on_groups: Callable[[list[types.Group]], None]) -> "Loop":
-    """Returns the loop with a call for the groups that are collected."""
+    """Returns the loop such that it calls `on_groups` with collected groups."""
 
     def collector(*args: Any) -> list[types.Group]:
       groups = self.collector(*args)
@@ -92,11 +92,11 @@ class Loop:
 
 
 class LoopMaker:
-  """Makes single-process loops, one after another; compiles nothing twice.
+  """Makes single-process loops one after another, without compiling twice.
 
   All loops share policy, sampler and judge. Loops with the same name share the
-  train step, unless it holds a proximal policy or values for another number of
-  steps. Loops with the same number of prompts per micro-batch share the
+  train step, unless it keeps a proximal policy or values for a different number
+  of steps. Loops with the same number of prompts per micro-batch share the
   reference, which has separate params.
 
   policy: initial policy of every loop.
@@ -110,8 +110,8 @@ class LoopMaker:
     """Loads the initial policy of all loops.
 
     Args:
-      config: settings common to the loops.
-      workdir: run directory that contains the policy, if any.
+      config: settings that all loops share.
+      workdir: run directory that may contain the policy.
 
     Raises:
       ValueError: the policy is missing or disagrees with the config.
@@ -135,18 +135,18 @@ class LoopMaker:
         self.policy,
         reference=self._reference if has_reference else None,
     )
-    # By name and by the lifetime of a snapshot in steps, if any.
+    # Keys: name, and the lifetime of a snapshot in steps or None.
     self._steps: dict[
         tuple[str, int], tuple[train_step.TrainStep, train_step.TrainState]
     ] = {}
 
   def make(self, config: ml_collections.ConfigDict, name: str = "") -> Loop:
-    """Returns a loop before its start.
+    """Returns a loop that has not started.
 
     Args:
-      config: run config with the other loops' policy.
-      name: key of the train step: loops with the same name differ only in seed,
-        lag and replay.
+      config: run config with the same policy as the other loops.
+      name: key of the train step: loops with the same name may only differ in
+        seed, lag and replay.
     """
     policy, reference = self.policy, self._reference
     sampler = self.sampler
@@ -169,7 +169,7 @@ class LoopMaker:
     step, state = self._steps[key]
     work = device_work.DeviceWork(
         config,
-        # The step donates its state; the next loop needs this one.
+        # The step donates its state, but the next loop needs the original.
         state=jax.tree.map(jnp.copy, state),
         train_step=step,
         reference=reference,
@@ -194,7 +194,7 @@ class LoopMaker:
     )
 
   def close(self) -> None:
-    """Ends the processes of judges and environments."""
+    """Stops the processes of judges and environments."""
     self.judge.close()
     if self._environments is not None:
       self._environments.close()

@@ -1,8 +1,8 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The models of a config: the policy's shape and dtype, and frozen models.
+"""Models of a config: the policy's shape and dtype, and frozen models.
 
-It reads the config files of models alone; JAX is not loaded.
+Reads only the models' config files; JAX is not loaded.
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ class FrozenModel:
   key: setting that names its folder.
   folder: Hugging Face folder; None for a model of the policy's size that is
     trained later.
-  kind: "scalar" has one reward a text, "policy" next-token logits, "encoder"
-    is bidirectional and float32.
+  kind: "scalar" for one reward per text, "policy" for next-token logits,
+    "encoder" for a bidirectional float32 model.
   """
 
   name: str
@@ -39,7 +39,7 @@ class FrozenModel:
   kind: str
 
   def shape(self, policy: config_lib.ModelConfig) -> config_lib.ModelConfig:
-    """Returns its shape; not of an encoder."""
+    """Returns the model's shape; not for encoders."""
     if self.folder is None:
       return dataclasses.replace(policy, num_labels=1)
     return read_shape(self.key, str(self.folder))
@@ -49,7 +49,7 @@ def frozen_models(
     config: ml_collections.ConfigDict, workdir: str | None, role: str
 ) -> list[FrozenModel]:
   """Returns the frozen models of the role "trainer" or "searcher"."""
-  out = _judge_models(config, workdir)  # The trainer's evaluator has its own.
+  out = _judge_models(config, workdir)  # The trainer's evaluator has copies.
   if role == "searcher":
     return out
   gold = config.evaluate.judge
@@ -103,7 +103,7 @@ def _task_models(config: ml_collections.ConfigDict) -> list[FrozenModel]:
 
 
 def model_of(config: ml_collections.ConfigDict) -> config_lib.ModelConfig:
-  """Returns the shape of the model that a run of this config trains.
+  """Returns the shape of the model that a run with this config trains.
 
   Raises:
     ValueError: a setting, file or folder cannot be used.
@@ -128,24 +128,23 @@ def model_of(config: ml_collections.ConfigDict) -> config_lib.ModelConfig:
   )
 
 
-# On a CPU, narrower models decode faster in float32: the casts of activations
-# cost more than the products gain (.92 of the speed at 128, 1.5 at 256).
+# On a CPU, narrower models decode faster in float32: casting activations costs
+# more than the products gain (.92 of the speed at width 128, 1.5 at 256).
 _BFLOAT16_WIDTH = 256
 
 
 def compute_dtype(
     config: ml_collections.ConfigDict, kind: str = ""
 ) -> tuple[str, str]:
-  """Returns what a new run computes in, and why.
+  """Returns the compute dtype of a new run, and why.
 
-  Another `model.compute_dtype` than "auto", or an accelerator, leaves it as it
-  is.
+  Only the value "auto" on a CPU is replaced.
 
   Args:
     kind: accelerator; "" for this machine's.
 
   Raises:
-    ValueError: the folder of the model cannot be read.
+    ValueError: the model's folder cannot be read.
   """
   set_to = config.model.compute_dtype
   if set_to != "auto":
@@ -170,8 +169,8 @@ def with_compute_dtype(
 ) -> ml_collections.ConfigDict:
   """Returns the config with this machine's choice for "auto".
 
-  A run keeps the choice that was made when it began, in its `config.json`: on
-  another CPU it would train another policy.
+  A run keeps its initial choice in `config.json`, because on another CPU it
+  would otherwise train a different policy.
   """
   if config.model.compute_dtype != "auto":
     return config
@@ -188,7 +187,7 @@ def with_compute_dtype(
 
 
 def on_cpu(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-  """Returns a config as a new run on this machine's CPU has it."""
+  """Returns a config with the compute dtype of a new run on this CPU."""
   config = config.copy_and_resolve_references()
   config.model.compute_dtype = compute_dtype(config)[0]
   return config

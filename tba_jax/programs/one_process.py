@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trainer and searchers as threads of one process, on a single device.
 
-They communicate through memory, without a store. The device executes in the
-order of dispatch, so decode chunks run between train steps, concurrently with
-host code.
+They communicate through memory, without a store. The device executes in order
+of dispatch, so decode chunks run between train steps, concurrently with host
+code.
 
-`run`, the `one_process` program, has a run directory, which separate processes
-may continue with. `train_in_memory`, of `tba_jax.train(config)`, keeps its
-records in memory.
+`run`, the `one_process` program, has a run directory, with which separate
+processes may continue. `train_in_memory`, used by `tba_jax.train(config)`,
+keeps its records in memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,13 +38,13 @@ from tba_jax.system import accelerators
 from tba_jax.system import processes
 from tba_jax.transport.groups import memory as memory_lib
 
-# Seconds that searchers get to end their block after the trainer has ended.
+# Seconds that searchers get to finish their block after the trainer has ended.
 _LEAVE_S = 10.0
 _STAGES = {"sft": sft.run, "reward_model": reward_model.run}
 
 
 class LateSearchers(RuntimeError):
-  """Searchers did not end in time; their threads still run.
+  """Searchers did not end in time; their threads are still running.
 
   status: exit status of the program.
   """
@@ -59,14 +59,14 @@ def run(
 ) -> int:
   """Runs until the last step, a signal, or an error of any thread.
 
-  Returns the trainer's exit status; raises as `train`.
+  Returns the trainer's exit status; raises like `train`.
   """
   stop = processes.start_role("trainer")
   run_info = run_directory.open_run(workdir, config)
   try:
     return train(config, run_info, operands, stop)
   except LateSearchers as error:
-    # The interpreter's own exit would wait for their threads.
+    # A normal exit of the interpreter would wait for their threads.
     logging.warning("%s", error, exc_info=error.__cause__)
     sys.stderr.flush()
     os._exit(error.status)  # pylint: disable=protected-access
@@ -80,17 +80,17 @@ def train(
 ) -> int:
   """Trains in this thread, with searchers in others; returns the exit status.
 
-  The error of a searcher interrupts the trainer, which saves; it is then
+  An error of a searcher interrupts the trainer, which saves; the error is then
   raised here.
 
   Args:
-    run_info: the run; without files, if it keeps its records in memory.
+    run_info: the run, which has no files if it keeps its records in memory.
     operands: place of the process in its cluster.
-    stop: interrupts the trainer; set after an error of a searcher.
+    stop: event that interrupts the trainer; set after an error of a searcher.
 
   Raises:
-    LateSearchers: a searcher did not end; the error that ended the run, if any,
-      is its cause.
+    LateSearchers: a searcher did not end; its cause is the error that ended the
+      run, if there was one.
   """
   leave = threading.Event()
   channel = memory_lib.MemoryChannel(
@@ -141,18 +141,20 @@ def train_in_memory(
 ) -> str:
   """Trains to the last step in this thread; writes no file; returns the report.
 
-  A temporary folder has the models that stages make before the run.
+  A temporary folder holds the models that earlier stages train.
 
   Args:
     config: valid config of the run.
-    stop: ends the run where it is.
-    on_start: called with the records, which can be read while the run trains.
-    shows: whether to print progress and result.
+    stop: event that ends the run at its current step.
+    on_start: function called with the records, which can be read during the
+      run.
+    shows: whether to print progress and the result.
 
   Raises:
-    ValueError: a file does not fit; it is named.
+    ValueError: a file does not fit; the message names it.
     RuntimeError: the run failed.
-    KeyboardInterrupt: interrupted by the user; nothing is left of the run.
+    KeyboardInterrupt: the user interrupted the run, which leaves nothing
+      behind.
   """
   if shows:
     prompt_preview.print_data(config, shows_prompt=True)

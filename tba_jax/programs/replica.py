@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The other processes of a trainer, which train on the batches of process 0."""
+"""A trainer's other processes, which train on the batches of process 0."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -45,7 +45,7 @@ class Replica:
   def _batches(
       self, should_stop: Callable[[], bool]
   ) -> Iterator[tuple[int, Any]]:
-    """Yields the placed batch of each step; does what comes between them."""
+    """Yields the placed batch of each step; repeats the calls between steps."""
     activity = heartbeat.Activity(f"trainer-{self._cluster.process}")
     step, batch = self._first, None
     while True:

@@ -52,7 +52,7 @@ from tba_jax.tasks import rows as rows_lib
 from tba_jax.tasks import task_table
 
 NAME = "reward_model"
-# Pairs scored and written at a time while relabelling.
+# Number of pairs that relabelling scores and writes at a time.
 _LABEL_PAIRS = 256
 _NUM_BINS = 10
 _EVALUATION = {
@@ -70,8 +70,8 @@ _EVALUATION = {
 class Pair:
   """A preference pair: two completions of a prompt, without stop tokens.
 
-  place: file and line, or number, of the pair.
-  chosen: the completion that the label prefers.
+  place: file and line of the pair, or its number.
+  chosen: completion that the label prefers.
   agrees: whether relabelling kept the label; True before relabelling.
   """
 
@@ -101,8 +101,8 @@ def run(
 ) -> dict[str, Any]:
   """Trains WORKDIR/reward_model/model unless it exists, see `offline.run`.
 
-  `evaluation` is the `calibration_summary` of the held-out pairs, with
-  `agreement` by split, the share of labels that relabelling kept.
+  The result's `evaluation` is the `calibration_summary` of the held-out pairs,
+  with `agreement` by split, the share of labels that relabelling kept.
   """
   result = offline.run(
       NAME,
@@ -167,12 +167,12 @@ def initial_model(
 ) -> tuple[
     heads.ScalarModel, tokenizer_lib.Tokenizer, Callable[[], types.PyTree]
 ]:
-  """Returns model, tokenizer, and a function that returns the first params.
+  """Returns model, tokenizer, and a function that returns the initial params.
 
   A policy gets a random scalar head.
 
   Raises:
-    ValueError: no model exists, or its head has several labels.
+    ValueError: there is no model, or its head has several labels.
   """
   source = config.reward_model.init
   folder = (
@@ -224,8 +224,7 @@ def _read_pairs(
       split: load_pairs(config, split, task, tokenizer, report)
       for split in (base.TRAIN, base.HELD_OUT)
   }
-  # Tasks over rows have this setting; their splits are kept apart in the same
-  # way.
+  # Tasks over rows have this setting, and keep their splits apart likewise.
   overlap = config.task.get("overlap", "error")
   pairs[base.TRAIN] = leave_out_shared(pairs, overlap, report)
   for line in report.lines():
@@ -251,12 +250,12 @@ def load_pairs(
 ) -> list[Pair]:
   """Returns the pairs of `config.reward_model.train` or `held_out`.
 
-  A row has the texts `prompt` (or `query`), `chosen` and `rejected`, for a chat
-  task also conversations; a stop token spelled out at the end of a completion
-  is removed. The report counts the rows that are left out.
+  A row has the texts `prompt` (or `query`), `chosen` and `rejected`, which may
+  be conversations for a chat task; a stop token spelled out at the end of a
+  completion is removed. The report counts the rows that are left out.
 
   Raises:
-    ValueError: the source is missing, or no pair of it can be used.
+    ValueError: the source is missing, or has no usable pair.
   """
   source = config.reward_model[split]
   if source == "task":
@@ -298,7 +297,7 @@ def load_pairs(
 def _parse_pair(
     task: base.Task, row: rows_lib.Row, tokenizer: tokenizer_lib.Tokenizer
 ) -> Pair | str:
-  """Returns the pair of a row, or a reason of `rows.REASONS`."""
+  """Returns the pair of a row, or a reason from `rows.REASONS`."""
   if row.fields is None:
     return "malformed"
   try:
@@ -322,10 +321,10 @@ def _parse_pair(
 def leave_out_shared(
     pairs: dict[str, list[Pair]], overlap: str, report: rows_lib.DataReport
 ) -> list[Pair]:
-  """Returns the training pairs that are not held-out pairs.
+  """Returns the training pairs that are not also held-out pairs.
 
-  Raises ValueError if some are, unless `overlap` is "leave_out", and if no pair
-  is left.
+  Raises ValueError if there are shared pairs, unless `overlap` is "leave_out",
+  and if no pair is left.
   """
   key = lambda pair: (
       base.plain_text(pair.prompt),
@@ -351,7 +350,7 @@ def leave_out_shared(
 def _make_gold(
     config: ml_collections.ConfigDict, task: base.Task
 ) -> Callable[[Sequence[tuple[str, str]]], np.ndarray]:
-  """Returns [(prompt, completion)] -> scores [N] of `reward_model.relabel`."""
+  """Returns [(prompt, completion)] -> scores [N] by `reward_model.relabel`."""
   source = config.reward_model.relabel
   if source == "task":
     return lambda texts: np.array([task.reward_of(*text) for text in texts])
@@ -368,11 +367,11 @@ def relabel_pairs(
     path: pathlib.Path,
     stop: threading.Event,
 ) -> list[Pair] | None:
-  """Returns the pairs with the labels of a gold model; None if stopped.
+  """Returns the pairs with labels of a gold model; None if stopped.
 
-  The completion with the higher score is chosen; of equals, the first. Pairs
-  are appended to a JSON Lines file with both scores; those already in it are
-  not scored again.
+  The completion with the higher score is chosen; ties go to the first. Pairs
+  are appended to a JSON Lines file with both scores; pairs already in the file
+  are not scored again.
 
   Source: Noukhovitch et al. 2024 (arXiv:2410.18252), the controlled setting.
 
@@ -380,10 +379,10 @@ def relabel_pairs(
     pairs: training pairs, in the order of the file.
     score: [(prompt, completion)] -> scores [N], higher is better.
     path: JSONL file.
-    stop: event, checked before each batch of pairs.
+    stop: event checked before each batch of pairs.
 
   Raises:
-    ValueError: the file has other pairs, or a score is not finite.
+    ValueError: the file has different pairs, or a score is not finite.
   """
   done = jsonl.read_jsonl(path)
   out = [_labelled(pair, line, path) for pair, line in zip(pairs, done)]
@@ -417,7 +416,7 @@ def relabel_pairs(
 def _labelled(
     pair: Pair, record: Mapping[str, Any], path: pathlib.Path
 ) -> Pair:
-  """Returns the pair of a line; ValueError if it is another pair."""
+  """Returns a pair with the label of a line; ValueError if the pair differs."""
   texts = {record.get("chosen"), record.get("rejected")}
   same_texts = texts == {pair.chosen, pair.rejected}
   if record.get("prompt") != pair.prompt or not same_texts:
@@ -432,7 +431,7 @@ def _labelled(
 def encode_pair(
     pair: Pair, tokenizer: tokenizer_lib.Tokenizer
 ) -> batches.BatchRow:
-  """Returns the ids of the prompt, and of both completions with stop token."""
+  """Returns the ids of the prompt and of both completions with stop tokens."""
   prompt = tokenizer.encode_prompt(pair.prompt)
   return prompt, [
       [*tokenizer.encode(text, prompt), tokenizer.stop_id(pair.prompt)]
@@ -467,7 +466,7 @@ def _pair_loss(
     batch: types.Batch,
     beta: jax.Array,
 ) -> tuple[jax.Array, metrics_lib.Totals]:
-  """Returns the Bradley-Terry loss [] of a batch of pairs, and totals."""
+  """Returns the Bradley-Terry loss [] of a batch of pairs, and its totals."""
   del loss_params, beta
   rewards_Bx2 = _rewards(model, params, batch)
   right_B = rewards_Bx2[:, 0] > rewards_Bx2[:, 1]
@@ -504,7 +503,7 @@ def _make_evaluate(
     for start in range(0, len(pairs), size):
       rows = range(start, min(start + size, len(pairs)))
       encoded = [examples.encode(row, 0) for row in rows]
-      # All batches have one shape: the last one repeats its first pair.
+      # All batches have the same shape: the last one repeats its first pair.
       encoded += encoded[:1] * (size - len(rows))
       rewards_Bx2 = np.asarray(rewards(params, examples.pad(encoded, (size,))))
       margins.append((rewards_Bx2[:, 0] - rewards_Bx2[:, 1])[: len(rows)])
@@ -519,8 +518,8 @@ def calibration_summary(
   """Returns accuracy, log-loss and calibration of Bradley-Terry margins.
 
   The model prefers the completion with the higher reward with probability
-  p = sigmoid(|margin|) from .5 to 1. Pairs are binned by p, in bins of equal
-  width; with n_b pairs in bin b, of which the share a_b is right,
+  p = sigmoid(|margin|), from .5 to 1. Pairs are binned by p in bins of equal
+  width; with n_b pairs in bin b, of which a share a_b is right,
 
       calibration_error = Σ_b n_b/N |a_b - mean p_b|
 
@@ -528,13 +527,13 @@ def calibration_summary(
 
   Args:
     margins_N: [N] float, N at least 1: reward of the chosen minus reward of
-      the rejected completion. A margin of 0 is half right.
+      the rejected completion. A margin of 0 counts as half right.
     num_bins: number of bins, 1 or more.
 
   Returns:
-    accuracy, accuracy_interval, loss (nats a pair), margin (mean),
+    accuracy, accuracy_interval, loss (nats per pair), margin (mean),
     calibration_error, num_pairs, and `bins`: `num_pairs`, `predicted` and
-    `right` of each bin that is not empty.
+    `right` of each non-empty bin.
 
   Raises:
     ValueError: a margin is not finite.

@@ -71,9 +71,9 @@ from tba_jax.transport.params import publish
 from tba_jax.transport.params import pull
 from tba_jax.transport.params import version
 
-# Seconds that a leaving searcher has to send its finished groups.
+# Seconds that a leaving searcher gets to send its finished groups.
 _FLUSH_S = 5.0
-# Share of a device's memory that may be used: it fragments.
+# Share of a device's memory that can be used, because it fragments.
 _SAFE_SHARE = 0.95
 
 
@@ -85,7 +85,7 @@ def run_trainer(
 ) -> int:
   """Runs one trainer process until the last step, a signal or an error.
 
-  `operands` place the process in its cluster (`cluster.join`); none if alone.
+  `operands` give the process's place in its cluster (`cluster.join`), if any.
   """
   should_stop = processes.start_role("trainer").is_set
   run = run_directory.open_run(workdir, config)
@@ -99,16 +99,16 @@ def train(
     should_stop: Callable[[], bool],
     channel: "Channel | None" = None,
 ) -> int:
-  """Trains in the main thread of a process that is set up; see `run_trainer`.
+  """Trains in the main thread of a set-up process; see `run_trainer`.
 
   Args:
     run: directory and identity of the run.
     operands: place of the process in its cluster.
-    should_stop: checked in every wait.
+    should_stop: function checked in every wait.
     channel: memory shared with the searchers; None for the store.
 
   Returns:
-    Exit status; if `should_stop` ended it, 75 after saving.
+    Exit status; 75 if `should_stop` ended the process after saving.
   """
   channel = channel or StoreChannel(config, run)
   try:
@@ -120,7 +120,7 @@ def train(
   except run_directory.NoRunError:
     raise
   except (FloatingPointError, ValueError) as error:
-    # A restart would fail in the same place: no status that asks for one.
+    # A restart would fail at the same point, so do not ask for one.
     logging.exception("the trainer cannot continue")
     print(f"error: {error}", file=sys.stderr)
     return cluster_lib.status_of(error)
@@ -136,7 +136,7 @@ def _open(
     cluster: cluster_lib.Cluster,
     channel: "Channel",
 ) -> Iterator[Callable[[Callable[[], bool]], bool]]:
-  """Yields the trainer on process 0 and its replica on the others."""
+  """Yields the trainer on process 0 and a replica on the others."""
   closing, error = contextlib.ExitStack(), None
   try:
     agreement.check_processes(cluster, config, run)
@@ -158,7 +158,7 @@ def _open(
 
 
 def _close(closing: contextlib.ExitStack, error: BaseException | None) -> None:
-  """Closes a trainer; a failure to close does not hide why it ended."""
+  """Closes a trainer; a failure to close does not hide the original error."""
   try:
     closing.close()
   except Exception:
@@ -173,13 +173,13 @@ def _take_run(
     closing: contextlib.ExitStack,
     channel: "Channel",
 ) -> None:
-  """Locks the run directory and the channel, before anything is written.
+  """Locks the run directory and the channel before anything is written.
 
   Raises:
-    NoRunError: another trainer has them, or a file or setting does not fit.
+    NoRunError: another trainer holds a lock, or a file or setting does not fit.
   """
   if run.memory is not None:
-    return  # Nobody else has it.
+    return  # A run in memory has no other user.
   try:
     lock = run_directory.lock(str(run.workdir), "trainer")
     closing.callback(bucket.hold(lock, run.workdir).close)
@@ -189,7 +189,7 @@ def _take_run(
     run_directory.check_written(run)
     _check_epoch(run)
     channel.claim()
-    # The trainer of a cluster may have a separate directory.
+    # A trainer on a cluster may have a separate directory.
     if any(settings.hosts(key) != "own" for key in changes):
       run_directory.update(str(run.workdir), config)
   except ValueError as error:
@@ -213,7 +213,7 @@ def check_is_new(
   records = jsonl.read_jsonl(run.workdir / "metrics.jsonl")
   last = max((int(r.get("step", 0)) for r in records), default=0)
   every = config.checkpoint.every_steps
-  # The second periodic save starts only after the first is complete.
+  # The second periodic save only starts after the first is complete.
   if every and last >= 2 * every:
     raise run_directory.NoRunError(
         f"{run.workdir / 'checkpoints'}: no checkpoint found, though"
@@ -241,7 +241,7 @@ def make_trainer(
     closing: contextlib.ExitStack,
     channel: "Channel",
 ) -> hooks.TrainerRun:
-  """Returns a trainer at the newest checkpoint, or at step 0.
+  """Returns a trainer restored from the newest checkpoint, or at step 0.
 
   Args:
     run: directory and identity of the run.
@@ -331,7 +331,7 @@ def make_trainer(
       tokenizer=policy.tokenizer,
       judge=evaluator.judge,
   )
-  # A program has the main thread for itself.
+  # A program has the main thread to itself.
   if run.memory is None:
     signal.signal(signal.SIGUSR1, lambda *_: recorder.capture_profile())
   closing.callback(recorder.close)
@@ -418,8 +418,8 @@ def run_searcher(
     operands: the searcher's index in its launcher, 0 by default.
 
   Returns:
-    0 at the end of the run; 75 if interrupted, or if the trainer was: start it
-    again.
+    0 at the end of the run; 75 if this searcher or the trainer was interrupted,
+    and the searcher should be started again.
   """
   should_stop = processes.start_role("searcher").is_set
   try:
@@ -438,17 +438,17 @@ def search(
     should_stop: Callable[[], bool],
     channel: "Channel | None" = None,
 ) -> bool:
-  """Samples in a process that is set up; returns whether the run is complete.
+  """Samples in a set-up process; returns whether the run is complete.
 
   Args:
     run: directory and identity of the run.
     index: number of this searcher in its launcher, from 0.
-    should_stop: checked in every wait.
+    should_stop: function checked in every wait.
     channel: memory shared with the trainer; None for the store.
 
   Raises:
     NoRunError: a setting or file does not fit, or differs from the trainer's,
-      or a newer searcher has this one's place.
+      or a newer searcher has taken this one's place.
   """
   with contextlib.ExitStack() as closing:
     try:
@@ -472,14 +472,14 @@ def make_searcher(
     closing: contextlib.ExitStack,
     channel: "Channel",
 ) -> searcher_lib.Searcher:
-  """Returns a searcher after checking that the trainer has its settings.
+  """Returns a searcher after checking that the trainer has the same settings.
 
   Args:
     run: directory and identity of the run.
     index: number of this searcher in its launcher, from 0.
-    should_stop: checked in every wait.
-    closing: stack on which the parts register their `close`; it sends what is
-      left.
+    should_stop: function checked in every wait.
+    closing: stack on which the parts register their `close`, which sends
+      remaining groups.
     channel: memory shared with the trainer.
 
   Raises:
@@ -533,7 +533,7 @@ def make_searcher(
   put = lambda leaves: sampler.put(params_fn(leaves), place.model)
   of_store = isinstance(channel, StoreChannel)
   if reference is not None and of_store and policy.adapters is None:
-    # Compile while the trainer starts. Versions come as arrays of the host too.
+    # Compile while the trainer starts. Versions also arrive as host arrays.
     with spans.span("compile"):
       start = put(published.flatten(load_start()))
       warm_up(start)
@@ -575,7 +575,7 @@ def make_searcher(
       problem=problem,
       on_event=events.write,
       warm_up=warm_up,
-      # Merging and rounding run programs, in an order of their own.
+      # Merging and rounding run their own programs in their own order.
       has_room=(
           has_room
           if policy.adapters is None and not config.search.quantization
@@ -604,11 +604,11 @@ def make_load_start(
     policy: policy_lib.Policy,
     place: sharding.Placement = sharding.ONE_DEVICE,
 ) -> Callable[[], types.PyTree]:
-  """Returns a function that loads the run's first params, once.
+  """Returns a function that loads the run's initial params once.
 
-  They are the base of adapters and the reference, on the sampler's devices;
-  without adapters in the dtypes that are computed in. It raises ValueError if
-  they cannot be read.
+  They serve as the adapters' base and the reference, on the sampler's devices;
+  without adapters, they are in the compute dtypes. The function raises
+  ValueError if they cannot be read.
   """
 
   def load_start() -> types.PyTree:
@@ -627,7 +627,7 @@ def make_params_fn(
 ) -> Callable[[dict[str, np.ndarray]], types.PyTree]:
   """Returns a function from published leaves by path to the model's params.
 
-  Without adapters leaves stay on the host; adapters are merged on the devices.
+  Without adapters, leaves stay on the host; adapters are merged on the devices.
   """
   like = jax.eval_shape(policy.trained.init, jax.random.PRNGKey(0))
 
@@ -643,8 +643,8 @@ def make_params_fn(
 def has_room(params: types.PyTree) -> bool:
   """Returns whether the devices of params have room for another copy of them.
 
-  By the most that they have used so far; False where devices do not report it,
-  as on CPUs, where params are in the host's memory once they are pulled.
+  Judges by the devices' peak use so far; False if they do not report it, as on
+  CPUs, where pulled params are already in the devices' memory.
   """
   needed: collections.Counter[jax.Device] = collections.Counter()
   for leaf in jax.tree.leaves(params):
@@ -666,7 +666,7 @@ def has_room(params: types.PyTree) -> bool:
 
 
 class StoreChannel:
-  """The store between the trainer and its searchers, for one of them."""
+  """One role's access to the store between the trainer and its searchers."""
 
   def __init__(
       self, config: ml_collections.ConfigDict, run: run_directory.RunInfo
@@ -693,7 +693,7 @@ class StoreChannel:
       first_version: int,
       saved: dict[str, Any] | None,
   ) -> queue_server.QueueServer:
-    """Returns the trainer's end of the queue; see `QueueServer`."""
+    """Returns the trainer-side queue; see `QueueServer`."""
     config, run = self._config, self._run
     settings = agreement.describe(config, run, policy)
 
@@ -767,7 +767,7 @@ class StoreChannel:
   def make_group_sink(
       self, *, index: int, on_event: Callable[[str, str], None]
   ) -> queue_client.QueueClient:
-    """Returns a searcher's end of the queue; call `wait_for_trainer` first."""
+    """Returns the searcher-side queue; call `wait_for_trainer` first."""
     return queue_client.QueueClient(
         self._config,
         self._run,
@@ -780,5 +780,5 @@ class StoreChannel:
     )
 
 
-# Makes the ports of a role, each at most once.
+# Maker of a role's ports, each at most once.
 Channel = StoreChannel | memory.MemoryChannel

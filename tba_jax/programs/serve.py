@@ -5,8 +5,8 @@
     python -m tba_jax.main --program=serve --config=configs/serve.py \\
         --workdir=runs/serve
 
-prints its address and key once it answers. Killed and started again it goes on
-where it was. docs/reference/server.md has what it speaks.
+prints its address and key once it is ready. If it is killed and restarted, it
+continues where it was. docs/reference/server.md documents the protocol.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,14 +31,14 @@ from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.transport import addresses
 
-_PREFIX = "tml-"  # The official client takes no other keys.
-# Seconds for the request under way when the server is asked to end.
+_PREFIX = "tml-"  # The official client accepts only such keys.
+# Seconds for the current request to finish when the server is asked to end.
 _END_S = 30.0
-# Exit status if the engine has ended by itself; another start may go on.
+# Exit status if the engine ended by itself; a restart may continue.
 _EXIT_ENGINE = 1
-# Connections at the same time; a client holds one for each result it awaits.
+# Maximum concurrent connections; a client holds one for each pending result.
 _CONNECTIONS = 4096
-# Seconds of compiling after which a line names the program.
+# Seconds of compilation after which a message names the program.
 _COMPILE_S = 2.0
 # JAX's events: a program was lowered, and compiled.
 _LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
@@ -67,9 +67,9 @@ def run_serve(
 
 
 def report_compiling(after_s: float = _COMPILE_S) -> None:
-  """Prints on stderr which program compiles for longer than some seconds.
+  """Prints on stderr which programs take longer than some seconds to compile.
 
-  The first requests of a size wait for it.
+  The first requests of a new size wait for compilation.
   """
   import jax
 
@@ -83,7 +83,7 @@ def report_compiling(after_s: float = _COMPILE_S) -> None:
     timer = timers.pop(thread, None)
     if timer is not None:
       timer.cancel()
-    if event == _LOWERED:  # And compiles from here on.
+    if event == _LOWERED:  # Compilation begins now.
       line = f"compiling {fun_name}, for requests of a new size"
       timers[thread] = threading.Timer(after_s, say, (line,))
       timers[thread].daemon = True
@@ -106,7 +106,7 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
   report_compiling()
   processes.raise_open_files()
   try:
-    # Before the model is loaded, which may take minutes.
+    # Listen before loading the model, which may take minutes.
     listener = _listen(config.serve.host, config.serve.port)
     folder = pathlib.Path(workdir) / "serve"
     key, tls = load_or_make_key(folder), _tls(config.serve, folder / "tls")
@@ -115,7 +115,7 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
     engine = engine_lib.Engine(config, workdir, waiters.notify)
   except ValueError as error:
     return processes.refuse(error)
-  except OSError as error:  # As of a journal that is damaged.
+  except OSError as error:  # For example, the journal is damaged.
     return processes.refuse(
         f"{error}; restore the file, or give another --workdir than {workdir}"
     )
@@ -124,7 +124,7 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
   def run_engine() -> None:
     try:
       engine.run()
-    # A journal that cannot be read: without it no promise can be kept.
+    # The journal cannot be read, and without it no promise can be kept.
     except Exception as error:
       logging.exception("the engine has ended")
       errors.append(error)
@@ -136,11 +136,11 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
   shown = f"[{host}]" if ":" in host else host
 
   class Server(uvicorn.Server):
-    """Prints the address once it answers; ends in order at a signal."""
+    """Server that prints its address once ready; ends cleanly on a signal."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-      # uvicorn's own raises the signal again, before the engine has ended.
+      # uvicorn's handler re-raises the signal before the engine has ended.
       handlers = {
           number: signal.signal(number, self.handle_exit)
           for number in (signal.SIGINT, signal.SIGTERM)
@@ -168,7 +168,7 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
       uvicorn.Config(
           app,
           http=connections.Protocol,
-          # A stranger's requests are no news: they would fill the disk.
+          # Do not log requests by strangers, which could fill the disk.
           log_level="error",
           access_log=False,
           limit_concurrency=_CONNECTIONS,
@@ -193,7 +193,7 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-  """Returns a socket that listens; ValueError if it cannot."""
+  """Returns a listening socket; raises ValueError if that fails."""
   try:
     family, *_, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM
@@ -211,7 +211,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _model_files(folder: pathlib.Path) -> dict[str, str]:
-  """Returns what uvicorn takes of the files that the server makes."""
+  """Returns uvicorn's arguments for the files that the server makes."""
   return {
       "ssl_certfile": str(folder / tls_lib.CERT),
       "ssl_keyfile": str(folder / tls_lib.KEY),
@@ -221,14 +221,15 @@ def _model_files(folder: pathlib.Path) -> dict[str, str]:
 def _tls(
     config: ml_collections.ConfigDict, folder: pathlib.Path
 ) -> dict[str, str]:
-  """Returns uvicorn's settings of TLS, {} without it.
+  """Returns uvicorn's TLS settings; {} without TLS.
 
   Args:
     config: section `serve`.
-    folder: place of files that the server makes.
+    folder: place for files that the server makes.
 
   Raises:
-    ValueError: the files are not a certificate and its key, or a name is wrong.
+    ValueError: the files are not a certificate and its key, or a name is
+      invalid.
   """
   if config.tls_cert_file:
     files = [
@@ -260,7 +261,7 @@ def _tls(
 
 
 def load_or_make_key(folder: pathlib.Path) -> str:
-  """Returns the server's key, made at its first start; ValueError if empty."""
+  """Returns the server's key, made at first start; ValueError if empty."""
   path = folder / "key"
   if not path.exists():
     with jsonl.replacing(path, private=True) as file:

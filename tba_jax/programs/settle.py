@@ -14,10 +14,10 @@ from tba_jax.programs import defaults
 from tba_jax.run import run_directory
 from tba_jax.system import accelerators
 
-# Programs that show the choices: those that people start.
+# Programs that show the choices because people start them.
 _SHOW = ("train", "plan")
-# Programs that read settings on each host, which must choose the same, or that
-# are about other machines.
+# Programs that read settings on each host, where choices must agree, or that
+# concern other machines.
 _ON_HOSTS = ("trainer", "searcher", "compile")
 # Programs that read none of these settings.
 _WITHOUT = ("store", "status", "report", "export", "serve", "verify", "rerun")
@@ -29,14 +29,14 @@ def settle(
     program: str,
     operands: Sequence[str] = (),
 ) -> ml_collections.ConfigDict:
-  """Returns a config with its open settings, before it is validated.
+  """Returns a config with its open settings chosen, before validation.
 
-  A run that has begun keeps its values, which its config.json has.
+  A run that has begun keeps the values in its config.json.
 
   Args:
     config: result of `load_config`.
     workdir: the run's directory.
-    operands: its operands; the first may name the device of a plan.
+    operands: arguments of the program; the first may name a plan's device.
 
   Raises:
     ValueError: the run does not fit the machine.

@@ -3,8 +3,8 @@
 """The `sft` program: supervised fine-tuning on a task's reference completions.
 
 Each epoch has every training prompt once, in random order, with a newly drawn
-reference completion. Of a prompt of messages all of the assistant's turns are
-trained (`models/tokenizer.py:Tokenizer.encode_answered`).
+reference completion. In a chat prompt, all assistant turns are trained on
+(`models/tokenizer.py:Tokenizer.encode_answered`).
 
 Files in WORKDIR/sft: `settings.json` (all that the model depends on),
 `data.json` (rows used and left out), `checkpoints/`, `metrics.jsonl`, and at
@@ -38,7 +38,7 @@ from tba_jax.run import files
 from tba_jax.tasks import base
 from tba_jax.tasks import rows
 
-# Separates these random numbers from others of the same seed.
+# Separates these random numbers from others with the same seed.
 _STREAM = 0x5F8
 
 
@@ -78,7 +78,7 @@ def _prepare(
     stop: threading.Event,
 ) -> Iterator[offline.Job]:
   policy = policy_lib.make_policy(config, workdir, scratch=True)
-  # Only the tokenizer knows what is too long.
+  # Written only now, since the tokenizer determines what is too long.
   rows.write_report(
       policy.task,
       files.Directory(folder).write,
@@ -123,7 +123,7 @@ def make_examples(
 ) -> offline.Examples:
   """Returns the training prompts, each with one reference completion.
 
-  With environments it is a demonstration. Making a batch raises
+  With environments, the completion is a demonstration. Making a batch raises
   ValueError if a text is longer than `config.sampling` allows.
   """
   limits = {
@@ -184,11 +184,11 @@ def _make_evaluate(
     environments: turns.Environments | None,
     stop: threading.Event,
 ) -> Callable[[types.PyTree, int], dict[str, float]]:
-  """Returns a function from (params, step) to metrics, {} if stopped."""
+  """Returns a function from (params, step) to metrics; {} if stopped."""
   task = policy.task
   split = base.split_while_training(task)
   num_prompts = min(config.evaluate.num_prompts, task.num_prompts(split))
-  # A reward model is trained later, from the model made here.
+  # A reward model is trained later, starting from the model made here.
   if not (task.has_reward and num_prompts and config.sft.evaluate_every_steps):
     return lambda params, step: {}
   judge = reward_judge.make_task_judge(

@@ -22,12 +22,11 @@ def run(
 ) -> int:
   """Serves until SIGTERM; restarts a service that dies or hangs.
 
-  Creates the run directory if needed, or resumes it with settings that may
-  change.
+  Creates the run directory if needed, or resumes it; some settings may change.
 
   Returns:
-    0; 2 for a wrong directory, secret, address or setting; 1 if the service
-    does not start.
+    0; 2 if the directory, secret, address or a setting is invalid; 1 if the
+    service does not start.
   """
   del operands
   stop = processes.stop_on_signals()
@@ -40,7 +39,7 @@ def run(
     return processes.refuse(error)
   run_directory.warn_unguarded(run_info, config)
   events = metrics.EventLog(run_info.files.lines("events.jsonl"))
-  # Imports have put a handler there already.
+  # Imports have already installed a handler.
   logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
 
   def on_event(kind: str, message: str) -> None:

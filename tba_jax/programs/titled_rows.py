@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Titled rows, as `plan` and `compile` print them."""
+"""Tables of titled rows, as printed by `plan` and `compile`."""
 
 from collections.abc import Iterable
 import math
@@ -15,7 +15,7 @@ import rich.text
 from tba_jax import types
 from tba_jax.system import processes
 
-# Name and value of each row of a table; "NO…" marks what cannot work.
+# Name and value of each row in a table; a value "NO…" marks a failure.
 TableRows = list[tuple[str, str]]
 
 
@@ -23,7 +23,8 @@ def show(sections: Iterable[tuple[str, TableRows]]) -> int:
   """Prints a table of titled rows.
 
   Returns:
-    0; 2 if a row is "NO …", or making one raised ValueError, which is printed.
+    0; 2 if a row is "NO …", or if making rows raised ValueError, which is
+    printed.
   """
   table = rich.table.Table(box=rich.box.ROUNDED, show_header=False)
   table.add_column(style="dim")
@@ -45,7 +46,7 @@ def show(sections: Iterable[tuple[str, TableRows]]) -> int:
 
 
 def format_bytes(num_bytes: float) -> str:
-  """Returns bytes as B, KB, MB or GB of 1024."""
+  """Returns bytes in B, KB, MB or GB (powers of 1024)."""
   for unit in ("B", "KB", "MB"):
     if num_bytes < 1024:
       return f"{num_bytes:,.4g} {unit}"
@@ -54,14 +55,14 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def fits_rows(num_bytes: int, limit: int, where: str) -> TableRows:
-  """Returns whether bytes fit into a memory, as a row."""
+  """Returns a row that says whether bytes fit into a memory."""
   verdict = "NO" if num_bytes > limit else "yes"
   sizes = f"{format_bytes(num_bytes)} of {format_bytes(limit)} of {where}"
   return [("fits", f"{verdict}: {sizes} ({num_bytes / limit:.0%})")]
 
 
 def sharding_rows(params: types.PyTree) -> TableRows:
-  """Returns how a mesh splits params, arrays or shapes with shardings."""
+  """Returns rows on how a mesh splits params (arrays or shapes)."""
   leaves = jax.tree.leaves(params)
   part = lambda x: x.sharding.shard_shape(x.shape)
   size = lambda x, shape: math.prod(shape) * jnp.dtype(x.dtype).itemsize

@@ -38,8 +38,8 @@ from tba_jax.transport.params import shared_files
 _DEATHS = 3
 _ERRORS = 3
 _END_TICK_S = 0.02
-# The least seconds without progress after which a process is killed, and
-# seconds without a sign of life after which others may be waiting for it.
+# Minimum seconds without progress before a process is killed, and seconds of
+# silence after which others may be waiting for a process.
 _LEAST_STALL_S = 10
 _SILENT_S = 5
 _SEARCHER_END_S = 3.0
@@ -56,10 +56,11 @@ _LOCATOR = {"generation": int, "pid": int}
 class Limits:
   """Periods and limits of supervision.
 
-  tick_s: seconds between two looks at the processes.
-  check_every_s: seconds between two checks of progress, logs and totals.
+  tick_s: seconds between checks of the processes.
+  check_every_s: seconds between checks of progress, logs and totals.
   together_s: seconds for a group to notice that one of its processes died.
-  deaths_within_s: seconds in which three deaths of a process end the run.
+  deaths_within_s: period in seconds in which three deaths of a process end the
+    run.
   max_log_bytes: size at which a log is rotated.
   """
 
@@ -75,18 +76,18 @@ class Child:
   """A process of a role, across its restarts.
 
   role, index: role and index of the process.
-  cores: CPU cores to pin the process to; empty = all of its parent's.
-  process: current process, None before the first start.
+  cores: CPU cores to pin the process to; empty = all cores of its parent.
+  process: current process; None before the first start.
   deaths: times of recent unplanned exits, monotonic seconds.
   restarts: number of restarts.
   finished: whether it exited as planned, so that it is not restarted.
   listener: signs of progress of the current process.
-  errors: consecutive exits with an error while the run made no progress.
-  furthest: the run's step at the latest of these exits.
-  group: processes restarted together, itself included; may be empty.
-  operands: further arguments of its program, after the index.
-  program: "" = the role's.
-  environment: variables of its own, such as those that name its accelerators.
+  errors: number of consecutive exits with an error without progress of the run.
+  furthest: step of the run at the last of these exits.
+  group: processes restarted together, including this one; may be empty.
+  operands: additional arguments of its program, after the index.
+  program: name of its program; "" = the role's.
+  environment: additional variables, such as those that name its accelerators.
   """
 
   role: str
@@ -148,7 +149,7 @@ class Children:
       cores: Sequence[int],
       environments: Sequence[Mapping[str, str]],
   ) -> list[Child]:
-    """Starts processes, one an environment, that are restarted together."""
+    """Starts one process per environment, which are restarted together."""
     group = [
         Child(role, index, cores, environment=environment)
         for index, environment in enumerate(environments)
@@ -162,7 +163,7 @@ class Children:
   def start_again(self, child: Child) -> None:
     """Starts a child and its whole group, with a new rendezvous address."""
     if child.role == "trainer":
-      # The status of an earlier trainer is not about this one.
+      # The status of an earlier trainer does not describe this one.
       with contextlib.suppress(OSError):
         (self._workdir / "status.json").unlink()
     address = f"127.0.0.1:{processes.free_port()}" if child.group else ""
@@ -174,8 +175,9 @@ class Children:
   def end_group(self, child: Child) -> Child:
     """Stops the group of a child that has exited; returns the cause.
 
-    The others get some seconds to exit by themselves. The cause is the child
-    with the most informative exit status, or process 0 if it exited as planned.
+    The other processes get some seconds to exit by themselves. The cause is the
+    child with the most informative exit status, or process 0 if it exited as
+    planned.
     """
     killed = []
     deadline = time.monotonic() + self._limits.together_s
@@ -222,7 +224,7 @@ class Children:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            # Ctrl-C in the terminal is for the supervisor alone.
+            # Ctrl-C in the terminal should only reach the supervisor.
             start_new_session=True,
             pass_fds=[child.listener.pipe],
             env={
@@ -240,7 +242,7 @@ class Children:
   def rotate_logs(self) -> None:
     """Moves the contents of long logs to `<role>.log.1`.
 
-    A log is truncated, not renamed: its process has the file open.
+    A log is truncated, not renamed, because its process has the file open.
     """
     for path in map(self.log_path, self._all):
       if path.exists() and path.stat().st_size > self._limits.max_log_bytes:
@@ -291,9 +293,9 @@ class Children:
     """Stops processes of some roles: SIGTERM, then SIGKILL.
 
     Args:
-      roles: processes to stop.
+      roles: processes to stop, by role.
       deadline_s: seconds until SIGKILL.
-      is_urgent: function that returns whether to send SIGKILL at once.
+      is_urgent: function that returns whether to send SIGKILL immediately.
     """
     chosen = [
         c
@@ -337,7 +339,7 @@ def run(
   """Runs or resumes a whole training run on this machine.
 
   Returns:
-    0: the run did what was asked; 1: it failed; 2: wrong config or directory;
+    0: the run succeeded; 1: it failed; 2: the config or directory is invalid;
     128 + number: a signal ended it.
   """
   if operands:
@@ -353,23 +355,23 @@ def supervise(
     workdir: str,
     stop: threading.Event | None = None,
 ) -> tuple[int, str]:
-  """Runs or resumes a whole training run, as `run`.
+  """Runs or resumes a whole training run, like `run`.
 
   Args:
     config: valid config.
     workdir: local folder of the run.
-    stop: ends the run, saved, as a signal does; such a run prints no progress
-      and takes no signals. None takes the signals of the main thread.
+    stop: event that saves and ends the run like a signal; such a run prints no
+      progress and handles no signals. None handles signals in the main thread.
 
   Returns:
-    The exit status of `run`, and why it failed, else "".
+    The exit status as in `run`, and why the run failed, else "".
 
   Raises:
     NoRunError: the run cannot begin.
   """
   console = rich.console.Console(quiet=stop is not None)
   if console.is_jupyter:
-    # Plain lines: a notebook would keep every frame of the panel.
+    # Print plain lines, since a notebook would keep every frame of the panel.
     console = rich.console.Console(
         force_jupyter=False, force_terminal=False, quiet=console.quiet
     )
@@ -396,7 +398,7 @@ def supervise(
     try:
       return supervisor.run(), supervisor.failure
     finally:
-      # A Python caller, such as a notebook, gets its Ctrl-C back.
+      # Restore the handlers of a Python caller, such as a notebook.
       for number, handler in handlers.items():
         signal.signal(number, handler)
 
@@ -418,7 +420,7 @@ def check_devices(config: ml_collections.ConfigDict) -> None:
       requests.append((section, f"config.{key} = {mesh.to_dict()}", count))
   if not requests and platforms in ("", accelerators.CPU):
     return
-  # A separate process counts devices: the supervisor does not load JAX.
+  # A separate process counts devices, since the supervisor does not load JAX.
   process = subprocess.run(
       [sys.executable, "-c", _COUNT_DEVICES],
       env=processes.package_environment(),
@@ -439,12 +441,12 @@ def check_devices(config: ml_collections.ConfigDict) -> None:
 
 
 def _read(path: pathlib.Path) -> dict[str, Any] | None:
-  """Returns a file's object, None without one; raises ValueError if damaged."""
+  """Returns the object in a file, or None; raises ValueError if damaged."""
   return jsonl.read_object(path, run_files.SCHEMAS[path.name])
 
 
 def _read_live(path: pathlib.Path, schema: Any) -> dict[str, Any]:
-  """Returns the object of a file that a role keeps writing, or {}."""
+  """Returns the object in a file that a role keeps rewriting, or {}."""
   value = jsonl.read_json(path)
   return {} if jsonl.schema_error(value, schema) else value
 
@@ -452,7 +454,7 @@ def _read_live(path: pathlib.Path, schema: Any) -> dict[str, Any]:
 def _check_stages(
     config: ml_collections.ConfigDict, workdir: pathlib.Path
 ) -> None:
-  """Raises ValueError for settings that a later stage would refuse."""
+  """Raises ValueError for settings that a later stage would reject."""
   for role in stages.before_run(config):
     folder = workdir / role
     if (folder / "settings.json").exists():
@@ -464,9 +466,9 @@ def _check_stages(
 
 
 class Supervisor:
-  """The `train` program on one run.
+  """The `train` program for one run.
 
-  failure: cause of the run's failure, "" if it did not fail.
+  failure: cause of the run's failure; "" if it did not fail.
   """
 
   failure = ""
@@ -482,23 +484,24 @@ class Supervisor:
       children: Children | None = None,
       stop: threading.Event | None = None,
   ):
-    """Takes over the signal handlers of the process, unless there is `stop`.
+    """Takes over the signal handlers of the process, unless `stop` is given.
 
     Args:
       config: complete config.
-      run_info: run, whose directory exists.
-      console: terminal of the panel and the closing table.
-      changes: settings that differ from the run's so far, (old, new) by key.
+      run_info: run whose directory exists.
+      console: terminal for the panel and the final table.
+      changes: settings that changed since the run's last start, (old, new) by
+        key.
       limits: periods and limits of supervision.
-      children: starter of the processes; None makes one on this machine.
-      stop: ends the run as SIGINT does.
+      children: starter of the processes; None starts them on this machine.
+      stop: event that ends the run like SIGINT.
     """
     self._config = config
     self._run = run_info
     self._workdir = run_info.workdir
     self._console = console
     self._changes = changes
-    # Totals of the run's earlier supervisors.
+    # Totals from earlier supervisors of the run.
     self._totals_path = self._workdir / "totals.json"
     self._earlier = _read(self._totals_path) or {
         "wall_s": 0.0,
@@ -515,7 +518,7 @@ class Supervisor:
     self._received: int | None = None
     self._num_signals = 0
     self._capture_asked = False
-    # First and newest generation of the store seen by this supervisor.
+    # First and latest generation of the store that this supervisor has seen.
     self._generations: tuple[int, int] | None = None
     self._started = time.monotonic()
     self._next_check = 0.0
@@ -530,7 +533,7 @@ class Supervisor:
 
   @property
   def _signal(self) -> int | None:
-    """The signal that ends the run, None if there was none."""
+    """Signal that ends the run; None if there was none."""
     if self._received is None and self._stop and self._stop.is_set():
       self._received = signal.SIGINT
     return self._received
@@ -551,11 +554,11 @@ class Supervisor:
         )
       self._console.print(panel.final_table(finished))
       return processes.EXIT_OK
-    # Training continues: the earlier result no longer holds.
+    # Training continues, so the earlier result is no longer valid.
     for name in ("result.json", "summary.json"):
       (self._workdir / name).unlink(missing_ok=True)
-    # All roles read their settings from `config.json`, which is replaced as a
-    # whole: a kill before it leaves the old ones, and after it the new ones.
+    # All roles read their settings from `config.json`, which is replaced
+    # atomically: a kill leaves either the old or the new settings.
     run_directory.update(str(self._workdir), self._config)
     if changes:
       self._console.print(f"changed settings:\n{changes}", soft_wrap=True)
@@ -584,7 +587,7 @@ class Supervisor:
     return self._conclude(status, error)
 
   def _is_finished(self) -> bool:
-    """Returns whether no step is left.
+    """Returns whether no steps are left.
 
     A run ended by a guard or a limit continues with changed settings.
     """
@@ -594,7 +597,7 @@ class Supervisor:
     return self._summary[name] >= self._config.train.num_steps
 
   def close(self) -> None:
-    """Closes the log of events."""
+    """Closes the event log."""
     self._events.close()
 
   def _on_signal(self, number: int, frame: Any) -> None:
@@ -607,7 +610,7 @@ class Supervisor:
     self._capture_asked = True
 
   def _make_models(self) -> None:
-    """Trains the models that the config asks for and that are missing."""
+    """Trains the missing models that the config needs."""
     for role in stages.before_run(self._config):
       if self._signal is None:
         self._make_model(role)
@@ -668,7 +671,7 @@ class Supervisor:
     while not trainer.finished and self._signal is None:
       self._check_directory()
       changed = [c for c in self._children.all if self._check(c)]
-      # Without a store, there may be the file of an earlier one.
+      # Without a store, the file of an earlier one may still exist.
       locator = {}
       if not one_process:
         locator = _read_live(self._run.locator, _LOCATOR)
@@ -696,7 +699,7 @@ class Supervisor:
       raise self._deleted()
 
   def _look_if_due(self) -> None:
-    """Once a second looks for progress, rotates logs and writes totals."""
+    """Checks progress, rotates logs and writes totals, once a second."""
     now = time.monotonic()
     if now < self._next_check:
       return
@@ -710,7 +713,7 @@ class Supervisor:
 
   @contextlib.contextmanager
   def _leave_out_unwritable(self) -> Iterator[None]:
-    """Reports the first failure to write: the run continues without it."""
+    """Reports the first failure to write; the run continues regardless."""
     try:
       yield
       self._disk_is_full = False
@@ -727,7 +730,7 @@ class Supervisor:
     if child.listener.silent > self._stall_s(child.role):
       self._kill(child, f"no sign of life for {child.listener.silent} s")
     if any(other.listener.silent > _SILENT_S for other in child.group):
-      return  # This child waits for that one.
+      return  # This child is waiting for the other one.
     for age_s, name, doing in reports:
       if age_s > self._stall_s(name.rpartition("-")[0]):
         thread = f"{name}: " * (name != child.name)
@@ -735,9 +738,9 @@ class Supervisor:
         break
 
   def _stall_s(self, role: str) -> float:
-    """Returns how long a role may go without progress, seconds.
+    """Returns how long a role may go without progress, in seconds.
 
-    Where others wait for it with a deadline, half of that.
+    If other roles wait for it with a deadline, the limit is half of that.
     """
     if role == "store":
       limit_s = self._config.store.deadline_s / 2
@@ -756,17 +759,17 @@ class Supervisor:
     child.process.kill()
 
   def _pass_capture_on(self, trainer: Child) -> None:
-    """Requests a profile once the trainer handles the signal."""
+    """Requests a profile once the trainer can handle the signal."""
     if self._capture_asked and self._status().get("phase") == "train":
       self._capture_asked = False
       trainer.process.send_signal(signal.SIGUSR1)
 
   def _status(self) -> dict[str, Any]:
-    """Returns `status.json` of the current trainer, {} without one."""
+    """Returns the current trainer's `status.json`; {} without one."""
     return _read_live(self._workdir / "status.json", _STATUS)
 
   def _check(self, child: Child) -> bool:
-    """Restarts a child that has exited; returns whether it did."""
+    """Restarts a child if it has exited; returns whether it was restarted."""
     if child.finished or child.process.poll() is None:
       return False
     if child.process.returncode != processes.EXIT_OK:
@@ -778,7 +781,7 @@ class Supervisor:
     if is_dismissed or (child.role != "store" and code == processes.EXIT_OK):
       child.finished = child.role != "searcher" or self._is_finishing()
       if not child.finished:
-        # Dismissed by a trainer that was interrupted.
+        # An interrupted trainer dismissed it.
         self._children.start(child)
       return not child.finished
     if code in (processes.EXIT_CONFIG, processes.EXIT_FATAL):
@@ -788,7 +791,7 @@ class Supervisor:
       )
     cause = signal.Signals(-code).name if code < 0 else f"status {code}"
     too_often = self._children.died_too_often(child)
-    # What a role prints last, if it ends by itself.
+    # The last line that a role prints if it ends by itself.
     last = self._children.tail(child, 1) if code == 1 else ""
     why = last.removeprefix("error: ")
     self._events.write(
@@ -819,7 +822,7 @@ class Supervisor:
     return True
 
   def _is_finishing(self) -> bool:
-    """Returns whether the trainer is done with training."""
+    """Returns whether the trainer has finished training."""
     trainer = next(c for c in self._children.all if c.role == "trainer")
     phase = self._status().get("phase")
     return trainer.finished or phase in ("finish", "done")
@@ -831,7 +834,7 @@ class Supervisor:
       self._generations = first, generation
 
   def _totals(self) -> dict[str, Any]:
-    """Returns wall time and restarts by role, over all supervisors of the run.
+    """Returns wall time and restarts by role over all supervisors of the run.
 
     Each new generation of the store counts as a restart.
     """
@@ -846,7 +849,7 @@ class Supervisor:
     return {"wall_s": wall_s, "restarts": restarts}
 
   def _end_all(self) -> None:
-    """Stops all processes: the trainer saves first, the store goes last."""
+    """Stops all processes: the trainer saves first, the store stops last."""
     if self._signal is not None:
       name = signal.Signals(self._signal).name
       self._events.write("signal", f"{name}: saving and ending")
@@ -857,7 +860,7 @@ class Supervisor:
     self._end_savers(["trainer", "sft", "reward_model"])
     self._children.end(["searcher"], _SEARCHER_END_S)
     self._children.end(["store"], _STORE_END_S)
-    # Files in tmpfs would outlive the run; the next trainer publishes again.
+    # Files in tmpfs would outlive the run; the next trainer republishes them.
     shared_files.remove_directory(
         shared_files.files_directory(
             self._config.publish.directory, self._workdir, self._run.run_id
@@ -868,7 +871,7 @@ class Supervisor:
     self._children.close()
 
   def _end_savers(self, roles: Sequence[str]) -> None:
-    """Ends roles that save first, which may take as long as their steps may."""
+    """Stops roles that save first, which may take as long as their steps."""
     before = self._num_signals
     self._children.end(
         roles,
@@ -902,7 +905,7 @@ class Supervisor:
     try:
       path, conclusion, advice = report.conclude(self._workdir)
       verdict = conclusion.sentence
-    except Exception as cause:  # A run must not fail for its report.
+    except Exception as cause:  # A run must not fail because of its report.
       print(f"warning: no report could be written: {cause!r}", file=sys.stderr)
     if error is not None:
       return self._fail(error, status)

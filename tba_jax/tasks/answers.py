@@ -21,7 +21,7 @@ _UNSIGNED = (
 )
 _NUMBER = re.compile(rf"(?<![0-9A-Za-z.)])[-+]?{_UNSIGNED}|{_UNSIGNED}")
 _MAX_NUMBER_CHARS = 40
-_MAX_EXACT_DIGITS = 15  # of integers that are floats
+_MAX_EXACT_DIGITS = 15  # Longer integers are not exact as floats.
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 _CALCULATOR = re.compile(r"<<[^<>\n]*>>")
 _HASHES = "####"
@@ -35,7 +35,7 @@ def parse_integer(text: str) -> int | None:
   A canonical text has at most 9 ASCII digits, no sign, space or leading zero.
   "07", "+7", " 7", "7\n" and "٧" give None.
   """
-  # Length first: int() of a long string takes quadratic time.
+  # Check the length first: int() takes quadratic time.
   if not isinstance(text, str) or len(text) > _MAX_DIGITS:
     return None
   return int(text) if _INTEGER.fullmatch(text) else None
@@ -45,11 +45,11 @@ _THINK = re.compile(r"<(/?)think(?:ing)?>", re.I)
 
 
 def after_thinking(completion: str) -> str:
-  """Returns what a completion answers: the text after its last `</think>`.
+  """Returns a completion's answer: the text after its last `</think>`.
 
-  The first `<think>` may stand in the prompt. A completion that ends with its
-  thoughts answers with what stands before them; one whose thoughts are not
-  closed answers nothing, "".
+  The first `<think>` may be in the prompt. If a completion ends with its
+  thoughts, its answer is the text before them; if its thoughts are not closed,
+  its answer is "".
   """
   if not isinstance(completion, str):
     return completion
@@ -65,9 +65,10 @@ def after_thinking(completion: str) -> str:
 
 
 def with_opening(prompt: str, completion: str) -> str:
-  """Returns a completion after the `<think>` of a prompt that ends with it.
+  """Returns a completion with the `<think>` prepended that ends its prompt.
 
-  Of a completion that closes it, the completion itself: that answers as it is.
+  A completion that closes its thoughts is returned unchanged: its answer is the
+  same either way.
   """
   tags = [*_THINK.finditer(prompt.rstrip())]
   is_open = tags and not tags[-1][1] and tags[-1].end() == len(prompt.rstrip())
@@ -76,7 +77,7 @@ def with_opening(prompt: str, completion: str) -> str:
   return tags[-1][0] + completion
 
 
-# Digits of other scripts, and the separators of Arabic ones.
+# Digits of other scripts, and the separators of Arabic numbers.
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _SEPARATORS = {"\u066b": ".", "\u066c": ",", "\u3002": "."}
 
@@ -90,7 +91,7 @@ def with_plain_digits(text: str) -> str:
 
 
 def number_difference(answer: float | None, right: float | None) -> str:
-  """Returns how a number differs from the correct one, "" if it does not."""
+  """Returns how a number differs from the correct one; "" if it does not."""
   if answer is None:
     return "no number found"
   if answer == right:
@@ -111,8 +112,8 @@ def last_number(text: str) -> float | None:
 
   Commas between groups of three digits belong to the number; a sign after a
   digit, letter or bracket does not: "10-3" ends with 3, "1,080." with 1080.
-  None if it is too long or too large for a float. `tba_last_number` reads these
-  otherwise.
+  Returns None if the number is too long or too large for a float.
+  `tba_last_number` treats commas and signs differently.
   """
   if not isinstance(text, str):
     return None
@@ -125,7 +126,7 @@ def last_number(text: str) -> float | None:
 
 
 def _number(text: str) -> float | None:
-  """Returns a number exactly: an integer that no float may be is an int."""
+  """Returns a number exactly: long integers are ints, all others floats."""
   digits = text.lstrip("+-")
   if digits.isdigit() and len(digits) > _MAX_EXACT_DIGITS:
     return int(text)
@@ -142,7 +143,7 @@ def tba_last_number(text: str) -> float | None:
   """Returns the last number as TBA's GSM8K runs read it, or None.
 
   All commas are removed and a sign always belongs to the number: "10-3" ends
-  with -3, "1,2" with 12. Infinite if it is too large.
+  with -3, "1,2" with 12. Too large a number is infinite.
 
   Source: `extract_prediction` in src/gsm8k_utils.py of bbartoldson/TBA, which
   compares in float32; we compare in float64.
@@ -172,8 +173,8 @@ def number_after_hashes(text: str) -> float | None:
 def last_boxed(text: str) -> str | None:
   r"""Returns the contents of the last \boxed or \fbox.
 
-  Without braces, they end at a dollar sign or the line end. None if there
-  is no box, or it is empty or never closed.
+  Without braces, they end at a dollar sign or the line end. Returns None if
+  there is no box, or it is empty or never closed.
   """
   box = None
   for box in _BOX.finditer(text):
@@ -246,7 +247,7 @@ _SPELLINGS = (
         r"\1\2/\3\4",
     ),
     (re.compile(r"(?<=[0-9]) ?/ ?(?=[0-9])"), "/"),
-    # Items of a list have no sign.
+    # Hyphens before list items are not signs.
     (re.compile(r"\n[ \t]*-[ \t]+"), "\n"),
     (
         re.compile(r"(?<![A-Za-z])(?:minus|negative) {1,3}(?=[$.0-9])", re.I),
@@ -255,7 +256,7 @@ _SPELLINGS = (
 )
 # Full-width ASCII, as Chinese and Japanese keyboards write it.
 _FULL_WIDTH = {code + 0xFEE0: code for code in range(0x21, 0x7F)}
-# Beginnings of another text into which the model runs on.
+# Beginnings of another text that a model continues with.
 _RUN_ON = re.compile(
     r"</s>|<\|?(?:eos|im_end|eot_id|endoftext|end_of_text)\|?>"
     r"|(?<=\S)\s*?\n\s*?(?:Question|Problem|Q|Human|User)\s?:"
@@ -268,9 +269,9 @@ _ANSWER_IS = re.compile(
 _ANSWER_TAG = re.compile(
     r"<answer>((?:(?!</?answer>).)*+)</answer>", re.I | re.S
 )
-# Right after "answer is" as a correction of what was marked before it.
+# What follows "answer is" if it corrects an answer that was marked earlier.
 _DIRECTLY = re.compile(r"[\s:*$(]{0,9}[-+]?[$]?[.0-9]")
-# Expressions in a box that are left to compute, in addition to `_FORMULA`.
+# Unevaluated expressions in a box, in addition to `_FORMULA`.
 _LATEX_FORMULA = re.compile(
     r"\^\{|\\(?:sqrt|pi|theta)(?![a-zA-Z])|√|π"
     r"|[0-9](?:[abcijknpqrtuvwxyz]| [nxyz])(?![A-Za-z])"
@@ -279,7 +280,7 @@ _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n")
 _GROUPS = re.compile(r"(?<![0-9.,/])[0-9]{1,3}(?: [0-9]{3}(?![0-9/.]))++")
 _DIGITS = r"(?:[0-9]++(?:\.[0-9]++)?|\.[0-9]++)"
 _FORMULA = rf"{_DIGITS}(?:[ \t]?(?:\*\*|[-+*±^xX])[ \t]?\$?{_DIGITS})++"
-# "18 = 9 * 2", which is stated before it is worked out.
+# "18 = 9 * 2", a result stated before its calculation.
 _REVERSED = re.compile(
     rf"(?<![0-9.])({_DIGITS})[ \t]?=[ \t]?{_FORMULA}(?=[ \t*$.)]*+(?:\n|$))"
 )
@@ -290,18 +291,18 @@ _REFUSED = re.compile(
 )
 _ITEM = re.compile(r"^[ \t]*[\[(]?([0-9]{1,2})[\].)]{1,2}[ \t]+(?=\S)", re.M)
 _SIGN = r"(?:(?<![0-9A-Za-z.)])[-+])?(?:\$\s?)?(?:(?<=\$)[-+])?"
-# A sign with a space after it, which opens an answer.
+# A sign followed by a space at the start of an answer.
 _MINUS = re.compile(r"^([\s*$(]{0,9})-\s{1,3}(?=[$.0-9])")
-# A result worked out: "20% of 50, which is 10".
+# A result after its calculation: "20% of 50, which is 10".
 _WORKED_OUT = re.compile(
     rf"[0-9](?:% of|[ \t]?(?:\*\*|[-+*^xX]))[ \t]?\$?{_DIGITS}"
     r"(?:,? (?:which|that) (?:is|equals|makes|gives)|, or)(?= [-$.0-9])"
 )
-# Several numbers, such as a pair, are no answer.
+# Several numbers, such as a pair, are not an answer.
 _LIST = re.compile(
     rf"[\s*$(\[\\{{]*-?{_DIGITS}(?:\s*,\s*-?{_DIGITS})+[\s*$)\]\\}}.]*"
 )
-# Accounting notation: an amount alone in brackets is negative.
+# Accounting notation: an amount in brackets by itself is negative.
 _IN_BRACKETS = re.compile(rf"[\s*$]*\(\s*-?\$\s*{_DIGITS}\s*\)[\s*$.]*")
 _SCALES = {
     "hundred": 1e2,
@@ -317,10 +318,10 @@ _FINE = (
     "(?:month|week|day|hour|hr|minute|min|second|sec|inch|inche|ounce|cent)s?"
 )
 _VALUE = re.compile(
-    # No quantity: a time or ratio, an ordinal, part of a name such as x3.
+    # Not a quantity: a time or ratio, an ordinal, part of a name such as x3.
     r"(?P<other>(?<![0-9.])[0-9]{1,9}(?::[0-9]{1,9})++"
     rf"|{_DIGITS}(?:st|nd|rd|th)(?![A-Za-z])|(?<=[A-Za-z_]){_DIGITS})"
-    # Left to compute: 2^10, 9*2, 10 - 3, 2², √2; 2k, 5 dozen; 2 hours and 30
+    # Unevaluated: 2^10, 9*2, 10 - 3, 2², √2; 2k, 5 dozen; 2 hours and 30
     # minutes.
     rf"|(?P<formula>(?:(?<![0-9A-Za-z.)])[-+])?(?:\$ ?)?"
     rf"(?:{_FORMULA}|{_DIGITS}[²³¹⁰⁴-⁹]|√ ?{_DIGITS}"
@@ -333,7 +334,7 @@ _VALUE = re.compile(
     rf"(?:[ \t]?(?P<scale>{'|'.join(_SCALES)})(?![A-Za-z-]))?",
     re.I,
 )
-# Two numbers to choose from are no answer, nor are two numbers together.
+# Neither two alternatives nor two numbers together are an answer.
 _EITHER = re.compile(
     r"[0-9%](?:[ \t]{1,3}[A-Za-z]{1,20})?[ \t*]{1,3}or[ \t*]{1,3}[-$]*[0-9]"
     r"|[0-9%][ \t*]{1,3}to[ \t*]{1,3}[-$]*[0-9]"
@@ -345,7 +346,7 @@ _ASIDE = re.compile(r"\([^()]{1,200}\)")
 _REMARK = re.compile(
     r"\((?:see|step|steps|not|was|were|I|we|as|after|before|because|since)\b"
 )
-# A quantity once more in other units: "12 eggs (1 dozen)".
+# A quantity repeated in other units: "12 eggs (1 dozen)".
 _RESTATED = re.compile(
     rf"(?<![0-9.])({_DIGITS}(?: [A-Za-z]{{1,20}}){{1,2}}) "
     r"\((?:[a-z.]{1,15},? ){0,2}[~≈]?"
@@ -362,20 +363,24 @@ _NUMERALS = {*_ONES, *_TENS, *_SCALES}
 def final_answer(text: str) -> float | None:
   r"""Returns the number that a person would read as the answer, else None.
 
-  In order: the number after the last `####`, in the last \boxed{} or between
-  the last <answer> and </answer>, whichever comes later, unless a later "the
-  answer is" is followed by another; after the last "answer is" or "answer:";
-  the last number. Thoughts (see `after_thinking`) and text after an end token
-  or a new "Question:" are ignored. Understands units, signs (-$5, ($5), −5),
-  fractions (3/4, \frac{6}{2}, 2 1/2, ½), separators (11,050, 11{,}050, 1 234,
-  1,08,000, 1.234,50 and 18,5), scales (2 million), digits of all scripts, and
-  numbers in words where they are the whole statement. An equation, "5 + 3 = 8"
-  or "20% of 50, which is 10", counts from its last "=" or "which is", "8 = 5 +
-  3" up to it. "Not 20 but 18" is 18, and "12 eggs (1 dozen)" 12. None without a
-  single number: formulas (2^10, 9*2, \sqrt{2}, a box's 5x), lists (3, 5),
-  "7 or 8", "2 hours and 30 minutes", and "5 dozen" or 2k, whose unit is
-  ambiguous. Times, ordinals, names and numbers of list items (15:03, 18th, x3)
-  are skipped.
+  In order of precedence: the number after the last `####`, in the last \boxed{}
+  or between the last <answer> and </answer>, whichever comes later, unless a
+  later "the answer is" is followed by another number; the number after the last
+  "answer is" or "answer:"; the last number. Thoughts (see `after_thinking`) and
+  text after an end token or a new "Question:" are ignored.
+
+  Understands units, signs (-$5, ($5), −5), fractions (3/4, \frac{6}{2}, 2 1/2,
+  ½), separators (11,050, 11{,}050, 1 234, 1,08,000, 1.234,50 and 18,5), scales
+  (2 million), digits of all scripts, and numbers in words where they are the
+  whole statement. Of an equation such as "5 + 3 = 8" or "20% of 50, which is
+  10", the part after the last "=" or "which is" counts; of "8 = 5 + 3", the
+  part before it. "Not 20 but 18" is 18, and "12 eggs (1 dozen)" is 12.
+
+  Returns None if there is no single number: formulas (2^10, 9*2, \sqrt{2}, 5x
+    in
+  a box), lists (3, 5), "7 or 8", "2 hours and 30 minutes", and "5 dozen" or 2k,
+  whose unit is ambiguous. Times, ordinals, names and the numbers of list items
+  (15:03, 18th, x3) are skipped.
   """
   if not isinstance(text, str):
     return None
@@ -423,7 +428,7 @@ def _last_box(text: str) -> int:
 
 
 def _stated(text: str) -> float | None:
-  """Returns the number in a text that holds only the answer."""
+  """Returns the number in a text that consists of the answer only."""
   text = _REVERSED.sub(r"\1", text)
   text = _WORKED_OUT.sub("=", text).rpartition("=")[2]
   text = _MINUS.sub(r"\1-", _THOUSANDS.sub("", text))
@@ -469,7 +474,7 @@ def _in_words(text: str) -> float | None:
   if words[:1] == ["zero"]:
     return 0.0 if len(words) < 3 and not {*words[1:]} & _NUMERALS else None
   total = part = 0
-  limit = math.inf  # The next scale has to be smaller.
+  limit = math.inf  # The next scale must be smaller.
   for i, word in enumerate(words):
     low = part % 100
     scale = _SCALES.get(word, math.inf)
@@ -485,14 +490,14 @@ def _in_words(text: str) -> float | None:
     elif 100 < scale < limit and part:
       total, part, limit = total + int(part * scale), 0, scale
     elif word != "and" or not i:
-      # A last word may be the unit.
+      # The last word may be a unit.
       is_unit = i and i == len(words) - 1 and word not in _NUMERALS
       return float(total + part) if is_unit else None
   return float(total + part) if words else None
 
 
 def _values(text: str) -> list[float | None]:
-  """Returns the numbers in a text; None for a formula, and what no float is."""
+  """Returns the numbers in a text; None for formulas and non-floats."""
   text = _GROUPS.sub(lambda m: m[0].replace(" ", ""), _THOUSANDS.sub("", text))
   return [_value(m) for m in _VALUE.finditer(text) if m["other"] is None]
 

@@ -30,7 +30,7 @@ class Arithmetic(base.Task):
   Operands range from 0 to `max_number`, results from 0 to 99. A sum and its
   swapped form are in the same split.
 
-  operations: "+", "-" and "*", or some of them, as one string.
+  operations: any of "+", "-" and "*", as one string.
   max_number: the largest operand.
   held_out_fraction: share of the sums held out from training.
   split_seed: seed of the split and of the order of prompts.

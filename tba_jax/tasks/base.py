@@ -2,19 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A task: numbered prompts in two splits, and the reward of a completion.
 
-A prompt is a text, which the model reads as it is, or messages, which the
-model's own chat template lays out:
+A prompt is either a text, which the model reads unchanged, or a list of
+messages, which the model's chat template formats:
 
     [{"role": "system", "content": "Answer in one word."},
      {"role": "user", "content": "What is the capital of France?"}]
 
-Roles are system, user and assistant (earlier turns); the user speaks last. The
-model reads what transformers' `apply_chat_template(messages,
-add_generation_prompt=True)` gives, `--program=plan` shows it, and the token
-that ends a turn in the template ends a completion. A tokenizer without a
-template takes texts alone. With `tokenizer.chat` a text is a user's message.
-Rewards, and judges other than the policy's own tokenizer, get the prompt as the
-task gives it.
+Roles are system, user and assistant (earlier turns); the last message is the
+user's. The model reads the result of transformers'
+`apply_chat_template(messages, add_generation_prompt=True)`, which
+`--program=plan` shows, and the token that ends a turn in the template ends a
+completion. A tokenizer without a template accepts only texts. With
+`tokenizer.chat`, a text is treated as a user message. Rewards, and judges with
+a tokenizer of their own, get the prompt as the task defines it.
 """
 
 import abc
@@ -37,7 +37,7 @@ TRAIN = "train"
 HELD_OUT = "held_out"
 VALIDATION = "validation"  # selects checkpoints; not every task has it
 SPLITS = (TRAIN, HELD_OUT)
-# Number of training prompts by which processes compare a task.
+# Number of training prompts that processes compare to check their tasks.
 _NUM_COMPARED = 64
 # Rewards are stored as float32.
 MAX_REWARD = float(np.finfo(np.float32).max)
@@ -58,9 +58,9 @@ class Judgement:
 
   reward: task units; NaN if the completion could not be judged, see
     `rewards/judges.py`.
-  key: identity of a correct solution, None for a wrong completion.
+  key: identity of a correct solution; None for a wrong completion.
   parts: unweighted terms of the reward, and metrics, by name.
-  failure: cause of a missing reward, else "".
+  failure: cause of a missing reward, otherwise "".
   """
 
   reward: float
@@ -70,7 +70,7 @@ class Judgement:
 
 
 def metrics_of(values: Any, what: str) -> dict[str, float]:
-  """Returns the numbers that a user's code names, as `reward/NAME` has them.
+  """Returns the named numbers that user code returned, for `reward/NAME`.
 
   Args:
     values: mapping from name to number.
@@ -92,10 +92,10 @@ def metrics_of(values: Any, what: str) -> dict[str, float]:
 
 
 def number(value: Any, what: str) -> float:
-  """Returns a reward, or a part of it, as a float: the rule for all judges.
+  """Returns a reward or a part of one as a float; used by all judges.
 
-  A bool is 0 or 1. A text is not a number: an unparsed "1" is a bug of
-  the reward's code.
+  A bool is 0 or 1. A text is not a number: an unparsed "1" is a bug in the
+  reward's code.
 
   Args:
     value: a number, a bool, a NumPy scalar, or an array or tensor of one.
@@ -117,12 +117,12 @@ def number(value: Any, what: str) -> float:
 
 
 def judgement_of(reward: float, is_right: bool, completion: str) -> Judgement:
-  """Returns a judgement; texts that differ in white space have one key."""
+  """Returns a judgement; texts that differ only in white space share a key."""
   return Judgement(reward, " ".join(completion.split()) if is_right else None)
 
 
 class PromptSet(abc.ABC):
-  """Numbered prompts: what all tasks share.
+  """Numbered prompts: the base class of all tasks.
 
   A pure function of its fields: every process sees the same prompts under the
   same indices. Thread-safe. Either a `Task`, or an `EnvironmentTask` whose
@@ -132,13 +132,13 @@ class PromptSet(abc.ABC):
   FIELDS: settings and their defaults: keywords of the constructor, and keys
     `config.task.<field>`.
   reads_data: whether the task reads files and has a `report`.
-  rewards_where: allowed values of `config.reward.backend`; () for all.
+  rewards_where: allowed values of `config.reward.backend`; () allows all.
   packages: required packages, each with the extra that installs it.
-  more_splits: further held-out splits, evaluated before and after training.
+  more_splits: additional held-out splits, evaluated before and after training.
   has_turns: whether environments answer completions, as in
     `environments/environment_task.py`.
-  has_embeddings: whether its judge embeds completions, for the replay filter.
-  report: `rows.DataReport`, None for generated data.
+  has_embeddings: whether the judge embeds completions, for the replay filter.
+  report: `rows.DataReport`; None for generated data.
   """
 
   name: ClassVar[str]
@@ -166,7 +166,7 @@ class PromptSet(abc.ABC):
 
   @abc.abstractmethod
   def identity(self) -> list[Any]:
-    """Returns values by which processes check that they have the same task."""
+    """Returns values that processes compare to check that their tasks agree."""
 
   def digest(self) -> str:
     """Returns a digest of the number of training prompts and the identity."""
@@ -179,7 +179,7 @@ class PromptSet(abc.ABC):
     """Returns the words of all prompts and completions, one token each."""
 
   def warn_of_unseen_words(self) -> None:
-    """Adds a warning to `report` about words that training does not have."""
+    """Adds a warning to `report` about words that training never sees."""
 
   @property
   @abc.abstractmethod
@@ -189,12 +189,12 @@ class PromptSet(abc.ABC):
   @property
   @abc.abstractmethod
   def max_prompt_tokens(self) -> int:
-    """Tokens of the longest prompt."""
+    """Number of tokens of the longest prompt."""
 
   @property
   @abc.abstractmethod
   def max_completion_tokens(self) -> int:
-    """Tokens of the longest correct completion, with the stop token."""
+    """Tokens of the longest correct completion, including the stop token."""
 
   @property
   def has_reward(self) -> bool:
@@ -205,7 +205,7 @@ class PromptSet(abc.ABC):
   def part_weights(self) -> Mapping[str, float]:
     """Weights of the parts whose weighted sum is the reward, by name.
 
-    {} if it is no such sum.
+    The result is {} if the reward is not such a sum.
     """
     return {}
 
@@ -217,12 +217,12 @@ class PromptSet(abc.ABC):
     )
 
   def pair_texts(self, fields: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """Returns prompt, chosen and rejected of a row, which may not be texts."""
+    """Returns a row's prompt, chosen and rejected, which may not be texts."""
     prompt = fields.get("prompt", fields.get("query", ""))
     return prompt, fields.get("chosen"), fields.get("rejected")
 
   def reward_of(self, prompt: Prompt, completion: str) -> float:
-    """Returns the reward of a completion of any prompt."""
+    """Returns the reward of a completion for any prompt."""
     raise ValueError(
         "config.reward_model.relabel='task': not supported by the task"
         f" {self.name!r}; must be '' or a gold model's folder"
@@ -230,7 +230,7 @@ class PromptSet(abc.ABC):
 
   @property
   def judges_groups(self) -> bool:
-    """Whether `judge_group` judges completions of a prompt together."""
+    """Whether `judge_group` judges a prompt's completions together."""
     return False
 
   def drop_long(
@@ -239,11 +239,11 @@ class PromptSet(abc.ABC):
     """Drops prompts and training answers that exceed the policy's limits.
 
     Args:
-      tokenizer: has `encode_prompt`, `encode` and `encode_answered`.
-      max_prompt_tokens: longest prompt allowed.
-      max_answer_tokens: longest reference completion of a training prompt,
-        without the stop token; for messages, the tokens from the assistant's
-        first turn on; 0 = no limit.
+      tokenizer: object with `encode_prompt`, `encode` and `encode_answered`.
+      max_prompt_tokens: maximum length of a prompt.
+      max_answer_tokens: maximum length of a training prompt's reference
+        completion, without the stop token; for messages, the tokens from the
+        assistant's first turn on; 0 means no limit.
 
     Raises:
       ValueError: a split becomes empty.
@@ -255,20 +255,20 @@ class Task(PromptSet):
 
   @abc.abstractmethod
   def prompt(self, split: str, index: int) -> Prompt:
-    """Returns prompt `index`: a text or messages, see the module."""
+    """Returns prompt `index`, a text or messages, see the module docstring."""
 
   def identity(self) -> list[Any]:
-    """Returns some prompts, evenly spaced."""
+    """Returns evenly spaced prompts."""
     size = self.num_prompts(TRAIN)
     rows = range(0, size, max(1, size // _NUM_COMPARED))
     return [self.prompt(TRAIN, index) for index in rows]
 
   @abc.abstractmethod
   def solution_key(self, split: str, index: int, completion: str) -> str | None:
-    """Returns the identity of a correct solution, None if wrong.
+    """Returns the identity of a correct solution; None if it is wrong.
 
-    Spellings of one solution share a key. Must not raise, and must take bounded
-    time on any completion.
+    Different spellings of a solution share a key. Must not raise, and must take
+    bounded time on any completion.
     """
 
   @abc.abstractmethod
@@ -282,10 +282,10 @@ class Task(PromptSet):
     return float(self.solution_key(split, index, completion) is not None)
 
   def judge(self, split: str, index: int, completion: str) -> Judgement:
-    """Returns reward and key together.
+    """Returns the reward and key together.
 
-    May raise or hang if it runs user code; a worker pool counts that as one
-    failure of this completion.
+    May raise or hang if it runs user code; a worker pool counts that as a
+    failure of this completion only.
     """
     key = self.solution_key(split, index, completion)
     if type(self).reward is Task.reward:  # A function of the key alone.
@@ -299,9 +299,9 @@ class Task(PromptSet):
       completions: Sequence[str],
       completion_ids: Sequence[Sequence[int]] = (),
   ) -> list[Judgement | RewardError]:
-    """Returns the judgement of each completion, or why there is none.
+    """Returns the judgement of each completion, or an error without one.
 
-    `completion_ids` are the tokens of each, with the stop token.
+    `completion_ids` are the tokens of each completion, with the stop token.
     """
     del completion_ids
     judged = []
@@ -313,19 +313,19 @@ class Task(PromptSet):
     return judged
 
   def judge_cut_off(self, split: str, index: int, completion: str) -> Judgement:
-    """Returns the judgement of a completion without stop token.
+    """Returns the judgement of a completion without a stop token.
 
-    By default the same as with one.
+    By default, it is the same as with one.
     """
     return self.judge(split, index, completion)
 
   def prepare_judging(self) -> None:
-    """Loads what `judge` needs, in a reward worker before its deadlines."""
+    """Loads what `judge` needs, before a reward worker's deadlines start."""
 
   def explain(self, split: str, index: int, completion: str) -> str:
-    """Returns briefly why a completion is wrong, "" if correct or unknown.
+    """Returns a short reason why a completion is wrong; "" if there is none.
 
-    Called for displayed samples only; takes bounded time.
+    Called only for displayed samples; takes bounded time.
     """
     del split, index, completion
     return ""
@@ -347,7 +347,7 @@ def are_messages(value: Any) -> bool:
 
 
 def plain_text(prompt: Prompt) -> str:
-  """Returns a prompt's text without a template: a line for each message."""
+  """Returns a prompt's text without a template, with one line per message."""
   if isinstance(prompt, str):
     return prompt
   return "\n".join(f"{m['role']}: {m['content']}" for m in prompt)
@@ -361,8 +361,8 @@ def reference_text(task: Task, split: str, index: int) -> str:
 def split_while_training(task: PromptSet) -> str:
   """Returns the split to evaluate on during training.
 
-  The validation split if the task has one, so that the test split selects no
-  checkpoint.
+  This is the validation split if the task has one, so that the test split is
+  never used to select checkpoints.
   """
   return VALIDATION if VALIDATION in task.splits else HELD_OUT
 

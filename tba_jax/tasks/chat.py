@@ -20,7 +20,7 @@ MODEL = "model"
 
 
 class Chat(synthetic.GoldReward):
-  """Conversations and a person's answer to each.
+  """Conversations, each with a person's answer.
 
   data: a folder or data set of the Hugging Face hub with the splits train and
     test; rows have `messages`, each with `role` and `content`, the last one the
@@ -79,14 +79,14 @@ class Chat(synthetic.GoldReward):
       return "no_prompt"
     try:
       return self._lay_out(before), last["content"].strip()
-    except ValueError:  # Refused by the template.
+    except ValueError:  # Rejected by the template.
       return "no_prompt"
 
   def pairs(self, split: str) -> Sequence[tuple[base.Prompt, str, str]]:
     return [(p, a.strip(), b.strip()) for p, a, b in super().pairs(split)]
 
   def pair_texts(self, fields: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """Takes conversations too, whole ones or what follows `prompt`."""
+    """Also accepts conversations, either whole or continuing `prompt`."""
     prompt, *answers = super().pair_texts(fields)
     if not all(map(_is_list, answers)):
       return prompt, *answers
@@ -95,7 +95,7 @@ class Chat(synthetic.GoldReward):
       before = []  # The answers are whole chats.
     texts = [self._make({"messages": [*before, *answer]}) for answer in answers]
     if "no_answer" in texts:
-      return "?", None, None  # Whatever was asked.
+      return "?", None, None  # The prompt does not matter.
     if "no_prompt" in texts:
       return "", None, None
     (text, chosen), (same, rejected) = texts

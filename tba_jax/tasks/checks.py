@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What settings need of the task, and the task of settings."""
+"""Checks that settings and the task fit each other."""
 
 from tba_jax.environments import checks as environments
 from tba_jax.losses import objective_table as losses
@@ -12,16 +12,16 @@ from tba_jax.tasks import task_table
 
 
 def fits(c: rules.Values) -> rules.Problems:
-  """Checks text lengths, numbers of prompts, and what the task has."""
+  """Checks text lengths, numbers of prompts, and features of the task."""
   try:
     task = task_table.configured_task(c)
   except ValueError as error:
     yield "", str(error)
     return
   start = c.get("sft.init") if c.get("init") == "sft" else c.get("init")
-  # A model's folder brings a tokenizer, whose tokens are others.
+  # A model's folder has its own tokenizer, with different tokens.
   if c.get("tokenizer.source") == "task" and start == "scratch":
-    # Rows of data that are too long are left out.
+    # Data rows that are too long are dropped instead.
     has_rows = isinstance(task, rows_task.RowsTask)
     read = task.report is not None
     for key, needed, what in (
@@ -41,7 +41,7 @@ def fits(c: rules.Values) -> rules.Problems:
             f"must be {needed} or more: the longest {what} has {needed} tokens"
         )
   yield from _lacks(c, task)
-  # Reward models learn from pairs.
+  # Reward models are trained on pairs instead.
   needs_prompts = c.program not in ("evaluate", "reward_model")
   if needs_prompts and not task.num_prompts(base.TRAIN):
     yield "task.name", (
@@ -67,7 +67,7 @@ def fits(c: rules.Values) -> rules.Problems:
 
 
 def _lacks(c: rules.Values, task: base.PromptSet) -> rules.Problems:
-  """Yields problems with what settings need of the task."""
+  """Yields a problem for each feature that settings need and the task lacks."""
   if c.get("tokenizer.source") == "task" and _starts_from_scratch(c):
     last = 2 + len(task.tokenizer_words())  # After <pad>, <eos> and <unk>.
     if any(i > last for i in models.stop_ids(c)):
@@ -120,7 +120,7 @@ def _packages(c: rules.Values) -> rules.Problems:
 CHECKS = (
     rules.require("task.name", lambda v: not task_table.facts(v).has_embeddings,
                   {"replay_filter.similarity": ("none", "edit")}),
-    # Nothing else bounds the time of a command.
+    # Only the pool bounds the time of a command.
     rules.require("task.verifier", bool, {"reward.backend": ("pool",)}),
     _rewards_where, _packages,
 )

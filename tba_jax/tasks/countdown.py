@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Countdown: reach a target from given numbers, in several ways.
+"""Countdown: reach a target from given numbers; there are several ways.
 
 The prompt `7,3,12,4>17` asks for 17 from 7, 3, 12 and 4; a correct completion
 is a chain of steps that uses every number exactly once, for instance
@@ -9,10 +9,10 @@ result. The larger operand comes first, results are in 1 … 99, and the last on
 is the target. Sorted steps identify a solution: the order of independent steps
 does not count.
 
-All pairs of a multiset of numbers and a target are enumerated; those with at
+All pairs of a multiset of numbers and a target are enumerated; pairs with at
 least `min_solutions` distinct solutions are kept, so that diversity can be
-measured. Every distinct order of the numbers is a prompt; a multiset is in one
-split with all its targets and orders.
+measured. Every distinct order of the numbers is a prompt; all targets and
+orders of a multiset are in the same split.
 """
 
 from collections.abc import Sequence
@@ -27,25 +27,25 @@ from tba_jax.tasks import answers
 from tba_jax.tasks import arithmetic
 from tba_jax.tasks import base
 
-MAX_VALUE = 99  # the largest number that has a token
+MAX_VALUE = 99  # the largest number with a token
 # Keeps the enumeration within a few seconds and a few hundred MB.
 _MAX_CHAINS = 1_000_000
 # Bits of a step's code: two for the operation, seven for each operand.
 _STEP_BITS = 16
-_STEP_LENGTH = len("99*99=99,")  # the longest one
+_STEP_LENGTH = len("99*99=99,")  # the longest step
 _SYMBOLS = "".join(arithmetic.OPERATIONS)
 _STEP = re.compile(r"([0-9]+)([+*-])([0-9]+)=([0-9]+)")
 
 
 class Countdown(base.Task):
-  """Reach a target from given numbers with `+`, `-` and `*`.
+  """Problems of reaching a target from given numbers with `+`, `-` and `*`.
 
   numbers: count of numbers in a prompt, 2 to 4.
-  max_number: largest number.
-  max_target: largest target.
-  min_solutions: least number of distinct solutions of a prompt.
+  max_number: maximum of the given numbers.
+  max_target: maximum of the targets.
+  min_solutions: minimum number of distinct solutions of a prompt.
   held_out_fraction: share of the multisets held out from training.
-  split_seed: seed of the split, of the order of prompts and of numbers.
+  split_seed: seed of the split, and of the order of prompts and numbers.
   """
 
   name: ClassVar[str] = "countdown"
@@ -104,8 +104,8 @@ class Countdown(base.Task):
     # Different choices among equal numbers give the same chain.
     first = np.unique(_pack(row, steps, _STEP_BITS), return_index=True)[1]
     row, steps, target = row[first], steps[first], target[first]
-    # Multiset and steps determine the target (the one value that is not
-    # consumed), so a solution's key leaves it out.
+    # The multiset and steps determine the target (the only value that is not
+    # consumed), so a solution's key omits it.
     solution = _pack(row, np.sort(steps, axis=1), _STEP_BITS)
     pair = row * (MAX_VALUE + 1) + target
     order = np.argsort(solution, kind="stable")
@@ -123,7 +123,7 @@ class Countdown(base.Task):
     self._rich_pairs = rich
 
   def _is_selected(self, num_solutions: np.ndarray, limit: int) -> np.ndarray:
-    """Returns which pairs have enough solutions to be kept."""
+    """Returns a mask of the pairs with enough solutions to be kept."""
     return num_solutions >= limit
 
   def _split(
@@ -135,8 +135,8 @@ class Countdown(base.Task):
     held_out = np.zeros(len(multisets_MxN), bool)
     held_out[rng.permutation(len(multisets_MxN))[:num_held_out]] = True
     numbers, pairs = _orders(multisets_MxN[self._pair_row], self._rich_pairs)
-    # Pairs come in rounds: every pair in one order of its numbers, then every
-    # pair with a second order, and so on. So a split's first prompts are as
+    # Pairs come in rounds: every pair with one order of its numbers, then every
+    # pair with a second order, and so on. Thus a split's first prompts are as
     # diverse as possible, and a mean over them weights all pairs equally.
     by_pair = np.lexsort((rng.random(len(pairs)), pairs))
     starts = _starts(pairs[by_pair])
@@ -193,7 +193,7 @@ class Countdown(base.Task):
   def reference_completion(
       self, split: str, index: int, rng: np.random.Generator
   ) -> str:
-    """Returns a uniformly drawn solution, its steps in a random valid order."""
+    """Returns a uniformly drawn solution with steps in a random valid order."""
     base.check_split(split)
     pair = self._pairs[split][index]
     solution = rng.integers(*self._solution_start[pair : pair + 2])
@@ -227,7 +227,7 @@ def solution_key(
 
 
 def explain(numbers: Sequence[int], target: int, completion: str) -> str:
-  """Returns the first error of a completion, "" if it is correct.
+  """Returns the first error of a completion; "" if it is correct.
 
   Correct means: one step fewer than numbers, separated by commas; each step
   canonical and true, with the larger operand first, both operands among the
@@ -252,7 +252,7 @@ def explain(numbers: Sequence[int], target: int, completion: str) -> str:
 
 
 def _apply_step(text: str, remaining: list[int], numbers: Sequence[int]) -> str:
-  """Replaces operands in `remaining` by the result, or returns the error."""
+  """Replaces operands in `remaining` with the result, or returns the error."""
   match = _STEP.fullmatch(text)
   values = [answers.parse_integer(match[i]) for i in (1, 3, 4)] if match else []
   if not match or None in values:
@@ -282,7 +282,7 @@ def _listed(values: Sequence[int]) -> str:
 def _chains(
     multisets_MxN: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns every chain of steps: its multiset's row, steps [N - 1], result."""
+  """Returns all chains of steps: multiset rows, steps [..., N - 1], results."""
   row = np.arange(len(multisets_MxN))
   values = multisets_MxN
   steps = np.zeros((len(row), 0), np.int64)
@@ -310,7 +310,7 @@ def _chains(
 def _orders(
     numbers_QxN: np.ndarray, pairs: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the distinct orders of the pairs' numbers, and the pair of each."""
+  """Returns the distinct orders of the pairs' numbers, with each one's pair."""
   permutations = np.array(
       list(itertools.permutations(range(numbers_QxN.shape[1])))
   )
@@ -323,9 +323,9 @@ def _orders(
 
 
 def _pack(row: np.ndarray, columns: np.ndarray, bits: int) -> np.ndarray:
-  """Returns one int64 per row, equal if row and columns are equal.
+  """Returns one int64 per row, equal exactly if row and columns are equal.
 
-  Columns hold numbers of `bits` bits; all bits together must fit in 63.
+  Columns hold numbers of `bits` bits; the total must fit in 63 bits.
   """
   key = row.astype(np.int64)
   for column in columns.T:
@@ -340,7 +340,7 @@ def _starts(sorted_keys: np.ndarray) -> np.ndarray:
 
 
 def _step_text(step: int) -> str:
-  """Returns a step's text from its code."""
+  """Returns the text of a step, given its code."""
   operation = _SYMBOLS[step >> 14]
   a, b = (step >> 7) & 127, step & 127
   return f"{a}{operation}{b}={arithmetic.OPERATIONS[operation](a, b)}"
@@ -350,10 +350,10 @@ class CountdownSparse(Countdown):
   """Countdown with targets that have few solutions, so that search matters.
 
   Random valid steps are correct once in 200 completions (once in 24 with three
-  numbers and one solution): most groups have no reward, and what was found has
-  to be replayed.
+  numbers and one solution): most groups have no reward, and solutions that were
+  found must be replayed.
 
-  max_solutions: largest number of distinct solutions of a prompt.
+  max_solutions: maximum number of distinct solutions of a prompt.
   """
 
   name: ClassVar[str] = "countdown_sparse"

@@ -1,20 +1,20 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A user's own task: rows of data and reward functions, named in settings.
+"""A custom task: data rows and reward functions, named in settings.
 
 docs/guides/your_data.md builds one. A reward is a function of (prompt,
-completion, row) that returns a number, or a dict with it as "reward" and
-metrics by name, or one as TRL has it (`reward_calls.py`); the prompt is a text
-or messages, as in `tasks/base.py`, `row` has the fields of the data's row, and
-the reference under "answer". The task's reward is a weighted sum:
+completion, row) that returns a number, or a dict with the number as "reward"
+and metrics by name; or a function with TRL's signature (`reward_calls.py`). The
+prompt is a text or messages, as in `tasks/base.py`; `row` has the fields of the
+data row, and the reference as "answer". The task's reward is a weighted sum:
 
     "answer"                                one of `REWARDS`
     "my_rewards.py:polite"                  a function in a file
     "my_package.rewards:polite"             a function in a module
     "exact, my_rewards.py:short * 0.1"      several, weighted
 
-Functions of `REWARDS` read the text after a completion's thoughts (see
-`answers.after_thinking`); a user's function gets the whole completion.
+Functions in `REWARDS` read only the text after a completion's thoughts (see
+`answers.after_thinking`); custom functions get the whole completion.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +40,7 @@ from tba_jax.tasks import rows
 from tba_jax.tasks import rows_task
 
 RewardFn = Callable[[base.Prompt, str, Mapping[str, Any]], float]
-# Returns why a completion is wrong; "" or None if unknown.
+# Function that returns why a completion is wrong; "" or None if unknown.
 ReasonFn = Callable[[base.Prompt, str, Mapping[str, Any]], str | None]
 
 ANSWER_KINDS = ("none", "text", "number")
@@ -48,10 +48,10 @@ _FIELD = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 
 
 class CustomTask(rows_task.RowsTask):
-  """Prompts made from the fields of rows, rewarded by the user's functions.
+  """Prompts made from the fields of rows, rewarded by custom functions.
 
   train, test, validation: sources of the splits, as in
-    docs/guides/your_data.md; `validation` may be "", and so may `test`.
+    docs/guides/your_data.md; `test` and `validation` may be "".
   held_out: training prompts to hold out at random if `test` is "": a share
     below 1, else a number; None = a tenth, at most 1,000; 0 = no evaluation.
   validation_prompts: training prompts to hold out if `validation` is "".
@@ -59,23 +59,24 @@ class CustomTask(rows_task.RowsTask):
     such texts, `[{"role": "user", "content": "{question}"}]`; or a single field
     with a text or a list of messages. A final assistant message is not part of
     the prompt; it is the answer if the row has no other.
-  completion: text with field names in braces, the target of supervised
+  completion: template with field names in braces, the target of supervised
     fine-tuning; "" = no fine-tuning on this data.
   answer: field with the reference answer.
-  answer_kind: "text" and "number" leave out rows without one; "none" does not.
-  rewards: weighted functions: `exact`, `answer` (the number that a person
-    reads), `number` (the last one), `contains`, FILE.py:FUNCTION or
-    MODULE:FUNCTION.
-  verifier: command that prints a number, a further part of the reward named
-    "verifier"; "" = none. Needs `reward.backend="pool"`.
+  answer_kind: "text" or "number" to leave out rows without such an answer;
+    "none" keeps them.
+  rewards: weighted functions: `exact`, `answer` (the number that a person would
+    read as the answer), `number` (the last number), `contains`,
+    FILE.py:FUNCTION or MODULE:FUNCTION.
+  verifier: command that prints a number, which becomes the part "verifier" of
+    the reward; "" = none. Needs `reward.backend="pool"`.
   verifier_weight: weight of that part.
-  correct_threshold: least reward of a correct completion.
+  correct_threshold: minimum reward of a correct completion.
   reason: "FILE.py:FUNCTION" or "MODULE:FUNCTION" of (prompt, completion, row)
-    that returns why a completion is wrong, for displayed samples; "" = from the
-    built-in rewards.
+    that returns why a completion is wrong, for displayed samples; "" = derived
+    from the built-in rewards.
   tokenizer: vocabulary with `tokenizer.source="task"`: "characters", or
-    "words", for texts whose held-out words all occur in training.
-  split_seed: seed of the choice of held-out and validation prompts.
+    "words" if all held-out words occur in training.
+  split_seed: seed for choosing held-out and validation prompts.
   """
 
   name: ClassVar[str] = "custom"
@@ -100,7 +101,7 @@ class CustomTask(rows_task.RowsTask):
   }
 
   def __init__(self, **fields: Any):
-    """Reads the data and imports the rewards; takes all of `FIELDS`."""
+    """Reads the data and imports the rewards; requires all of `FIELDS`."""
     base.check_choice("answer_kind", fields["answer_kind"], ANSWER_KINDS)
     base.check_choice("tokenizer", fields["tokenizer"], ("characters", "words"))
     for name in ("correct_threshold", "verifier_weight"):
@@ -202,7 +203,7 @@ class CustomTask(rows_task.RowsTask):
     return self._target(example.fields, example.answer) or ""
 
   def _target(self, fields: Mapping[str, Any], answer: str) -> str | None:
-    """Returns the text to fine-tune on, None if a field is missing."""
+    """Returns the text to fine-tune on; None if a field is missing."""
     if answer:
       fields = {**fields, self._fields["answer"]: answer}
     return _filled(self._fields["completion"], fields)
@@ -263,7 +264,7 @@ class CustomTask(rows_task.RowsTask):
     return dataclasses.replace(judged, parts=parts)
 
   def explain(self, split: str, index: int, completion: str) -> str:
-    """Returns the result of `reason`, else what the built-in rewards miss."""
+    """Returns the result of `reason`, or else of the built-in rewards."""
     example = self.example(split, index)
     row = _row_of(example)
     if self._reason is not None:
@@ -278,7 +279,7 @@ class CustomTask(rows_task.RowsTask):
 
 
 def _parse_template(text: str) -> base.Prompt:
-  """Returns `config.task.prompt` as a text, or as the messages it lists."""
+  """Returns `config.task.prompt` as a text or as a list of messages."""
   if not rows.MESSAGES.match(text):
     return text
   try:
@@ -297,14 +298,14 @@ def _parse_template(text: str) -> base.Prompt:
 
 
 def prompt_of(template: str, fields: Mapping[str, Any]) -> base.Prompt:
-  """Returns the prompt of a row's fields; "" if one is missing.
+  """Returns the prompt for a row's fields; "" if a field is missing.
 
   Args:
     template: `config.task.prompt`.
     fields: values of the row by name.
 
   Raises:
-    rows.UnusableError: a field has no text, or no messages.
+    rows.UnusableError: a field has neither a text nor messages.
   """
   return _filled_prompt(_parse_template(template), fields)
 
@@ -312,7 +313,7 @@ def prompt_of(template: str, fields: Mapping[str, Any]) -> base.Prompt:
 def _filled_prompt(
     template: base.Prompt, fields: Mapping[str, Any]
 ) -> base.Prompt:
-  """Fills in a prompt's fields; returns "" if one is missing."""
+  """Fills in a prompt's fields; returns "" if a field is missing."""
   if isinstance(template, str):
     field = _FIELD.fullmatch(template)
     if field:
@@ -331,7 +332,7 @@ def _filled_prompt(
 
 
 def _filled(template: str, fields: Mapping[str, Any]) -> str | None:
-  """Fills in a template's fields; returns None if one is missing."""
+  """Fills in a template's fields; returns None if a field is missing."""
   texts = {
       name: rows.as_text(name, rows.value_at(fields, name))
       for name in _FIELD.findall(template)
@@ -347,7 +348,7 @@ def _row_of(example: rows_task.Example) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class RewardPart:
-  """A weighted reward; `name` is also its metric's, `load` the function's."""
+  """A weighted reward; `name` names its metric, `load` returns its function."""
 
   name: str
   load: Callable[[], Callable[..., Any]]
@@ -363,10 +364,11 @@ class RewardPart:
       completions: Sequence[str],
       completion_ids: Sequence[Sequence[int]] = (),
   ) -> list[dict[str, float] | base.RewardError]:
-    """Returns number by `name` and metrics of each completion, or why not.
+    """Returns each completion's reward, as `name`, and metrics, or an error.
 
-    There is no number for a completion that the function leaves to others. A
-    function that raised, or returned no finite number, names the row.
+    There is no reward for a completion that the function does not judge. The
+    error of a function that raised, or returned no finite number, names the
+    row.
     """
     returned = reward_calls.call(
         self.function,
@@ -434,7 +436,7 @@ REWARDS: Mapping[str, RewardFn] = {
     "number": number,
     "contains": contains,
 }
-# (completion, answer) of a wrong completion -> reason.
+# Name of a reward -> function from (completion, answer) to why it is wrong.
 _REASONS: Mapping[str, Callable[[str, str], str]] = {
     "exact": lambda answer_text, right: f'wanted "{right.strip()}"',
     "answer": lambda answer_text, right: answers.number_difference(
@@ -449,9 +451,9 @@ _REASONS: Mapping[str, Callable[[str, str], str]] = {
 
 
 def parse_rewards(key: str, text: str) -> list[RewardPart]:
-  """Returns the weighted rewards that a setting lists; see the module.
+  """Returns the weighted rewards that a setting lists (see the module).
 
-  Raises ValueError if one is unknown, cannot be imported or has no finite
+  Raises ValueError if a reward is unknown, cannot be imported or has no finite
   weight, or if a name occurs twice.
   """
   parts = []
@@ -465,8 +467,8 @@ def parse_rewards(key: str, text: str) -> list[RewardPart]:
       raise ValueError(f"{key}={item!r}: must be a finite number as weight")
     load = functools.partial(_load, key, what)
     part = RewardPart(what.rpartition(":")[2], load, value)
-    # A program that does not judge, such as `export`, may lack what another
-    # lends.
+    # A program that does not judge, such as `export`, may lack functions that
+    # another process lends.
     if not callables.is_lent(what):
       part.function  # pylint: disable=pointless-statement
     parts.append(part)
@@ -485,9 +487,9 @@ def _load(key: str, text: str) -> Callable[..., Any]:
 def make_command(key: str, command: str) -> RewardFn:
   """Returns a reward that runs a command for each completion.
 
-  The command reads one JSON object, `prompt`, `completion` and `row`, from
-  standard input and prints a number on its last line. It runs in a temporary
-  directory and the environment of the pool's worker, which bounds everything
+  The command reads a JSON object with `prompt`, `completion` and `row` from
+  standard input, and prints a number on its last line. It runs in a temporary
+  directory and in the environment of the pool's worker, which limits everything
   else.
 
   Raises ValueError if the command is empty or cannot be split into words.
@@ -498,12 +500,12 @@ def make_command(key: str, command: str) -> RewardFn:
     raise ValueError(f"{key}={command!r}: {error}") from error
   if not words:
     raise ValueError(f"{key}={command!r}: must be a command")
-  # Relative paths start at the folder in which the run starts.
+  # Relative paths are relative to the folder in which the run starts.
   words = [os.path.abspath(w) if os.path.isfile(w) else w for w in words]
 
   def verify(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
     question = {"prompt": prompt, "completion": completion, "row": row}
-    # Values that are not JSON, such as bytes and images, are not text.
+    # Values that JSON cannot represent, such as bytes and images, become null.
     return _run(words, json.dumps(question, default=lambda value: None))
 
   return verify
@@ -523,7 +525,7 @@ def _run(words: Sequence[str], text: str) -> float:
           env=sandbox.environment(folder, [*os.environ]),
           preexec_fn=processes.die_with_parent,
       ) as process:
-        # What it starts cannot open its output by /proc.
+        # Its child processes cannot open its output through /proc.
         os.fchmod(process.stdout.fileno(), 0)
         output, errors = process.communicate(text)
     except OSError as error:

@@ -1,11 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Data sets as Hugging Face `datasets` reads them: of the hub, in folders.
+"""Data sets read by Hugging Face `datasets`, from the hub or from folders.
 
 The package finds the subsets (configurations), splits and files of a data set,
 from the `configs:` of its README.md or from file names, and reads all formats
-but JSON and Parquet, which `tasks/rows.py` reads. Folders and the hub's
-cache are read in place; other data sets of the hub are downloaded and kept in
+except JSON and Parquet, which `tasks/rows.py` reads. Folders and the hub's
+cache are read in place; other data sets on the hub are downloaded and kept in
 the package's own cache.
 """
 
@@ -25,10 +25,10 @@ from tba_jax.models.hf import hf_hub
 from tba_jax.system import processes
 
 ALL = "*"  # names all subsets
-# Files of JSON and Parquet, or rows.
+# JSON and Parquet files, or rows.
 Content = Sequence[pathlib.Path] | Iterable[Mapping[str, Any]]
 _FILES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
-# Options of a subset in a README.md that only the package interprets.
+# Options of a subset in README.md that only the package interprets.
 _OPTIONS = ("columns", "filters", "field", "features")
 _SHARD = re.compile(r"(.*)-[0-9]{5}-of-([0-9]{5})(.*)")
 
@@ -36,17 +36,17 @@ _SHARD = re.compile(r"(.*)-[0-9]{5}-of-([0-9]{5})(.*)")
 def read(
     name: str, split: str, preferred: str = ""
 ) -> Iterator[tuple[str, pathlib.Path, Content]]:
-  """Yields what a name refers to: for each subset its label, folder, content.
+  """Yields label, folder and content of each subset that a name refers to.
 
   Args:
     name: a folder, FOLDER/SUBSET, ORG/NAME[@REVISION] or
       ORG/NAME[@REVISION]/SUBSET; the subset "*" stands for all of them.
-    split: "" = train.
-    preferred: subset to take if `name` has none and there is one of this name.
+    split: name of the split; "" = train.
+    preferred: subset to take if it exists and `name` has none.
 
   Raises:
-    ValueError: there is no such data set, subset or split, several subsets of
-      which none is the default, or the package is missing.
+    ValueError: there is no such data set, subset or split; there are several
+      subsets without a default; or the package is missing.
   """
   path = pathlib.Path(name).expanduser()
   if _is_saved(path):
@@ -72,7 +72,7 @@ def read(
     try:
       yield from [*_from_folder(folder, subset, split, preferred, repo)]
       return
-    except ValueError as error:  # Perhaps only a part is in the cache.
+    except ValueError as error:  # Perhaps the cache is incomplete.
       why = str(error)
   yield from _from_hub(repo, revision, subset, split, preferred, why)
 
@@ -89,7 +89,7 @@ def read_file(path: pathlib.Path) -> Iterable[Mapping[str, Any]]:
 
 
 def _package() -> types.ModuleType:
-  """Imports `datasets`, which takes two seconds, without torch, and quietly."""
+  """Imports `datasets` quietly and without torch, which takes two seconds."""
   before = os.environ.get("USE_TORCH")
   if "torch" not in sys.modules:
     os.environ["USE_TORCH"] = "0"  # Reading would import an installed torch.
@@ -110,7 +110,7 @@ def _package() -> types.ModuleType:
 
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
-  """Raises errors of the readers of many formats as ValueError."""
+  """Re-raises the errors of readers of many formats as ValueError."""
   try:
     yield
   except ValueError:
@@ -120,10 +120,10 @@ def _errors() -> Iterator[None]:
 
 
 def _builder(path: str, subset: str | None, shown: str, **options: Any) -> Any:
-  """Returns the package's builder of a folder, or of ORG/NAME.
+  """Returns the package's builder for a folder or ORG/NAME.
 
-  Raises ValueError that lists the subsets if the name is unknown, or no subset
-  is the default.
+  Raises ValueError with a list of the subsets if the name is unknown, or if no
+  subset is the default.
   """
   datasets = _package()
   load = functools.partial(datasets.load_dataset_builder, path, **options)
@@ -147,18 +147,18 @@ def _builder(path: str, subset: str | None, shown: str, **options: Any) -> Any:
 def _local_builder(
     path: str, subset: str | None, shown: str, **options: Any
 ) -> Any:
-  """Returns the builder of a folder; writes nothing that stays."""
+  """Returns the builder for a folder; leaves no files behind."""
   with tempfile.TemporaryDirectory() as cache, _errors():
     return _builder(path, subset, shown, cache_dir=cache, **options)
 
 
 def _streamed(builder: Any, split: str) -> Iterator[Mapping[str, Any]]:
-  """Yields the rows of a split; CSV files keep their texts as they stand."""
+  """Yields the rows of a split; texts in CSV files are kept unchanged."""
   config = builder.config
   if hasattr(config, "keep_default_na"):
     # "NA" and "None" are texts.
     config.keep_default_na = False
-    # Nor is "007" a number, unless a README.md declares it.
+    # "007" is not a number, unless README.md declares it as one.
     if builder.info.features is None:
       text = _package().Value("string")
       first = next(iter(builder.as_streaming_dataset(split)), {})
@@ -167,7 +167,7 @@ def _streamed(builder: Any, split: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _is_saved(path: pathlib.Path) -> bool:
-  """Returns whether `save_to_disk` of the package wrote a folder."""
+  """Returns whether the package's `save_to_disk` wrote a folder."""
   names = ("dataset_dict.json", "state.json")
   return any((path / name).is_file() for name in names)
 
@@ -205,7 +205,7 @@ def _has_configs(folder: pathlib.Path) -> bool:
 def _local(
     path: pathlib.Path, preferred: str
 ) -> tuple[pathlib.Path, str] | None:
-  """Returns the folder and the subset that a path names, None if neither."""
+  """Returns the folder and subset that a path names, None if there is none."""
   if path.is_dir():
     inside = path / preferred
     is_inside = preferred and inside.is_dir() and not _has_configs(path)
@@ -217,7 +217,7 @@ def _local(
 
 
 def _has(folder: pathlib.Path) -> str:
-  """Returns a remark on the contents of a folder; "" without a folder."""
+  """Returns a note on the contents of a folder; "" if there is no folder."""
   if not folder.is_dir():
     return ""
   names = sorted(p.name for p in folder.glob("[!.]*"))
@@ -276,9 +276,9 @@ def _from_folder(
 def _check_files(
     folder: pathlib.Path, files: Sequence[pathlib.Path], shown: str
 ) -> None:
-  """Refuses incomplete shards, and several data sets taken for one.
+  """Refuses incomplete shards, and several data sets mistaken for one.
 
-  Without a README.md the package joins files of all folders.
+  Without a README.md, the package combines the files of all folders.
   """
   shards: dict[tuple[str, str, str], int] = {}
   for file in files:
@@ -308,9 +308,9 @@ def _from_hub(
     preferred: str,
     why: str,
 ) -> Iterator[tuple[str, pathlib.Path, Content]]:
-  """Yields a data set of the hub, from the cache of the package or downloaded.
+  """Yields a data set on the hub, from the package's cache or downloaded.
 
-  `why` is the reason that no local folder serves.
+  `why` is the reason that no local folder can be used.
   """
   datasets = _package()
   try:
@@ -318,7 +318,7 @@ def _from_hub(
       with processes.shared():
         builder = _builder(repo, name, repo, revision=revision)
       if revision and builder.name == "cache":
-        raise ConnectionError  # This cache does not distinguish revisions.
+        raise ConnectionError  # The package's cache ignores revisions.
       with processes.shared():
         builder.download_and_prepare()
       label = name or repo.partition("/")[2]

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""GSM8K: grade-school word problems, rewarded for the final number.
+"""GSM8K: grade-school word problems, rewarded for the correct final number.
 
 Cobbe et al. 2021 (arXiv:2110.14168). As in Bartoldson et al. 2025
 (arXiv:2503.18929), the reward is 1 if the completion's number equals the
@@ -16,9 +16,9 @@ from tba_jax.tasks import rows
 from tba_jax.tasks import rows_task
 from tba_jax.tasks import synthetic
 
-# (prompt, prefix of a solution). TBA's SFT model was trained with "sft": an
-# underscore, and the last line end in the solution. TBA's code prompts it with
-# "tba".
+# Name -> (prompt, prefix of a solution). TBA's SFT model was trained with
+# "sft", which has an underscore, and puts the last line break into the
+# solution. TBA's code prompts it with "tba".
 FORMATS = {
     "tba": ("[MATH TASK] Problem:\n{question}\n\nSolution:\n", ""),
     "sft": ("[MATH_TASK] Problem:\n{question}\n\nSolution:", "\n"),
@@ -35,18 +35,19 @@ ANSWER_RULES = {
 class Gsm8k(rows_task.RowsTask):
   """Problems with worked solutions that end in `#### number`.
 
-  data: "openai/gsm8k" of the Hugging Face hub, read as its subset "main", a
-    folder with train.jsonl and test.jsonl as published, one prepared by
-    `python -m tba_jax.tasks.gsm8k_data`, or "synthetic": small generated
-    problems in the same format.
+  data: "openai/gsm8k" on the Hugging Face hub, of which the subset "main" is
+    read; a folder with train.jsonl and test.jsonl as published; a folder
+    prepared by `python -m tba_jax.tasks.gsm8k_data`; or "synthetic": small
+    generated problems in the same format.
   synthetic_prompts: number of generated problems, over all splits.
   prompt_format: "tba", "sft" or "plain".
-  answer_rule: "answer", as a person reads it: after the last `####`, else in a
-    box, else after "answer is", else the last number; "last_number", the last
-    number of the completion; "tba", the same as TBA's runs read it, without all
-    commas and with each sign; "hash", the number after the last `####`.
+  answer_rule: "answer", as a person would read it: after the last `####`, else
+    in a box, else after "answer is", else the last number; "last_number", the
+    last number in the completion; "tba", the last number as TBA's runs read it,
+    dropping all commas and keeping every sign; "hash", the number after the
+    last `####`.
   validation_prompts: training problems held out to select checkpoints.
-  split_seed: seed of that choice and of generated problems.
+  split_seed: seed of that selection and of generated problems.
   """
 
   name: ClassVar[str] = "gsm8k"
@@ -61,7 +62,7 @@ class Gsm8k(rows_task.RowsTask):
   }
 
   def __init__(self, **fields: Any):
-    """Reads the data; takes all of `FIELDS`."""
+    """Reads the data; requires all of `FIELDS`."""
     base.check_choice("prompt_format", fields["prompt_format"], FORMATS)
     base.check_choice("answer_rule", fields["answer_rule"], ANSWER_RULES)
     self._format, self._opening = FORMATS[fields["prompt_format"]]

@@ -34,7 +34,7 @@ class Gsm8kBuilder(tfds.core.GeneratorBasedBuilder):
       "train.jsonl and test.jsonl of openai/grade-school-math; where the folder"
       " does not have them, they are downloaded."
   )
-  # Folder in which TFDS looks for descriptions.
+  # Folder in which TFDS searches for descriptions.
   pkg_dir_path = epath.Path(__file__).parent
   url = _URL
 
@@ -60,7 +60,7 @@ class Gsm8kBuilder(tfds.core.GeneratorBasedBuilder):
       folder = dl_manager.manual_dir
       paths = {split: folder / f"{split}.jsonl" for split in SPLITS}
       exist = all(path.exists() for path in paths.values())
-    except AssertionError:  # The manual folder does not exist.
+    except AssertionError:  # There is no manual folder.
       exist = False
     if not exist:
       urls = {split: f"{self.url}{split}.jsonl" for split in SPLITS}
@@ -77,9 +77,10 @@ class Gsm8kBuilder(tfds.core.GeneratorBasedBuilder):
 
 
 def prepare(folder: str, *, manual_dir: str | None) -> pathlib.Path:
-  """Prepares the data set in `folder` if needed; returns its own folder.
+  """Prepares the data set in `folder` if needed; returns the data set's folder.
 
-  The rows come from `manual_dir`'s train.jsonl and test.jsonl; None downloads.
+  The rows come from train.jsonl and test.jsonl in `manual_dir`; None downloads
+  them.
   """
   builder = Gsm8kBuilder(data_dir=folder, file_format="array_record")
   builder.download_and_prepare(

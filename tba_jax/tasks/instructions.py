@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Instructions that a program can check: "use no commas", "exactly five words".
 
-A prompt asks about a topic and adds one to three instructions, each of another
-aspect of the answer, as in IFEval (Zhou et al. 2023, arXiv:2311.07911). The
-reward is the share of them that hold. The checks are functions of the text
-alone: no word lists, no detection of languages, so that a completion always
-gets the same reward. Where IFEval has the same kind of instruction, a test
-compares the checks with the package `if-verifiable`.
+A prompt asks about a topic and adds one to three instructions, each on a
+different aspect of the answer, as in IFEval (Zhou et al. 2023,
+arXiv:2311.07911). The reward is the share of instructions followed. The checks
+depend only on the text, without word lists or language detection, so that a
+completion always gets the same reward. For the kinds of instructions that
+IFEval also has, a test compares the checks with the package `if-verifiable`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,27 +22,27 @@ import numpy as np
 from tba_jax.tasks import answers
 from tba_jax.tasks import base
 
-# Prompts of held-out topics with instructions of held-out kinds.
+# Split of prompts on held-out topics with held-out kinds of instructions.
 NEW_KINDS = "new_kinds"
 
 _WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
 _LETTER = re.compile(r"[^\W\d_]")
 _SENTENCE_END = re.compile(r"[.!?]+(?=\s|$)")
-_MAX_DRAWS = 50  # of a prompt that is not made yet
+_MAX_DRAWS = 50  # attempts to draw a new prompt
 
 
 def words_of(text: str) -> list[str]:
-  """Returns the words of a text: "It's well-known." has two."""
+  """Returns the words of a text; "It's well-known." has two."""
   return _WORD.findall(text)
 
 
 def count_word(text: str, word: str) -> int:
-  """Returns how often a text has a word, in whatever case."""
+  """Returns how often a word occurs in a text, ignoring case."""
   return sum(w.casefold() == word.casefold() for w in words_of(text))
 
 
 def count_sentences(text: str) -> int:
-  """Returns the number of sentences; a last one may lack its end."""
+  """Returns the number of sentences; the last one may be unfinished."""
   parts = _SENTENCE_END.split(text)
   return sum(bool(_WORD.search(part)) for part in parts)
 
@@ -93,11 +93,11 @@ def _is_wrapped(text: str, left: str, right: str) -> bool:
 
 @dataclasses.dataclass
 class _Draft:
-  """A completion in the making, which instructions shape in turn.
+  """An unfinished completion, which instructions shape one after another.
 
   words: text so far, split at white space.
-  most: number of words that it may have.
-  end: its last characters.
+  most: maximum number of words.
+  end: final characters of the text.
   """
 
   words: list[str]
@@ -109,12 +109,12 @@ class _Draft:
 class Kind:
   """A kind of instruction.
 
-  aspect: property of the answer that it constrains; differs within a prompt.
+  aspect: property of the answer that it constrains; unique within a prompt.
   wordings: texts of the instruction, with `{}` for its value.
   values: choices to draw from.
-  holds: function of (text, value), whether a text follows the instruction.
-  shape: function of (draft, value) that changes a draft towards it.
-  write: function of (text, value) that lays out the text of a draft.
+  holds: (text, value) -> whether the text follows the instruction.
+  shape: (draft, value); changes a draft so that it follows the instruction.
+  write: (text, value) -> the draft's text, laid out.
   """
 
   aspect: str
@@ -165,14 +165,14 @@ def _start_with(draft: _Draft, word: str) -> None:
 
 
 def _as_lines(mark: str) -> Callable[[str, int], str]:
-  """Returns a function that lists a text and, above it, other items."""
+  """Returns a function that makes a list, with the text as its last item."""
   return lambda text, count: "\n".join(
       f"{mark.format(i)} {text if i == count else 'ok'}"
       for i in range(1, count + 1)
   )
 
 
-# Words that fill drafts; no instruction is about them.
+# Filler words for drafts; no instruction concerns them.
 _FILLERS = "we like it very much so that all go on".split()
 
 # fmt: off
@@ -302,7 +302,7 @@ KINDS: Mapping[str, Kind] = {
 }
 # fmt: on
 HELD_OUT_KINDS = ("numbered", "twice", "brackets", "no_period", "digits")
-# Order in which aspects lay a draft out.
+# Order in which aspects shape and lay out a draft.
 _LAID_OUT = ("length", "punctuation", "case", "layout", "wrap")
 
 TOPICS = (
@@ -342,8 +342,8 @@ class Instruction:
   """An instruction of a prompt.
 
   kind: key of `KINDS`.
-  value: number or text that it asks for, "" if it needs none.
-  text: wording.
+  value: number or text that it asks for; "" if it needs none.
+  text: wording of the instruction.
   """
 
   kind: str
@@ -366,7 +366,7 @@ class InstructionPrompt:
 def follows(instruction: Instruction, completion: str) -> bool:
   """Returns whether a completion follows an instruction; False without letters.
 
-  Thoughts, and line breaks and spaces around an answer, do not count.
+  Thoughts and surrounding white space are ignored.
   """
   text = answers.after_thinking(completion).strip()
   if _LETTER.search(text) is None:
@@ -375,14 +375,15 @@ def follows(instruction: Instruction, completion: str) -> bool:
 
 
 class Instructions(base.Task):
-  """Questions about topics, with instructions for the form of the answer.
+  """Questions about topics, with instructions on the form of the answer.
 
-  Splits: "train"; "held_out", of other topics; and "new_kinds", of those topics
-  with instructions of `held_out_kinds`, which no training prompt has.
+  Splits: "train"; "held_out", on other topics; and "new_kinds", on these other
+  topics with `held_out_kinds`, which no training prompt has.
 
-  max_instructions: instructions of a prompt are one to this many.
-  train_prompts: prompts to train on.
-  held_out_prompts: prompts of each of the other splits.
+  max_instructions: maximum number of instructions in a prompt; the minimum is
+    one.
+  train_prompts: number of prompts to train on.
+  held_out_prompts: number of prompts in each other split.
   held_out_fraction: share of the topics held out from training.
   held_out_kinds: kinds of instructions held out, separated by commas.
   split_seed: seed of topics, splits and prompts.
@@ -439,7 +440,7 @@ class Instructions(base.Task):
             rng, held_out_prompts, topics[:cut], new_kinds, max_instructions
         ),
     }
-    # Places of the prompts that are not dropped.
+    # Indices of the prompts that are not dropped.
     self._indices = {
         split: [*range(len(some))] for split, some in self._prompts.items()
     }
@@ -474,7 +475,7 @@ class Instructions(base.Task):
   def judge_cut_off(
       self, split: str, index: int, completion: str
   ) -> base.Judgement:
-    """Returns no reward: what an answer would end with cannot be known."""
+    """Returns no reward, because how the answer would end is unknown."""
     kinds = (i.kind for i in self.instructions(split, index))
     return base.Judgement(0.0, None, dict.fromkeys(kinds, 0.0))
 
@@ -497,7 +498,7 @@ class Instructions(base.Task):
   ) -> str:
     """Returns a text that follows all instructions; `rng` is not used.
 
-    It ignores the topic.
+    The text ignores the topic.
     """
     return _follow(self.instructions(split, index))
 
@@ -542,14 +543,14 @@ def _make_prompts(
     kinds: Sequence[str],
     most: int,
 ) -> list[InstructionPrompt]:
-  """Returns distinct prompts, all of which can be followed.
+  """Returns distinct prompts whose instructions can all be followed.
 
-  Raises ValueError if too few exist.
+  Raises ValueError if there are too few.
   """
   prompts: dict[str, InstructionPrompt] = {}
   for number in range(count):
     for _ in range(_MAX_DRAWS):
-      # In turn, so that kinds that go with few others are not rare.
+      # Kinds take turns, so that those compatible with few others are not rare.
       first = kinds[number % len(kinds)]
       made = _make_prompt(rng, topics, kinds, first, 1 + rng.integers(most))
       text = _follow(made.instructions)
@@ -592,7 +593,7 @@ def _make_prompt(
 
 
 def _follow(instructions: Sequence[Instruction]) -> str:
-  """Returns a text made to follow all instructions; some do not go together."""
+  """Returns a text that tries to follow all instructions; some conflict."""
   draft = _Draft([])
   for i in instructions:
     KINDS[i.kind].shape(draft, i.value)

@@ -3,12 +3,12 @@
 r"""MATH: competition problems, rewarded for the answer in the last \boxed.
 
 Hendrycks et al. 2021 (arXiv:2103.03874); tested on MATH-500, 500 of its test
-problems chosen by Lightman et al. 2023 (arXiv:2305.20050). Settings of TBA' in
-Bartoldson et al. 2025 (arXiv:2503.18929): reward 1 for a correct answer, else
-0.
+problems chosen by Lightman et al. 2023 (arXiv:2305.20050). As for TBA' in
+Bartoldson et al. 2025 (arXiv:2503.18929), the reward is 1 for a correct answer,
+else 0.
 
-An answer is correct if `math_answers.equal` is true. That may call sympy, which
-may never return, so the task needs `reward.backend="pool"`.
+An answer is correct if `math_answers.equal` returns true. It may call sympy,
+which may never return, so the task needs `reward.backend="pool"`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,13 +42,13 @@ class Math(rows_task.RowsTask):
     of the solution's last \boxed. "synthetic" for both: small generated
     problems.
   synthetic_prompts: number of generated problems, over both splits.
-  prompt_format: "qwen" (a chat), "plain" or "bare", the problem alone.
+  prompt_format: "qwen" (a chat), "plain", or "bare" (only the problem).
   validation_prompts: training problems held out to select checkpoints.
-  split_seed: seed of that choice and of generated problems.
+  split_seed: seed of that selection and of generated problems.
   """
 
   name: ClassVar[str] = "math"
-  # Nothing else bounds the time of sympy.
+  # Only the pool bounds the time of sympy.
   rewards_where: ClassVar[tuple[str, ...]] = ("pool",)
   packages: ClassVar[Mapping[str, str]] = {"math_verify": "math"}
   FIELDS: ClassVar = {
@@ -62,7 +62,7 @@ class Math(rows_task.RowsTask):
   }
 
   def __init__(self, **fields: Any):
-    """Reads the data; takes all of `FIELDS`."""
+    """Reads the data; requires all of `FIELDS`."""
     base.check_choice("prompt_format", fields["prompt_format"], FORMATS)
     self._format = FORMATS[fields["prompt_format"]]
     train, test, seed = fields["train"], fields["test"], fields["split_seed"]
@@ -122,7 +122,7 @@ class Math(rows_task.RowsTask):
     return base.judgement_of(float(is_right), is_right, completion)
 
   def explain(self, split: str, index: int, completion: str) -> str:
-    """Returns why it is wrong, from the texts alone; never calls sympy."""
+    """Returns why an answer is wrong, from the texts; never calls sympy."""
     answer = answers.last_boxed(answers.after_thinking(completion))
     if answer is None:
       return "has no closed \\boxed{} with an answer in it"

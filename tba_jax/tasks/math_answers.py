@@ -1,11 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-r"""Compares answers of mathematics, as \boxed{} has them.
+r"""Compares mathematical answers, as found in \boxed{}.
 
-In order: as texts up to typesetting; by structure, lists, sets, tuples,
-intervals and equations part by part; numbers exactly, in their units and bases;
-and what is left, such as x+1 and 1+x, as formulas that the library
-`math-verify` parses. That calls sympy, which may never return.
+The steps, in order: compare texts up to typesetting; compare lists, sets,
+tuples, intervals and equations part by part; compare numbers exactly, in their
+units and bases; compare the rest, such as x+1 and 1+x, as formulas parsed by
+the library `math-verify`. The last step calls sympy, which may never return.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,27 +20,27 @@ import zlib
 from tba_jax.tasks import answers
 
 MAX_CHARS = 400  # longer answers are compared as texts only
-_MAX_ITEMS = 30  # of a list without order
+_MAX_ITEMS = 30  # in an unordered list
 _MAX_EXPONENT = 400
 
-# Decides whether two formulas are equal.
+# Function that decides whether two formulas are equal.
 Verify = Callable[[str, str], bool]
 
 
 class _UndecidedError(Exception):
-  """It takes `math-verify`."""
+  """Only `math-verify` can decide."""
 
 
 def equal(reference: str, answer: str) -> bool:
-  """Returns whether an answer equals the reference, both without their box.
+  """Returns whether an answer equals the reference, both without the box.
 
-  Raises ImportError if it takes `math-verify` and that is not installed.
+  Raises ImportError if `math-verify` is needed and not installed.
   """
   return _equal(reference, answer, _verify)
 
 
 def equal_as_texts(reference: str, answer: str) -> bool | None:
-  """Compares without `math-verify`; returns None if that is undecided."""
+  """Compares answers without `math-verify`; returns None if undecided."""
 
   def undecided(left: str, right: str) -> bool:
     raise _UndecidedError(left, right)
@@ -100,7 +100,7 @@ def normalized(answer: str) -> str:
 
 
 def _plain(answer: str) -> str:
-  """Removes typesetting but for spaces."""
+  """Removes typesetting except spaces."""
   plain = _TYPESETTING.sub("", _SEPARATOR.sub(",", answer))
   return _TEXT.sub(r"\1", _FRACTION.sub(r"\\frac", plain)).strip()
 
@@ -147,7 +147,7 @@ _ROOT = re.compile(
 _STYLES = (
     "text(?:bf|it|rm|sf|tt|normal)?|math(?:rm|bf|it|sf|tt)|mbox|operatorname"
 )
-# In this order.
+# Applied in this order.
 _REWRITES = tuple(
     (re.compile(pattern), plain)
     for pattern, plain in (
@@ -164,7 +164,7 @@ _REWRITES = tuple(
         (r"\\text\{([^{}A-Za-z]*)\}", r"\1"),
         (r"\\([$%])", r"\1"),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
-        # Names of plain texts.
+        # Names in plain text.
         (r"(?<![\\A-Za-z])(sqrt|pi|sin|cos|tan|ln|log)(?![A-Za-z])", r"\\\1"),
         (r"(?<![\\A-Za-z])inf(?:inity)?(?![A-Za-z])", r"\\infty"),
         (r"\\frac\s*([0-9])\s*([0-9])", r"\\frac{\1}{\2}"),
@@ -189,7 +189,7 @@ _REWRITES = tuple(
 
 
 def _cleaned(answer: str) -> str:
-  """Returns an answer in one LaTeX spelling, from LaTeX or Unicode."""
+  """Returns an answer, in LaTeX or Unicode, in a canonical LaTeX spelling."""
 
   def scripts(text: str, characters: str, mark: str) -> str:
     return re.sub(
@@ -241,7 +241,7 @@ def _is_balanced(text: str) -> bool:
 
 _CHOICE = re.compile(r"\(?(?:\\text\{\s*)?\(?([A-J])\)?\s*\}?\)?\.?")
 _CHOSEN = re.compile(r"(?:\\text\{\s*)?(?:\(([A-J])\)|([A-J])[.):](?=[\s}]))")
-# Left of "=" where it is named and not stated, also with "\in".
+# What may be left of "=" or "\in" as the name of the answer.
 _NAME = (
     r"(?:\\text\{[^{}]*\}|\([A-Za-z](?:, ?[A-Za-z])+\)"
     r"|(?:m ?)?\\angle ?[A-Z]{1,3}|\\overline\{[A-Z]{2}\}"
@@ -259,20 +259,20 @@ _SEPARATED = re.compile(
 )
 _OR = re.compile(r",?\s*\\text\{\s*(or|and)\s*\}")
 _DIGIT_COMMA = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")
-# Lists and quantities that are wholly in \text{}.
+# Lists and quantities that are entirely in \text{}.
 _WHOLE_TEXT = re.compile(r"\\text\{\s*([^{}]*[,;][^{}]*|[-+]?[0-9][^{}]*)\}")
-# Lists of values have no order, tuples and intervals do.
+# Lists of values are unordered, tuples and intervals are ordered.
 _UNORDERED = ("list", "set", "union")
 
 
 def _choice(text: str) -> str:
-  """Returns the letter of multiple choice that is chosen, else ""."""
+  """Returns the letter of a multiple-choice answer, else ""."""
   match = _CHOICE.fullmatch(text) or _CHOSEN.match(text)
   return next(filter(None, match.groups()), "") if match else ""
 
 
 def _split(text: str, kind: str) -> list[str]:
-  """Splits at separators of a kind outside of all brackets."""
+  """Splits a text at separators of a kind that are outside all brackets."""
   parts, depth, start = [], 0, 0
   for mark in _SEPARATED.finditer(text):
     depth += (mark["open"] is not None) - (mark["close"] is not None)
@@ -285,7 +285,7 @@ def _split(text: str, kind: str) -> list[str]:
 
 
 def _brackets(text: str) -> tuple[str, str] | None:
-  """Returns the brackets around a text, and what is in them; else None."""
+  """Returns the brackets around a text and their contents; None without."""
   depth = 0
   for mark in _SEPARATED.finditer(text):
     depth += (mark["open"] is not None) - (mark["close"] is not None)
@@ -299,7 +299,7 @@ def _brackets(text: str) -> tuple[str, str] | None:
 
 
 def _parts(text: str) -> tuple[str, list[str]]:
-  """Returns kind and parts of an answer; ("", [text]) of what has none.
+  """Returns the kind and parts of an answer; ("", [text]) if it has no parts.
 
   Kinds are the keys of `_UNORDERED`, and the brackets of tuples and intervals.
   """
@@ -337,7 +337,7 @@ def _in_brackets(kind: str, bounds: Sequence[str]) -> str:
 
 
 def _bounds(text: str) -> tuple[str, list[str]] | None:
-  """Returns the interval of 2 < x, x >= 3 or 2 <= x < 5; None of others."""
+  """Returns the interval of 2 < x, x >= 3 or 2 <= x < 5; None otherwise."""
   parts = _split(text, "relation")
   is_name = [re.fullmatch(_NAME, part) is not None for part in parts[::2]]
   if len(parts) == 3 and sum(is_name) == 1:
@@ -362,7 +362,7 @@ def _bounds(text: str) -> tuple[str, list[str]] | None:
 def _both(
     first: tuple[str, list[str]], second: tuple[str, list[str]]
 ) -> tuple[str, list[str]]:
-  """Returns where both hold, of a lower and an upper bound."""
+  """Returns the intersection of a lower and an upper bound."""
   if first[1][1] == r"\infty":
     first, second = second, first
   (left, (low, high)), (right, (lower, upper)) = first, second
@@ -372,7 +372,7 @@ def _both(
 
 
 def _same(left: str, right: str, verify: Verify) -> bool:
-  """Compares two answers of one spelling by their structure."""
+  """Compares two answers in canonical spelling by their structure."""
   (kind, parts), (other, other_parts) = _parts(left), _parts(right)
   if bool(kind) != bool(other):  # (x, y) = (1, 2) and (1, 2)
     (kind, parts), (other, other_parts) = (
@@ -399,7 +399,7 @@ def _same(left: str, right: str, verify: Verify) -> bool:
 
 
 def _unnamed(text: str) -> str:
-  """Returns the right side of `name = value`, other texts as they are."""
+  """Returns the right side of `name = value`, other texts unchanged."""
   sides = _split(text, "equal")
   is_named = len(sides) == 2 and re.fullmatch(_NAME, sides[0])
   return sides[1] if is_named else text
@@ -426,7 +426,7 @@ def _letters(text: str) -> str:
 
 
 def _same_value(left: str, right: str, verify: Verify) -> bool:
-  """Compares two answers other than lists."""
+  """Compares two answers that are not lists."""
   if _joined(left) == _joined(right):
     return True
   if not left or not right:
@@ -459,7 +459,7 @@ def _same_value(left: str, right: str, verify: Verify) -> bool:
 
 
 def _same_equation(left: list[str], right: list[str], verify: Verify) -> bool:
-  """Compares equations, or a value with x = value, by their sides."""
+  """Compares equations side by side, or a value with x = value."""
   if len(left) > 1 and len(right) > 1:
     names = [re.fullmatch(_NAME, sides[0]) for sides in (left, right)]
     if all(names) and _joined(left[0]) == _joined(right[0]):
@@ -470,7 +470,7 @@ def _same_equation(left: list[str], right: list[str], verify: Verify) -> bool:
   if re.fullmatch(_NAME, right[-1]) and not re.fullmatch(_NAME, right[0]):
     right = right[::-1]
   name, *values = right
-  # A name, or an equation that holds, such as 2+3=5.
+  # A name, or a true equation, such as 2+3=5.
   if not re.fullmatch(_NAME, name):
     values.insert(0, name)
   if not all(_same(values[-1], value, verify) for value in values[:-1]):
@@ -490,7 +490,8 @@ def _same_time(left: re.Match, right: re.Match) -> bool:
   return len(halves) < 2 and minutes(left) == minutes(right)
 
 
-# Units by name: what they measure, and how many of the first it is.
+# Name of a unit -> what it measures, and its size in the first unit of the
+# kind.
 _UNITS: dict[str, tuple[str, fractions.Fraction]] = {}
 for _measure, _names in {
     "length": "m meter metre 1|mm millimeter millimetre 1/1000"
@@ -533,12 +534,12 @@ _QUANTITY = re.compile(
     r"|(?P<plain>(?:(?<=[0-9}!]) ?)(?:[A-Za-z][A-Za-z./ ]*|[$€£¢])"
     r"(?:\^\{?[23]\}?)?))"
 )
-# What a unit is, with its power and size; None where nothing is known.
+# What a unit measures, its power and its size; None if unknown.
 _Unit = tuple[str, int, fractions.Fraction] | None
 
 
 def _quantity(text: str) -> tuple[str, _Unit]:
-  """Returns value and unit of a quantity; the text and None of another."""
+  """Returns the value and unit of a quantity; other texts, and None."""
   if money := _CURRENCY.match(text):
     return money[1] + text[money.end() :], _unit(money[2])
   match = _QUANTITY.fullmatch(text)
@@ -550,7 +551,7 @@ def _quantity(text: str) -> tuple[str, _Unit]:
   if match["plain"]:
     name = match["plain"].strip()
     known = _unit(name)
-    # 5x and 2i are formulas; 5 m is a quantity if it has the space.
+    # 5x and 2i are formulas; 5 m is a quantity only with the space.
     is_spaced = match["plain"][:1] == " " or len(name) > 1
     if known is None and not re.search("[A-Za-z]{3}", name):
       return text, None
@@ -565,7 +566,7 @@ def _quantity(text: str) -> tuple[str, _Unit]:
 
 
 def _unit(name: str) -> _Unit:
-  """Returns the unit of a name, or None if unknown."""
+  """Returns the unit with a name, or None if it is unknown."""
   power = re.search(r"\^\{?([23])\}?$", name)
   name = name[: power.start()] if power else name
   name = re.sub(r"\\text|[{}.]", "", name).strip().lower()
@@ -590,7 +591,7 @@ def _unit(name: str) -> _Unit:
 
 
 def _factor(left: _Unit, right: _Unit) -> fractions.Fraction | None:
-  """Returns how many of `right` a `left` is; None if they differ in kind."""
+  """Returns the size of `left` in units of `right`; None if kinds differ."""
   if left is None or right is None:
     return fractions.Fraction(1)
   if left[:2] != right[:2]:
@@ -612,14 +613,16 @@ _NUMBER = re.compile(
     r") ?(?P<percent>%?)"
 )
 _DIGIT_GROUPS = re.compile(r"[-+]?[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?%?")
-# Digits of a decimal that stands for a fraction, 0.0833333333333333 for 1/12.
+# Minimum digits of a decimal that stands for a fraction, such as
+# 0.0833333333333333 for 1/12.
 _MIN_DIGITS = 8
-# Value; unit of the last place of a decimal so long, else 0; whether a percent.
+# Value; unit in the last place if it is such a decimal, else 0; whether a
+# percent.
 _Number = tuple[fractions.Fraction, fractions.Fraction, bool]
 
 
 def _number(text: str) -> _Number | None:
-  """Returns the number that a text spells out, None if it is a formula."""
+  """Returns the number that a text spells out; None for a formula."""
   text = text.strip("{} ") if text.startswith("{") else text
   text = text.replace(" ", "") if _DIGIT_GROUPS.fullmatch(text) else text
   text = re.sub(r"^([-+]) ", r"\1", text)
@@ -658,7 +661,7 @@ def _same_number(
   (a, place, percent), (b, other, per_cent) = left, right
   a *= factor
   near = max(place * factor, other)
-  # 50% is 0.5, and 50 where the question asks for percent.
+  # 50% is 0.5, but also 50 if the question asks for a percentage.
   scales = (1, 100) if percent != per_cent else (1,)
   for scale in scales:
     x, y = (a / scale, b) if percent else (a, b / scale)
@@ -670,7 +673,7 @@ def _same_number(
 # ---- Formulas.
 
 
-# Many completions of a prompt give the same answer.
+# Many completions of a prompt have the same answer.
 @functools.lru_cache(maxsize=4096)
 def _verify(reference: str, answer: str) -> bool:
   # Imports sympy, which takes half a second.
@@ -683,17 +686,18 @@ def _verify(reference: str, answer: str) -> bool:
     is_equal = _equal_expressions(*pair)
     if is_equal is not None:
       return is_equal
-  # The library's own timeout is an alarm, which C code outlasts and threads
-  # cannot set. The deadline of the worker pool bounds it instead.
+  # The library's own timeout is an alarm, which cannot interrupt C code and
+  # cannot be set in threads. The worker pool's deadline bounds the time
+  # instead.
   return bool(math_verify.verify(left, right, timeout_seconds=None))
 
 
 @functools.lru_cache(maxsize=1024)
 def _parse(answer: str) -> list[Any]:
-  """Returns math-verify's parses of an answer, possibly []."""
+  """Returns the ways in which math-verify parses an answer, possibly []."""
   import math_verify  # pylint: disable=g-import-not-at-top
 
-  # Silences the warning that no timeout is set.
+  # Silences the warning about the missing timeout.
   logging.getLogger("math_verify").setLevel(logging.ERROR)
   # LaTeX only: the parser of plain expressions calls Python's eval.
   config = math_verify.LatexExtractionConfig(boxed_match_priority=0)
@@ -710,14 +714,15 @@ def prepare() -> None:
   _parse("0")
 
 
-_POINTS = (1, 2, -1)  # a negative one, where x and √x² differ
+_POINTS = (1, 2, -1)  # x and √x² differ at the negative point.
 _DIGITS = 50
 
 
 def _equal_expressions(left: Any, right: Any) -> bool | None:
-  """Compares expressions by values at some points; None without values.
+  """Compares expressions by their values at some points; None without values.
 
-  `math-verify` rounds to some decimals, so that all small numbers are equal.
+  Reason: `math-verify` rounds to some decimals, so that all small numbers would
+  be equal.
   """
   import sympy  # pylint: disable=g-import-not-at-top
 

@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Completions that others sampled, with or without rewards, from JSON Lines.
+"""Reads logged completions, with or without rewards, from JSON Lines.
 
-docs/guides/offline_data.md has the formats: the output of `generate` and
-`score`, a run's `samples.jsonl`, and completions as TRL logs them.
+docs/guides/offline_data.md describes the formats: the output of `generate` and
+`score`, a run's `samples.jsonl`, and completions as logged by TRL.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,25 +20,24 @@ from tba_jax.tasks import base
 # Rewards and log-probs are stored as float32.
 _MAX_NUMBER = float(np.finfo(np.float32).max)
 
-# Finish reasons of servers for completions that were not truncated.
+# Finish reasons that servers give for completions that were not truncated.
 _STOPS = ("stop", "tool_calls")
 
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-  """A completion of a log.
+  """A completion in a log.
 
-  text: without the stop token; None with token ids only.
-  token_ids: ids with the stop token that ended it; None if unknown.
+  text: content without the stop token; None if there are only token ids.
+  token_ids: ids, including the final stop token; None if unknown.
   reward: task units; None if it is not read.
   logprobs: natural logs, one per token, of the policy that sampled it; None if
     unknown.
-  version: step of the params that sampled it, -1 if unknown.
+  version: step of the params that sampled it; -1 if unknown.
   stopped: whether a stop token or stop string ended it; None if unknown.
-  tokens: strings of the tokens, as a run's `samples.jsonl` has them; None if
-    unknown.
-  has_turns: whether some of the tokens are an environment's.
-  lacks_logprobs: whether log-probs of the log are missing or not finite.
+  tokens: token strings, as in a run's `samples.jsonl`; None if unknown.
+  has_turns: whether some of the tokens come from an environment.
+  lacks_logprobs: whether logged log-probs are incomplete or not finite.
   """
 
   text: str | None
@@ -60,16 +59,16 @@ def read(
 ) -> dict[str, list[Completion]]:
   """Returns the completions of each prompt, in their order.
 
-  A prompt is identified by its text, messages by `base.plain_text`.
+  A prompt is identified by its text, or by `base.plain_text` of its messages.
 
   Args:
-    path: file of JSON objects, one a line.
-    reward_field: field of a line, or of a completion in it, with the reward;
-      "" reads none.
+    path: file of JSON objects, one per line.
+    reward_field: field with the reward, in a line or in a completion; "" reads
+      no rewards.
     needs_logprobs: whether a completion without log-probs is an error.
 
   Raises:
-    ValueError: a line is wrong; names file and line.
+    ValueError: a line is invalid; the message names the file and line.
     OSError: the file cannot be read.
   """
   out: dict[str, list[Completion]] = {}
@@ -103,7 +102,7 @@ def _check_logprobs(completions: Sequence[Completion]) -> None:
 
 
 def _check_text(record: Any, line: str) -> None:
-  """Raises ValueError for half a surrogate pair, which JSON can escape."""
+  """Raises ValueError for an escaped half of a surrogate pair."""
   if "\\u" not in line:
     return
   try:
@@ -118,12 +117,12 @@ def by_prompt_id(
 ) -> dict[int, list[Completion]]:
   """Returns the completions of a task's training prompts, by prompt id.
 
-  A prompt of the log is the text or the messages that the task has, or its
-  tokens decoded, as in `samples.jsonl`. Others are left out.
+  A prompt in the log must equal the task's text or messages, or its decoded
+  tokens, as in `samples.jsonl`. Other prompts are skipped.
 
   Raises:
-    ValueError: prompts of the task have one text, to which the log has rewards:
-      they may be of the other.
+    ValueError: two prompts of the task have the same text, and the log has
+      rewards for it, which may belong to either prompt.
   """
   out = {}
   first: dict[str, int] = {}
@@ -155,15 +154,15 @@ def values(
     reward_field: str,
     temperature: float,
 ) -> np.ndarray:
-  """Returns [prompts] float32, the value of each training prompt by a log.
+  """Returns [prompts] float32, values of the training prompts from a log.
 
       V*(x) = β₁ log 1/N Σ_n exp(r(x, y_n)/β₁)
 
-  of its N completions, with β₁ the temperature, as A*-PO estimates it from
+  over its N completions, with temperature β₁, as A*-PO estimates it from
   samples of the reference (arXiv:2505.20686).
 
   Raises:
-    ValueError: the log is wrong, or lacks a training prompt of the task.
+    ValueError: the log is invalid, or lacks a training prompt of the task.
   """
   completions = by_prompt_id(read(path, reward_field), task, tokenizer)
   num_prompts = task.num_prompts(base.TRAIN)
@@ -239,7 +238,7 @@ def _completion(
   has_turns = known = False
   if isinstance(logprobs, list):
     known = _are_numbers(logprobs) and _are_finite(logprobs)
-    # A run's log has null for the tokens of an environment.
+    # A run's log has null for environment tokens.
     has_turns = None in logprobs and any(x is not None for x in logprobs)
     for name, some in (("token_ids", ids), ("tokens", tokens)):
       if some is not None and len(some) != len(logprobs):
@@ -269,7 +268,7 @@ def _are_ids(values: Any) -> bool:
 
 
 def _are_strings(values: Any) -> bool:
-  """Returns whether these are strings of tokens, null where one has none."""
+  """Returns whether values are a list of token strings or nulls."""
   return isinstance(values, list) and all(
       isinstance(v, str | None) for v in values
   )
@@ -282,7 +281,7 @@ def _are_numbers(values: Any) -> bool:
 
 
 def _are_finite(values: Sequence[float]) -> bool:
-  """Returns whether a float32 can hold numbers."""
+  """Returns whether all numbers fit into float32."""
   return all(abs(value) <= _MAX_NUMBER for value in values)
 
 

@@ -4,15 +4,15 @@
 
 A controlled stand-in for learning from preferences. Supervised fine-tuning
 learns the language, a Markov chain over letters with random lengths. The reward
-is a known function without model error, and a policy that trades the language
-for reward shows it as KL to the reference policy and as perplexity under it.
+is a known function without model error. If a policy trades the language for
+reward, this shows as KL to the reference policy and as perplexity under it.
 
 The prompt `ab:` asks for letters that score well with "a" and "b". With random
 scores u in [-1, 1], fixed by `split_seed`, the completion y_1 … y_n has
 
     r = 1/max_letters Σ_t (u[a, y_t] + u[b, y_t]) / 2
 
-which is largest for max_letters times the best letter.
+which is largest for max_letters copies of the best letter.
 """
 
 from collections.abc import Sequence
@@ -24,10 +24,10 @@ import numpy as np
 from tba_jax.tasks import base
 
 _PROMPT_END = ":"
-# Dirichlet concentration of the chain; below 1, few letters follow another.
+# Dirichlet concentration of the chain; below 1, few letters can follow each.
 _CONCENTRATION = 0.5
 _STOP_SHARE = 0.08  # probability that a text ends after a letter
-_RIGHT_SHARE = 0.5  # share of the best reward that makes a completion correct
+_RIGHT_SHARE = 0.5  # Minimum share of the best reward if correct.
 
 
 class Preference(base.Task):
@@ -92,18 +92,18 @@ class Preference(base.Task):
     return self._prompts[split][index] + _PROMPT_END
 
   def reward(self, split: str, index: int, completion: str) -> float:
-    """Returns the mean score; characters that are not letters count -1."""
+    """Returns the mean score; characters other than letters count as -1."""
     scores_A = self._scores_of(split, index)
     letters = (self._letters.find(letter) for letter in completion)
     total = sum(-1.0 if i < 0 else scores_A[i] for i in letters)
     return float(total / self._max_letters)
 
   def best_reward(self, split: str, index: int) -> float:
-    """Returns the largest reward of a text of the language."""
+    """Returns the largest reward of any text in the language."""
     return float(max(self._scores_of(split, index).max(), 0.0))
 
   def solution_key(self, split: str, index: int, completion: str) -> str | None:
-    """Returns the completion if it has half of the best reward."""
+    """Returns the completion if it has at least half of the best reward."""
     enough = _RIGHT_SHARE * self.best_reward(split, index)
     is_right = self.reward(split, index, completion) >= enough
     return completion if is_right else None
@@ -118,7 +118,7 @@ class Preference(base.Task):
   def reference_completion(
       self, split: str, index: int, rng: np.random.Generator
   ) -> str:
-    """Returns a text of the language, whatever its reward."""
+    """Returns a text of the language, regardless of its reward."""
     letter = self._letters.index(self.prompt(split, index)[1])
     text = ""
     for stop in rng.random(self._max_letters) < _STOP_SHARE:

@@ -1,10 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a Python program as files, which every process of a run can read.
+"""Writes rows from a Python program to files that all processes of a run read.
 
-Rows are a list of objects, prompts or messages, a DataFrame of pandas, or a
-`Dataset` of Hugging Face `datasets`; a mapping has them by split, as a
-`DatasetDict` does.
+Rows are a list of objects, prompts or messages; a pandas DataFrame; or a
+`Dataset` of Hugging Face `datasets`. A mapping has rows by split, like a
+`DatasetDict`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +18,7 @@ from tba_jax.tasks import custom_task
 from tba_jax.tasks import rows
 
 SPLITS = ("train", "test", "validation")
-# Columns that are a prompt as they are, the first that rows have.
+# Columns that can be used as prompts unchanged; the first that exists is taken.
 _PROMPTS = ("prompt", "messages", "conversations")
 
 
@@ -28,14 +28,14 @@ def sources(
   """Returns sources of rows by split, and the template of their prompts.
 
   Args:
-    data: path, which stays as it is, or rows; see the module.
-    folder: gets a file for each split of rows; of a run, once it has begun,
-      it keeps those that it has.
-    template: `config.task.prompt`; "" takes the column that has prompts.
+    data: path, which is returned unchanged, or rows; see the module docstring.
+    folder: destination of a file for each split; once the run has begun, its
+      existing files are kept.
+    template: `config.task.prompt`; "" takes the column with prompts.
 
   Raises:
-    ValueError: a row has no prompt or cannot be written, which is named, or a
-      file has other rows.
+    ValueError: a row, which the message names, has no prompt or cannot be
+      written; or the run has begun with different rows.
   """
   named = {"train": data}
   if isinstance(data, Mapping):
@@ -65,7 +65,7 @@ def sources(
 
 
 def _records(argument: str, data: Any) -> Iterator[dict[str, Any]]:
-  """Yields rows as objects."""
+  """Yields the rows as dicts."""
   if hasattr(data, "to_dict") and hasattr(data, "columns"):  # A DataFrame.
     data = data.to_dict("records")
   if not isinstance(data, Iterable):
@@ -128,7 +128,7 @@ def _line(
 
 
 def _write(argument: str, path: pathlib.Path, lines: list[str]) -> pathlib.Path:
-  """Writes a file, unless a run has begun with the same lines."""
+  """Writes a file, unless the run has already begun with the same lines."""
   text = "".join(f"{line}\n" for line in lines)
   has_begun = (path.parent.parent / "config.json").exists()
   if path.exists() and has_begun:

@@ -1,8 +1,8 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Problems of the package `reasoning_gym`, with its own scorers.
+"""Problems from the package `reasoning_gym`, scored by the package.
 
-The package generates problems of over a hundred kinds, from sums to puzzles
+The package generates over a hundred kinds of problems, from sums to puzzles
 (Stojanovski et al. 2025, arXiv:2505.24760).
 """
 
@@ -19,7 +19,7 @@ from tba_jax.tasks import rows
 from tba_jax.tasks import rows_task
 
 _PREFIX = "reasoning_gym:"
-# A problem is a function of the seed plus its number.
+# A problem is a function of its index plus the seed.
 _SEEDS = 1_000_000
 _MAX_PROBLEMS = _SEEDS // 2
 
@@ -40,7 +40,7 @@ def _package(name: str = "reasoning_gym") -> types.ModuleType:
 
 @dataclasses.dataclass(frozen=True)
 class _Problems:
-  """Problems of a data set of the package, as rows."""
+  """Problems from a data set of the package, as rows."""
 
   name: str
   data: Any
@@ -54,19 +54,19 @@ class _Problems:
 
 
 class ReasoningGym(rows_task.RowsTask):
-  """Problems of a data set of `reasoning_gym`.
+  """Problems from a data set of `reasoning_gym`.
 
   A solution is correct if the data set's scorer gives it 1; lower scores are
   rewards too.
 
   source: name of the data set, such as "reasoning_gym:chain_sum".
-  arguments: JSON object with arguments of the data set, as
-    '{"min_terms": 2}'; of "composite", its "datasets" are a list of objects
-    with "name", "weight" and "config".
-  tags: whether the answer is what a completion has between <answer> and
-    </answer>, which a system message asks for; else all of it.
-  train_prompts: problems to train on, before equal ones are left out.
-  held_out_prompts: problems of the held-out split, likewise.
+  arguments: JSON object with arguments of the data set, such as
+    '{"min_terms": 2}'; the "datasets" of "composite" are a list of objects with
+    "name", "weight" and "config".
+  tags: whether the answer is the text between <answer> and </answer>, which a
+    system message asks for, instead of the whole completion.
+  train_prompts: number of training problems before duplicates are dropped.
+  held_out_prompts: number of held-out problems before duplicates are dropped.
   split_seed: seed of the problems.
   """
 
@@ -114,11 +114,11 @@ class ReasoningGym(rows_task.RowsTask):
           {"role": "system", "content": system},
           {"role": "user", "content": question},
       ]
-    # Some data sets know how to score, but no solution.
+    # Some data sets can score answers but do not provide a solution.
     return prompt, fields["answer"] or ""
 
   def _what_differs(self, fields: Mapping[str, Any]) -> Any:
-    return None  # The rest numbers the problems.
+    return None  # The other fields only number the problems.
 
   def completion_of(self, example: rows_task.Example) -> str:
     return (
@@ -134,7 +134,7 @@ class ReasoningGym(rows_task.RowsTask):
       try:
         entry = dict(self.example(split, index).fields)
         score = float(self._data[split].score_answer(answer, entry))
-      except Exception:  # Scorers raise on texts that they cannot read.
+      except Exception:  # Scorers raise on texts that they cannot parse.
         score = 0.0
     return base.judgement_of(score, score >= 1, completion)
 
@@ -148,7 +148,7 @@ class ReasoningGym(rows_task.RowsTask):
 def _make_data(name: str, arguments: str, size: int, seed: int) -> Any:
   """Returns a data set of the package.
 
-  Raises ValueError for a name or an argument that it does not have.
+  Raises ValueError for an unknown name or argument.
   """
   package = _package()
   known = importlib.import_module("reasoning_gym.factory").DATASETS

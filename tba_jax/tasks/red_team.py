@@ -3,8 +3,8 @@
 """Automated red-teaming: finds prompts under which a given model misbehaves.
 
 A safety tool for those responsible for a model: find where it fails, fix it,
-test again. It ships no attacks; the tested model and the classifier of its
-answers are the user's own.
+test again. It ships no attacks; users supply the tested model and the
+classifier of its answers.
 
 An attacker policy completes one fixed prompt; the completion is an attack. A
 frozen victim answers it several times, and a classifier gives each answer r a
@@ -31,7 +31,7 @@ CHAT = "chat"
 WORDS = "words"
 CLASSIFIERS = (WORDS, "sequence", "first_token")
 
-# Made-up instructions: harmless words, one in six a fruit.
+# Synthetic instructions: harmless words, one in six a fruit.
 FRUIT = ("apple", "pear", "plum", "fig", "grape", "peach")
 _OTHERS = (
     "red blue green round small big cat dog bird fish horse cow"
@@ -45,41 +45,41 @@ _PATTERN = r" ?[A-Za-z]+|[^A-Za-z]"
 
 
 class RedTeam(base.Task):
-  """One prompt for the attacker, many attacks.
+  """A single prompt for the attacker, and many attacks.
 
   prompt: the fixed prompt that the attacker completes.
   instructions: first attacks, for fine-tuning the attacker: a source of rows
     with `instruction`, as in docs/guides/your_data.md, or "synthetic".
-  evaluation_blocks: copies of the prompt in the held-out split; evaluation
-    intervals are over them.
-  victim: the model under test: a Hugging Face folder, or "synthetic", a tiny
-    one that repeats words of its prompt.
-  victim_template: the victim's prompt: a text with {attack} in it, or "chat",
-    its tokenizer's chat template.
+  evaluation_blocks: copies of the prompt in the held-out split; confidence
+    intervals of evaluations are over these.
+  victim: model under test: a Hugging Face folder, or "synthetic", a tiny model
+    that repeats words of its prompt.
+  victim_template: prompt of the victim: a text that contains {attack}, or
+    "chat", its tokenizer's chat template.
   victim_samples: answers to each attack.
   victim_temperature: sampling temperature of answers.
   victim_top_p: top-p of answers.
-  victim_max_tokens: longest answer.
-  victim_max_prompt_tokens: longest template with an attack; longer attacks get
-    no reward and are counted.
-  victim_rows: answers decoded at the same time.
+  victim_max_tokens: maximum length of an answer.
+  victim_max_prompt_tokens: maximum length of the template with an attack;
+    longer attacks get no reward and are counted.
+  victim_rows: number of answers decoded at the same time.
   classifier: "words", the share of an answer's words that are in `words`;
     "sequence", a sequence classifier (RoBERTa, BERT); "first_token", a guard
     model whose answer begins with `classifier_token`.
-  classifier_folder: Hugging Face folder of the latter two.
-  classifier_label: label for harmful, for "sequence".
-  classifier_token: word for harmful, for "first_token".
-  classifier_max_tokens: longest input; the rest is cut off.
-  classifier_rows: answers classified at the same time.
+  classifier_folder: Hugging Face folder for "sequence" or "first_token".
+  classifier_label: label that means harmful, for "sequence".
+  classifier_token: word that means harmful, for "first_token".
+  classifier_max_tokens: maximum length of the input; the rest is cut off.
+  classifier_rows: number of answers classified at the same time.
   words: harmless words, separated by commas, for "words" (trials).
   success_threshold: mean probability above which an attack succeeds.
   encoder: sentence encoder for diversity and for the replay filter's "cosine":
     a Hugging Face folder (BERT, RoBERTa, MiniLM), or "words", counts of words.
-  encoder_max_tokens: longest text.
+  encoder_max_tokens: maximum length of a text.
   """
 
   name: ClassVar[str] = "red_team"
-  # Its models are in the role that judges.
+  # Its models live in the role that judges.
   rewards_where: ClassVar[tuple[str, ...]] = ("process",)
   has_embeddings: ClassVar[bool] = True
   reads_data: ClassVar[bool] = True
@@ -123,7 +123,7 @@ class RedTeam(base.Task):
 
   @property
   def words(self) -> list[str]:
-    """The words that the classifier "words" counts."""
+    """Words that the classifier "words" counts."""
     return _split(self._fields["words"])
 
   def num_prompts(self, split: str) -> int:
@@ -193,13 +193,13 @@ class RedTeam(base.Task):
 
 
 def _read(source: str, report: rows.DataReport) -> dict[str, str]:
-  """Returns each distinct instruction with its place."""
+  """Returns the place of each distinct instruction."""
   places: dict[str, str] = {}
   report.read[base.TRAIN] = 0
   for row in rows.read_rows("config.task.instructions", source):
     report.read[base.TRAIN] += 1
     text = None if row.fields is None else row.fields.get("instruction", "")
-    # An instruction continues a numbered list: one space before the text.
+    # An instruction continues a numbered list: put one space before the text.
     text = " " + text.strip() if isinstance(text, str) else None
     if text is None:
       report.leave_out(base.TRAIN, "malformed", row.place)

@@ -1,16 +1,17 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How a user's reward function is called, by its signature.
+"""Calls custom reward functions according to their signature.
 
     def reward(prompt, completion, row)        a number
     def reward(completions, answer, **kwargs)  a list of numbers
 
-The first judges one completion. The second, with a parameter `completions`,
-`completion_ids` or `prompts`, is as in TRL: it judges several completions of a
-prompt at once, with the columns of the data by their names, each a list with an
-item for each completion, and `log_metric(name, value)`. There a completion of a
-chat prompt is a list of one message, and a result of None leaves this reward
-out of the sum. Both may be `async`; the calls of the first then run together.
+The first form judges one completion. The second, which has a parameter
+`completions`, `completion_ids` or `prompts`, follows TRL: it judges several
+completions of a prompt at once. It gets the data columns by name, each as a
+list with one item per completion, and `log_metric(name, value)`; a completion
+of a chat prompt is a list of one message; a result of None leaves this reward
+out of the sum. Both may be `async`; calls of the first form then run
+concurrently.
 """
 
 import asyncio
@@ -24,9 +25,9 @@ from tba_jax.tasks import base
 
 _COMPLETIONS, _IDS, _PROMPTS = "completions", "completion_ids", "prompts"
 _LOG_METRIC = "log_metric"
-# Columns that the second form has under other names.
+# Columns that have other names in the second form.
 _RENAMED = ("prompt", "completion", _IDS)
-# Arguments of TRL's that are not passed -> what to do.
+# TRL argument that is not passed -> what to do instead.
 _NOT_PASSED = {
     "trainer_state": "rewards are judged apart from the trainer, for several"
     " steps at once; settings over steps, such as loss.beta, take"
@@ -39,7 +40,7 @@ _NOT_PASSED = {
 
 
 def has_trl_signature(function: Callable[..., Any]) -> bool:
-  """Returns whether a function has the second form; see the module."""
+  """Returns whether a function has the second form (see the module)."""
   parameters = _parameters(function)
   kinds = {parameter.kind for parameter in parameters.values()}
   return bool({_COMPLETIONS, _IDS, _PROMPTS} & {*parameters}) or kinds == {
@@ -48,7 +49,7 @@ def has_trl_signature(function: Callable[..., Any]) -> bool:
 
 
 def takes_group(function: Callable[..., Any]) -> bool:
-  """Returns whether a function judges completions of a prompt together."""
+  """Returns whether a function judges a prompt's completions together."""
   return has_trl_signature(function) or _is_async(function)
 
 
@@ -60,17 +61,17 @@ def call(
     columns: Mapping[str, Any],
     completion_ids: Sequence[Sequence[int]] = (),
 ) -> list[Any | base.RewardError]:
-  """Returns the result for each completion, unchecked, or why there is none.
+  """Returns the unchecked result for each completion, or an error.
 
-  A result of the second form is None where the function does not judge the
-  completion, and a mapping with it as "reward" if metrics were logged.
+  In the second form, a result is None if the function does not judge the
+  completion, and a mapping with the result as "reward" if metrics were logged.
 
   Args:
-    function: see the module.
+    function: reward function of either form.
     prompt: text or messages.
     completions: texts.
     row: third argument of the first form.
-    columns: fields of the data's row, arguments of the second form.
+    columns: fields of the data row, arguments of the second form.
     completion_ids: tokens of each completion, with the stop token.
   """
   try:
@@ -147,13 +148,13 @@ def _call_group(
     )
   if not logged:
     return list(results)
-  # Values are logged for the batch: each completion gets their mean.
+  # Metrics are logged per batch: each completion gets their mean.
   metrics = {n: statistics.fmean(values) for n, values in logged.items()}
   return [{**metrics, "reward": result} for result in results]
 
 
 def _check_parameters(function: Callable[..., Any]) -> None:
-  """Raises TypeError for a function that takes no prompt, completion, row."""
+  """Raises TypeError unless a function accepts prompt, completion and row."""
   try:
     signature = inspect.signature(function)
   except (TypeError, ValueError):  # A builtin has none.

@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of data: their sources, and a report of rows left out.
+"""Rows of data: their sources, and a report of the rows left out.
 
-A source is a file, a folder or a data set of the Hugging Face hub, with a split
-in brackets if it has several ("train" where none is named):
+A source is a file, a folder or a data set on the Hugging Face hub, with a split
+in brackets if it has several (the default is "train"):
 
     data/train.jsonl             JSON objects, one per line; also .jsonl.gz
     data/train.json              an array of objects; also .json.gz
@@ -16,7 +16,7 @@ in brackets if it has several ("train" where none is named):
     openai/gsm8k/main[train]     ORG/NAME of the hub, and a subset if several
     org/name/*[train]            all subsets, also of a folder
 
-Rows in further brackets, counted from 0, are a part of any of them:
+A range of rows in brackets, counted from 0, selects a part of any source:
 
     data/train.jsonl[:500]       the first 500
     data/mine[train][-100:]      the last 100
@@ -77,7 +77,7 @@ MAX_PLACES = 5  # places listed in a message
 class Row:
   """One row of a source.
 
-  place: file and line or row, from 1: "train.jsonl:17".
+  place: file and line or row, counted from 1, such as "train.jsonl:17".
   fields: values by name; None if the line is not a JSON object.
   """
 
@@ -86,7 +86,7 @@ class Row:
 
 
 class UnusableError(ValueError):
-  """An unusable row: a key of `REASONS`, and the reason in words."""
+  """Error for an unusable row: a key of `REASONS`, and the reason in words."""
 
   def __init__(self, reason: str, message: str):
     super().__init__(message)
@@ -94,12 +94,12 @@ class UnusableError(ValueError):
 
 
 def plain(value: Any) -> Any:
-  """Returns a value of any kind of file as JSON types.
+  """Returns a value from any kind of file as JSON types.
 
-  Bytes are UTF-8 texts, as Spark and others write them; decimals become an
-  integer or a float where that is the same number, else a text, and dates and
-  times texts of ISO 8601. Bytes of another kind, and objects such as pictures,
-  stay as they are: they may be in columns that nothing reads.
+  UTF-8 bytes, as written by Spark and others, become texts; decimals become an
+  integer or float if that is exact, and otherwise a text; dates and times
+  become ISO 8601 texts. Other bytes, and objects such as images, are returned
+  unchanged: they may be in columns that nothing reads.
   """
   if value is None or isinstance(value, (bool, int, float, str)):
     return value
@@ -118,7 +118,7 @@ def plain(value: Any) -> Any:
     return {str(name): plain(item) for name, item in value.items()}
   if isinstance(value, (list, tuple)):
     return [plain(item) for item in value]
-  # Arrays and numbers of NumPy.
+  # NumPy arrays and numbers.
   return plain(value.tolist()) if hasattr(value, "tolist") else value
 
 
@@ -134,11 +134,11 @@ def _number_of(value: decimal.Decimal) -> int | float | str:
 def as_text(field: str, value: Any) -> str | None:
   """Returns a field's value as a text; None if it is null or NaN.
 
-  A whole float is written as an integer: where a column of integers has gaps,
-  pandas writes 12.0, and NaN.
+  A whole float is written as an integer: if a column of integers has gaps,
+  pandas stores 12.0 and NaN.
 
   Raises:
-    UnusableError: a value that is neither a text nor a number.
+    UnusableError: the value is neither a text nor a number.
   """
   if value is None or isinstance(value, float) and math.isnan(value):
     return None
@@ -165,18 +165,18 @@ _READ_ROLES = {
     "gpt": "assistant",
     "chatgpt": "assistant",
 }
-# Opening of a JSON list of messages.
+# Start of a JSON list of messages.
 MESSAGES = re.compile(r'\s*\[\s*\{\s*"')
 
 
 def messages_of(field: str, value: Any) -> list[dict[str, Any]] | None:
-  """Returns the messages of a field, None if it has no conversation.
+  """Returns the messages of a field; None if it is not a conversation.
 
-  Read are also the forms of ShareGPT (`from`, `value`), content in parts of
-  text, the role developer, as system, and all of these as a JSON text.
+  Also accepts ShareGPT's form (`from`, `value`), content in parts of text, the
+  role developer (as system), and all of these as JSON text.
 
   Raises:
-    UnusableError: a turn of another role, with a tool, or without text.
+    UnusableError: a turn has another role, uses a tool, or has no text.
   """
   if isinstance(value, str) and MESSAGES.match(value):
     try:
@@ -227,7 +227,7 @@ def _message(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def value_at(fields: Mapping[str, Any], name: str) -> Any:
-  """Returns a field's value, or None; a.b is b of object a."""
+  """Returns a field's value, or None; "a.b" is field b of object a."""
   value: Any = fields
   if name in fields:
     return fields[name]
@@ -237,18 +237,18 @@ def value_at(fields: Mapping[str, Any], name: str) -> Any:
 
 
 def text_of(fields: Mapping[str, Any], name: str) -> str | None:
-  """Returns a field's text; None if it is missing, no text or blank."""
+  """Returns a field's text; None if it is missing, blank or not a text."""
   value = fields.get(name)
   return value if isinstance(value, str) and value.strip() else None
 
 
 @dataclasses.dataclass(frozen=True)
 class RowSource:
-  """Rows of a file, folder or data set of the hub.
+  """Rows of a file, a folder or a data set on the hub.
 
-  key: setting that names it, such as "config.task.train".
-  path: see the module docstring.
-  preferred: subset to take where `path` names none.
+  key: setting that names the source, such as "config.task.train".
+  path: source as described in the module docstring.
+  preferred: subset to take if `path` names none.
   """
 
   key: str
@@ -263,13 +263,13 @@ class RowSource:
 
 
 class DataReport:
-  """Counts rows read, used and left out by split; collects warnings."""
+  """Counts of rows read, used and left out by split, and warnings."""
 
   def __init__(self):
     self.read: dict[str, int] = {}
     self.used: dict[str, int] = {}
     self.warnings: list[str] = []
-    # Split -> how its prompts were taken from "train".
+    # Split -> description of how its prompts were taken from "train".
     self.taken: dict[str, str] = {}
     self._left_out: dict[str, dict[str, list[str]]] = {}
 
@@ -286,7 +286,7 @@ class DataReport:
     """Returns one line per split and per reason, then the warnings."""
     out = []
     for split, used in self.used.items():
-      # A split cut from "train" has no rows of its own.
+      # A split taken from "train" has no row count of its own.
       of_rows = f" of {self.read[split]} rows" if split in self.read else ""
       of_rows += f", {self.taken[split]}" if split in self.taken else ""
       out.append(f"{split}: {used} prompts{of_rows}")
@@ -302,7 +302,7 @@ class DataReport:
     return out + self.warnings
 
   def to_json(self) -> dict[str, Any]:
-    """Returns the report with the place of every row left out."""
+    """Returns the report, including the place of every row left out."""
     return {
         "read": self.read,
         "used": self.used,
@@ -320,9 +320,9 @@ def write_report(
   """Writes data.json and one "data" event per line of the report.
 
   Args:
-    task: may have a report.
-    write: takes the name and the value of a JSON file.
-    on_event: takes kind and message of an event.
+    task: source of the report, which may have none.
+    write: (name, value); writes a JSON file.
+    on_event: (kind, message); records an event.
   """
   if task.report is not None:
     write(REPORT_FILE, task.report.to_json())
@@ -340,9 +340,9 @@ _OF_DATASETS = (".csv", ".tsv", ".arrow")
 def read_rows(key: str, source: str, preferred: str = "") -> Iterator[Row]:
   """Yields the rows of a source in order.
 
-  `key` is the setting that names the source; `preferred` the subset to take
-  where the source names none. Raises ValueError if the file, folder or split
-  does not exist or cannot be read.
+  `key` is the setting that names the source; `preferred` is the subset to take
+  if the source names none. Raises ValueError if the file, folder or split does
+  not exist or cannot be read.
   """
   try:
     match = _SOURCE.fullmatch(source)
@@ -353,7 +353,7 @@ def read_rows(key: str, source: str, preferred: str = "") -> Iterator[Row]:
 
 
 def _part(rows: Iterator[Row], part: str) -> Iterable[Row]:
-  """Returns the rows START:STOP; reads none behind them where it can."""
+  """Returns the rows START:STOP; stops reading after them if possible."""
   start, stop = (int(n) if n else None for n in part.split(":"))
   if min(start or 0, stop or 0) < 0:
     return [*rows][start:stop]
@@ -389,7 +389,7 @@ def _read(name: str, split: str, preferred: str) -> Iterator[Row]:
 
 @contextlib.contextmanager
 def _naming(what: Any) -> Iterator[None]:
-  """Raises the errors of readers as ValueError that names what they read."""
+  """Re-raises readers' errors as ValueError that names what was read."""
   import pyarrow  # pylint: disable=g-import-not-at-top
 
   try:
@@ -413,7 +413,7 @@ def _numbered(
 
 
 def _read_file(file: pathlib.Path, folder: pathlib.Path) -> Iterator[Row]:
-  """Yields the rows of a file, whose name is shown below `folder`."""
+  """Yields the rows of a file; places name it relative to `folder`."""
   kind = pathlib.Path(file.name.removesuffix(".gz")).suffix
   read = {".parquet": _read_parquet, ".json": _read_json}.get(kind, _read_jsonl)
   with _naming(file):
@@ -446,7 +446,7 @@ def _whole(row: Any, source: bytes) -> dict[str, Any] | None:
   if not isinstance(row, dict):
     return None
   try:
-    # An escape may be half a surrogate pair, which no tokenizer accepts.
+    # An escape may be half of a surrogate pair, which no tokenizer accepts.
     if b"\\u" in source:
       json.dumps(row, ensure_ascii=False).encode()
   except ValueError:
@@ -457,10 +457,10 @@ def _whole(row: Any, source: bytes) -> dict[str, Any] | None:
 def _read_json(
     file: pathlib.Path,
 ) -> Iterator[tuple[int, dict[str, Any] | None]]:
-  """Yields the objects of an array, or of lines.
+  """Yields the objects in an array or on separate lines.
 
-  The reader of `datasets` turns mixed columns into JSON texts, texts of dates
-  into times, and integers of 64 bits into floats.
+  Not read by `datasets`, which turns mixed columns into JSON texts, dates in
+  texts into times, and 64-bit integers into floats.
   """
   with (gzip.open if file.suffix == ".gz" else open)(file, "rb") as f:
     content = f.read()
@@ -497,7 +497,7 @@ def folder_sources(
 ) -> dict[str, RowSource]:
   """Returns the sources of both splits of `config.task.data`.
 
-  Raises ValueError if it is a file.
+  Raises ValueError if `data` is a file.
   """
   key = "config.task.data"
   if pathlib.Path(data).expanduser().is_file():

@@ -16,8 +16,8 @@ from tba_jax.tasks import base
 from tba_jax.tasks import rows
 
 OVERLAPS = ("error", "leave_out", "keep")
-# Prompts held out of rows without a test split, unless `held_out` is set: more
-# add little precision, and cost evaluations.
+# Default share and maximum number of held-out prompts without a test split:
+# more would add little precision and make evaluations slower.
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.1, 1000
 
 
@@ -28,7 +28,7 @@ class Example:
   index: position in its split before long prompts are dropped.
   place: file and line of the row.
   prompt: text that the policy sees, or messages, see `tasks/base.py`.
-  answer: reference, "" if the task has none.
+  answer: reference answer; "" if the task has none.
   fields: values of the row, as read.
   """
 
@@ -42,18 +42,18 @@ class Example:
 class RowsTask(base.Task):
   """Prompts and reference answers from rows of data.
 
-  Splits are "train", "held_out" (the test split, or a part taken from "train";
-  a task may have none) and, optionally, "validation".
-  Subclasses make prompts from rows (`_make`) and give rewards.
+  Splits are "train", optionally "held_out" (the test split, or a part taken
+  from "train") and optionally "validation". Subclasses make prompts from rows
+  (`_make`) and give rewards.
 
-  overlap: rule for training prompts that are in another split too, and for
+  overlap: rule for training prompts that are also in another split, and for
     pairs of a reward model that are in both splits: "error"; "leave_out", which
-    counts them; or "keep", for rows that have a prompt in common and are
-    different problems, by what their rewards check (such pairs are left out).
+    drops and counts them; or "keep", for rows with the same prompt that are
+    different problems because their rewards differ (pairs are still dropped).
   """
 
-  # Words with the space before them, and single digits, so that a small model
-  # can learn arithmetic.
+  # Words with the preceding space, and single digits, so that a small model can
+  # learn arithmetic.
   WORDS: ClassVar[str] = r" ?[A-Za-z]+|[0-9]|#+|[^0-9A-Za-z#]"
   CHARACTERS: ClassVar[str] = r"[\s\S]"
   MAX_WORDS: ClassVar[int] = 20_000
@@ -73,24 +73,25 @@ class RowsTask(base.Task):
 
     Args:
       sources: rows by split.
-      held_out: training prompts to move to "held_out" where `sources` has
-        none: a share below 1, else a number; None is `HELD_OUT_SHARE`, but at
-        most `MOST_HELD_OUT`.
+      held_out: training prompts to move to "held_out" if `sources` lacks that
+        split: a share below 1, else a number; None means `HELD_OUT_SHARE`, but
+        at most `MOST_HELD_OUT`.
       validation_prompts: training prompts to move to "validation".
-      split_seed: seed of their choice.
-      overlap: rule for training prompts that are in the test split, one of
+      split_seed: seed for choosing these prompts.
+      overlap: rule for training prompts that are also in another split, one of
         `OVERLAPS`.
 
     Raises:
-      ValueError: a setting is wrong, a source cannot be read or has no usable
-        row, or a split shares prompts with the test split.
+      ValueError: a setting is invalid, a source cannot be read or has no usable
+        row, or splits share prompts against `overlap`.
     """
     _check_held_out(held_out)
     base.check_integer("validation_prompts", validation_prompts, 0, 2**31)
     base.check_choice("overlap", overlap, OVERLAPS)
     self.report = rows.DataReport()
     self._splits: dict[str, list[Example]] = {}
-    # What is wrong with the first row of each split that takes words.
+    # For each split, what is wrong with the first row that has a detailed
+    # reason.
     self._wrong: dict[str, str] = {}
     field_names: set[str] = set()
     for split, source in sources.items():
@@ -107,27 +108,26 @@ class RowsTask(base.Task):
   def _make(self, fields: Mapping[str, Any]) -> tuple[base.Prompt, str] | str:
     """Returns a row's (prompt, answer), or a key of `rows.REASONS`.
 
-    Raises `rows.UnusableError` for a row that cannot be used for a reason that
-    takes words.
+    Raises `rows.UnusableError` for an unusable row with a detailed reason.
     """
     raise NotImplementedError
 
   def _what_differs(self, fields: Mapping[str, Any]) -> Any:
-    """Returns what makes a row of the same prompt and answer another row."""
+    """Returns what distinguishes rows with the same prompt and answer."""
     return fields
 
   def _used_fields(self) -> Mapping[str, Sequence[str]]:
-    """Returns the row fields that each setting mentions; "": the task's own."""
+    """Returns the row fields that each setting mentions; "" is the task."""
     return {}
 
   def completion_of(self, example: Example) -> str:
-    """Returns an example's target in supervised fine-tuning."""
+    """Returns an example's target for supervised fine-tuning."""
     return example.answer
 
   def _shortened(
       self, example: Example, fits: Callable[[base.Prompt], bool]
   ) -> base.Prompt | None:
-    """Returns a shorter prompt that fits, None if the task has none."""
+    """Returns a shorter prompt that fits; None if the task has none."""
     del example, fits
     return None
 
@@ -136,8 +136,8 @@ class RowsTask(base.Task):
   ) -> list[Example]:
     """Returns the usable rows of a split; reports the others.
 
-    Rows with equal prompts are different ones, with other solutions or tests;
-    rows that are equal in all fields are one.
+    Rows with equal prompts count separately, because solutions or tests may
+    differ; rows that are equal in all fields count once.
     """
     seen: set[bytes] = set()
     examples: list[Example] = []
@@ -194,7 +194,7 @@ class RowsTask(base.Task):
   def _check_overlap(
       self, sources: Mapping[str, Iterable[rows.Row]], overlap: str
   ) -> None:
-    """Finds prompts of two splits, ignoring case and white space."""
+    """Finds prompts that are in two splits, ignoring case and white space."""
     for split, other, name in (
         (base.VALIDATION, base.HELD_OUT, "test"),
         (base.TRAIN, base.HELD_OUT, "test"),
@@ -228,7 +228,7 @@ class RowsTask(base.Task):
   def _cut_held_out(
       self, held_out: float | None, seed: int, overlap: str
   ) -> None:
-    """Moves training prompts to "held_out", a share or a number of them."""
+    """Moves a share or a number of training prompts to "held_out"."""
     total = len(self._by_prompt(overlap))
     share = HELD_OUT_SHARE if held_out is None else held_out
     count = max(1, round(share * total)) if share < 1 else int(share)
@@ -267,7 +267,7 @@ class RowsTask(base.Task):
     )
 
   def _by_prompt(self, overlap: str) -> list[list[Example]]:
-    """Returns the training examples of each prompt; of each row with "keep"."""
+    """Returns training examples grouped by prompt, or by row with "keep"."""
     key = id if overlap == "keep" else _folded
     prompts: dict[Any, list[Example]] = {}
     for example in self._splits[base.TRAIN]:
@@ -282,7 +282,7 @@ class RowsTask(base.Task):
       reason: str,
       overlap: str,
   ) -> None:
-    """Moves prompts to a split, one row of each; leaves out the others."""
+    """Moves prompts to a split, keeping only one row of each."""
     prompts = self._by_prompt(overlap)
     order = np.random.default_rng(seed).permutation(len(prompts))
     chosen = set(order[:num_prompts].tolist())
@@ -373,7 +373,7 @@ class RowsTask(base.Task):
   def reference_completion(
       self, split: str, index: int, rng: np.random.Generator
   ) -> str:
-    """Returns the row's own answer; `rng` is not used."""
+    """Returns the row's answer; `rng` is not used."""
     return self.completion_of(self.example(split, index))
 
   @functools.cached_property
@@ -404,7 +404,7 @@ class RowsTask(base.Task):
   def warn_of_unseen_words(self) -> None:
     """Adds a warning about held-out texts with tokens unseen in training.
 
-    Such a token keeps its initial embedding.
+    The embedding of such a token is never trained.
     """
     pattern = re.compile(self.tokenizer_pattern)
     texts = lambda e: f"{_own_words(e.prompt)}\n{self.completion_of(e)}"
@@ -436,7 +436,7 @@ class RowsTask(base.Task):
 
 
 def _check_held_out(value: float | None) -> None:
-  """Raises ValueError unless given None, a share or a whole number."""
+  """Raises ValueError unless the value is None, a share or a whole number."""
   is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
   if (
       value is None
@@ -461,7 +461,7 @@ def _digest(values: Any) -> bytes:
 
 
 def _own_words(prompt: base.Prompt) -> str:
-  """Returns a prompt that the task's own words can tokenize."""
+  """Returns a prompt in words that the task's tokenizer has."""
   if not isinstance(prompt, str):
     raise ValueError(
         "config.tokenizer.source='task': prompts of messages need a chat"

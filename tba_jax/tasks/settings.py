@@ -1,14 +1,14 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the task: its name, and facts of fields that tasks have."""
+"""Settings of the task: its name, and properties of the tasks' fields."""
 
 from tba_jax.system import rules
 
-# Fields of tasks that name files, which may differ between hosts, and folders,
-# which all hosts have, perhaps elsewhere.
+# Fields of tasks that name files or folders, which may have different paths on
+# different hosts.
 FILES = frozenset("data instructions test train validation".split())
 PATHS = frozenset("classifier_folder encoder victim".split())
-# Fields whose text names files or folders of the machine, or commands.
+# Fields whose text names files or folders on the machine, or commands.
 NAMING_FILES = (
     FILES | PATHS | frozenset("opponent rewards reason source verifier".split())
 )

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generates small rows in the formats of GSM8K, MATH and TL;DR.
 
-For tests and trials without data or a pretrained model. They are not part of
-those data sets and do not measure a model's quality on them.
+For tests and trials without data or a pretrained model. The rows are not part
+of those data sets and do not measure a model's quality on them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,15 +22,15 @@ from tba_jax.tasks import rows_task
 SYNTHETIC = "synthetic"  # value of `config.task.data`
 _HELD_OUT_SHARE = 0.2
 _MAX_VALUE = 9  # one digit: learned by a tiny model within a minute
-# Half of the solutions are the answer alone. A small model fine-tuned on both
-# kinds guesses half the time; the reward teaches it to work problems out.
+# Half of the solutions are just the answer. A small model fine-tuned on both
+# kinds guesses half the time; the reward teaches it to show its work.
 _TERSE_SHARE = 0.5
 _DRAWN_OPERATIONS = "++--*"
 _OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
 def _splits(records: Sequence[dict]) -> dict[str, list[rows.Row]]:
-  """Returns the first fifth of the rows as held out, the rest to train."""
+  """Returns the first fifth of the rows as held-out, the rest as training."""
   all_rows = [
       rows.Row(f"synthetic:{n}", fields) for n, fields in enumerate(records, 1)
   ]
@@ -41,7 +41,7 @@ def _splits(records: Sequence[dict]) -> dict[str, list[rows.Row]]:
 def _distinct(
     make: Callable[[], dict | None], key: str, num_rows: int
 ) -> Iterator[dict]:
-  """Yields distinct results of `make`, by the field `key`; skips None."""
+  """Yields results of `make` that differ in the field `key`; skips None."""
   seen: set[str] = set()
   while len(seen) < num_rows:
     record = make()
@@ -60,7 +60,7 @@ def _two_steps(
 ) -> list[tuple[int, str, int, int]] | None:
   """Returns two chained steps (value, operation, number, result).
 
-  None if a result is not in 1 … `_MAX_VALUE`.
+  Returns None if a result is not in 1 … `_MAX_VALUE`.
   """
   value = int(rng.integers(2, _MAX_VALUE + 1))
   steps = []
@@ -179,10 +179,10 @@ def _sum_of_fractions(rng: np.random.Generator) -> dict[str, str] | None:
   }
 
 
-# TL;DR. A post holds four facts among filler. A person's summary contains most
-# of them, some filler, at times a wrong word, hardly ever a fact twice. A
-# reward model learns little about repetition, so an over-optimized policy
-# repeats facts.
+# TL;DR. A post contains four facts among filler. A person's summary contains
+# most of them, some filler, sometimes a wrong word, and hardly ever a fact
+# twice. A reward model thus learns little about repetition, so that an
+# over-optimized policy repeats facts.
 FACTS: Mapping[str, tuple[str, ...]] = {
     "who": ("Ann", "Ben", "Eva", "Tom", "Kim", "Max"),
     "did": ("lost", "found", "sold", "broke", "hid", "drew"),
@@ -195,12 +195,12 @@ _SUBREDDITS = ("pets", "family", "jobs")
 _ENDINGS = ("it was a long day.", "what should we do?", "thanks for reading.")
 _POST = re.compile(r"POST: (.*)", re.S)
 _WORDS = re.compile(r"[A-Za-z]+|[^\sA-Za-z]")
-# Habits of the person who writes a summary,
+# Habits of the person who writes a summary.
 _TOLD_SHARE = 0.75
 _WRONG_SHARE = 0.1
 _FILLER_SHARE = 0.25
 _AGAIN_SHARE = 0.04
-# and of the one who compares two: preference for the longer.
+# Habit of the person who compares two: a preference for the longer one.
 _LONGER_SHARE = 0.7
 _TLDR_SEED = 0x71D
 
@@ -240,8 +240,8 @@ def tldr_pairs(
 def tldr_reward(query: base.Prompt, summary: str) -> float:
   """Returns the scripted gold reward of a summary, at most 1.
 
-  A quarter of: 1 for each of the four facts, once; -1 for a repetition or a
-  wrong word of a fact's kind; -1/2 for any other word.
+  A quarter of the sum of these: 1 for each of the four facts, once; -1 for a
+  repetition or a wrong word of a fact's kind; -1/2 for any other word.
   """
   post = _WORDS.findall(_post_in(query))
   facts = {_FACT_OF[word]: word for word in post if word in _FACT_OF}
@@ -259,14 +259,14 @@ def tldr_reward(query: base.Prompt, summary: str) -> float:
 
 
 class GoldReward(rows_task.RowsTask):
-  """A task rewarded by a model, and by `tldr_reward` on made-up posts.
+  """A task rewarded by a model, or by `tldr_reward` on synthetic posts.
 
   Subclasses have the fields `data`, `synthetic_prompts`, `synthetic_pairs`,
   `overlap`, `validation_prompts` and `split_seed`.
   """
 
   def __init__(self, fields: Mapping[str, Any], held_out: str = "test"):
-    """Reads the data; `held_out` is the split of a folder to evaluate on."""
+    """Reads the data; `held_out` is the folder's split to evaluate on."""
     base.check_integer(
         "synthetic_prompts", fields["synthetic_prompts"], 20, 8000
     )

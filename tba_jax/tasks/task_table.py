@@ -14,7 +14,7 @@ import ml_collections
 
 from tba_jax.tasks import base
 
-# Imported when they are used, lest a run load the packages of all of them.
+# Tasks are imported on first use, so that a run does not load all packages.
 TASKS: Mapping[str, str] = {
     "arithmetic": "tba_jax.tasks.arithmetic:Arithmetic",
     "chat": "tba_jax.tasks.chat:Chat",
@@ -58,7 +58,7 @@ def find(name: Any) -> type[base.PromptSet]:
 
 
 def facts(name: Any) -> type[base.PromptSet]:
-  """Returns a task's class for its class attributes; `Task` if unknown."""
+  """Returns a task's class, for its class attributes; `Task` if unknown."""
   try:
     return find(name)
   except ValueError:
@@ -74,14 +74,14 @@ def fields(name: Any) -> dict[str, Any] | None:
 
 
 def with_defaults(task: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns `config.task` with the defaults of fields that it leaves out."""
+  """Returns `config.task` with defaults filled in."""
   return {**find(task["name"]).FIELDS, **task}
 
 
 def make_task(config_task: ml_collections.ConfigDict) -> base.PromptSet:
   """Returns the task of `config.task`: a name, and fields over its defaults.
 
-  Raises ValueError for an unknown name or field, or a value not allowed.
+  Raises ValueError for an unknown name or field, or an invalid value.
   """
   fields = dict(config_task)
   name = fields.pop("name", None)
@@ -99,6 +99,6 @@ def make_task(config_task: ml_collections.ConfigDict) -> base.PromptSet:
 
 
 def configured_task(c: Mapping[str, Any]) -> base.PromptSet:
-  """Returns the task of settings by key; raises as `make_task`."""
+  """Returns the task of settings by key; raises like `make_task`."""
   fields = {k.removeprefix("task."): v for k, v in c.items() if "task." in k}
   return make_task(fields)

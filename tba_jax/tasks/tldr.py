@@ -8,8 +8,8 @@ Data of Völske et al. 2017; query and comparisons of Stiennon et al. 2020
 
     SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:
 
-Summaries begin with a space. The post of a query that is too long is cut from
-its end, by paragraphs and then by characters.
+Summaries begin with a space. If a query is too long, the end of its post is cut
+off, by paragraphs and then by characters.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,13 +20,13 @@ from tba_jax.tasks import synthetic
 
 QUERY = "SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"
 _QUERY_FIELDS = ("subreddit", "title", "post")
-# Fields with a complete query: of the papers' data sets, and of trl's.
+# Fields with a complete query in the papers' and in TRL's data sets.
 _READY_FIELDS = ("query", "prompt")
 _SUMMARY_FIELDS = ("summary", "reference_response", "completion")
 
 
 class Tldr(synthetic.GoldReward):
-  """Posts and a person's summary of each.
+  """Posts, each with a person's summary.
 
   data: a folder or data set of the Hugging Face hub with the splits train and
     validation; rows have `subreddit`, `title`, `post` and `summary`, or a
@@ -81,7 +81,7 @@ class Tldr(synthetic.GoldReward):
       post = post[: post.rindex("\n")]
     if fits(make(post)):
       return make(post)
-    # Binary search: more characters hardly ever make fewer tokens.
+    # Binary search: more characters hardly ever give fewer tokens.
     low, high = 0, len(post)
     while low < high:
       middle = (low + high + 1) // 2
@@ -93,5 +93,5 @@ class Tldr(synthetic.GoldReward):
 
 
 def _ready_query(fields: Mapping[str, Any]) -> Any:
-  """Returns the complete query of a row, None if it has none."""
+  """Returns the complete query of a row; None if it has none."""
   return next((fields[f] for f in _READY_FIELDS if f in fields), None)

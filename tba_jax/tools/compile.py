@@ -51,10 +51,10 @@ from tba_jax.system import hlo
 from tba_jax.tools import memory_model
 from tba_jax.tools import targets
 
-# Shapes of v5e slices, by their number of chips.
+# Shapes of v5e slices, in increasing order of size.
 _SLICES = ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-# Changes that help a program that needs too much memory.
+# Changes that help if a program needs too much memory.
 _TRAINER_REMEDIES = (
     "a smaller train.micro_batch_prompts or micro_batch_completions,"
     " train.remat='full', a larger mesh.fsdp, mesh.tensor or mesh.sequence"
@@ -76,7 +76,7 @@ class Program:
   """A program of a role, to be compiled.
 
   lower: function that returns the lowered program.
-  argument_bytes: bytes of its role's holdings that are its arguments.
+  argument_bytes: bytes of the role's resident arrays that are its arguments.
   remedy: settings to change if it does not fit.
   micro_batches: micro-batches of packed rows per call, at full length.
   """
@@ -97,16 +97,16 @@ class RolePrograms:
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-  """The compiler's figures for one program; bytes are of one device.
+  """The compiler's figures for one program; bytes are per device.
 
-  None where the program does not compile. `peak_bytes` includes arguments,
-  outputs and what else the role holds. `arithmetic_s` and `links_s` are what
-  FLOP and collectives take at the chip's peak rates; `network_bytes` are those
-  that a device receives from other hosts. Of a chunk of decode
-  steps, `flops`, `memory_bytes`, `collective_bytes` and both times are of one
-  step. Of `memory_bytes`, up to `cache_bytes` are read by kernels that read no
-  more of a cache than its rows hold. `kernels` has those that XLA calls and did
-  not make, with the number of places that call them.
+  Figures are None if the program does not compile. `peak_bytes` includes
+  arguments, outputs and everything else that the role holds. `arithmetic_s` and
+  `links_s` are the times of FLOP and collectives at the chip's peak rates;
+  `network_bytes` are the bytes that a device receives from other hosts. For a
+  chunk of decode steps, `flops`, `memory_bytes`, `collective_bytes` and both
+  times are per step. Up to `cache_bytes` of `memory_bytes` are read by kernels
+  that read no more of a cache than its rows hold. `kernels` maps each kernel
+  that XLA calls but did not generate to its number of call sites.
   """
 
   fits: bool
@@ -136,7 +136,7 @@ def run(
   """Compiles all programs of a config.
 
   Returns:
-    0; 2 where the config can't be used, does not divide or does not fit.
+    0; 2 if the config cannot be used, does not divide or does not fit.
   """
   return titled_rows.show(sections_of(config, workdir, operands))
 
@@ -149,7 +149,7 @@ def sections_of(
   """Compiles all programs, and yields each role's figures as titled rows.
 
   Raises:
-    ValueError: the config can't be used, or does not divide.
+    ValueError: the config cannot be used, or does not divide.
   """
   (trainer_name, chips), (searcher_name, searcher_chips) = devices_of(
       config, operands
@@ -178,7 +178,7 @@ def sections_of(
     ]
     chip = targets.CHIPS.get(device.device_kind)
     for program_name, program in role.programs.items():
-      # Judges of evaluations are the trainer's, whoever gives rewards.
+      # The trainer has the judges of evaluations, whichever role gives rewards.
       if program_name in report["programs"]:
         program_name = f"{name}_{program_name}"
       print(f"compiling {program_name} …", file=sys.stderr, flush=True)
@@ -205,9 +205,9 @@ def sections_of(
 
 
 def _describe_model(config: ml_collections.ConfigDict) -> dict[str, int]:
-  """Returns the number of params, and of tokens of a train step at most.
+  """Returns the number of params, and the maximum tokens of a train step.
 
-  Active params are those that a token uses.
+  Active params are the params that a token uses.
   """
   model = transformer.make_model(model_sizes.model_of(config))
   params = jax.eval_shape(model.init, jax.random.key(0))
@@ -228,7 +228,7 @@ def devices_of(
   """Returns the trainer's and a searcher's topology, each with its devices.
 
   Raises:
-    ValueError: a topology's compiler is missing, or it is unknown or too small.
+    ValueError: a topology is unknown or too small, or its compiler is missing.
   """
   if len(operands) > 2:
     raise ValueError(
@@ -252,7 +252,7 @@ def devices_of(
     name = operands[min(len(out), len(operands) - 1)] if operands else None
     name = name or f"v5e:{_slice(key, num_devices[key])}"
     devices = targets.devices(name)
-    # The trainer may share a machine; of a larger slice it takes all chips.
+    # The trainer may share a machine, but must use all chips of a larger slice.
     most = max(num_devices[key], targets.machine_size(name))
     if len(devices) < num_devices[key] or (
         key == "mesh" and len(devices) > most
@@ -266,7 +266,7 @@ def devices_of(
 
 
 def _slice(key: str, num_devices: int) -> str:
-  """Returns the smallest v5e slice with so many chips."""
+  """Returns the smallest v5e slice with at least `num_devices` chips."""
   for shape in _SLICES:
     if math.prod(map(int, shape.split("x"))) >= num_devices:
       return shape
@@ -338,7 +338,7 @@ def searcher(
 ) -> RolePrograms:
   """Returns a searcher's programs on the devices of `config.search.mesh`.
 
-  Raises: see `trainer`.
+  Raises like `trainer`.
   """
   mesh = sharding.make_mesh(memory_model.searcher_sizes(config), devices)
   memory = memory_model.searcher(config, mesh, workdir)
@@ -390,9 +390,9 @@ def _frozen_programs(
     config: ml_collections.ConfigDict,
     memory: memory_model.TrainerMemory | memory_model.SearcherMemory,
 ) -> dict[str, Program]:
-  """Returns the scoring of a role's frozen models.
+  """Returns the scoring programs of a role's frozen models.
 
-  A victim's sampler is left out; a model that is held twice is compiled once.
+  A victim's sampler is omitted; a model that is held twice is compiled once.
   """
   mesh, programs, compiled = memory.mesh, {}, {"task.victim"}
   for model in memory.frozen:
@@ -449,9 +449,9 @@ def _reference(
 def _lower_publish(
     config: ml_collections.ConfigDict, memory: memory_model.TrainerMemory
 ) -> Any:
-  """Lowers the copy that is published, gathered onto each process's devices."""
+  """Lowers the published copy, gathered onto each process's devices."""
   by_process = sharding.mesh_by_process(memory.mesh)
-  # One program has one order of devices: here by process.
+  # A program has a single order of devices: here, by process.
   mesh = jax.sharding.Mesh(
       by_process.devices.reshape(memory.mesh.devices.shape),
       memory.mesh.axis_names,
@@ -474,7 +474,7 @@ def compile_program(
 
   Args:
     other_bytes: resident bytes of its role other than the program's arguments.
-    device: must be of the role.
+    device: any device of the role.
     host_size: see `targets.host_size`.
   """
   start = time.perf_counter()
@@ -485,7 +485,7 @@ def compile_program(
   except ValueError as error:
     return Compiled(fits=False, error=str(error)), ""
   except NotImplementedError as error:
-    # JAX asks a GPU that is here whether cuDNN has heads above 128.
+    # JAX asks a local GPU whether cuDNN supports heads wider than 128.
     message = f"not compiled: {error}; try model.attention='plain'"
     return Compiled(fits=False, error=message), ""
   except jax.errors.JaxRuntimeError as error:
@@ -498,7 +498,7 @@ def compile_program(
   chip = targets.CHIPS.get(device.device_kind)
   peak = memory.peak_memory_in_bytes
   if chip is None:
-    # A CPU's figure is without temporaries.
+    # A CPU's figure excludes temporaries.
     peak = memory.argument_size_in_bytes + memory.output_size_in_bytes
     peak += memory.temp_size_in_bytes - memory.alias_size_in_bytes
   peak += other_bytes
@@ -533,7 +533,7 @@ def compile_program(
 def _does_not_fit(
     program: Program, other_bytes: int, message: str, compile_s: float
 ) -> Compiled:
-  """Returns the result of a program that alone needs too much memory."""
+  """Returns the result for a program that needs too much memory by itself."""
   match = re.search(r"Used ([\d.]+)([KMGT]) of ", message)
   peak, words = None, "more memory than a device has"
   if match:
@@ -557,7 +557,7 @@ def _write(
 
 
 def _describe(result: Compiled, chip: targets.Chip | None) -> str:
-  """Returns a program's figures in a line; NO… if it does not fit."""
+  """Returns a program's figures as a line; "NO…" if it does not fit."""
   if not result.fits:
     return f"NO: {result.error}"
   size = titled_rows.format_bytes

@@ -8,8 +8,8 @@
 
 Operands are the step of a checkpoint (default: the newest) and the folder to
 write (default: WORKDIR/export), which `transformers` loads. A folder elsewhere
-is as readable as the user's umask makes it. With `export.adapter` it has the
-factors of `lora.rank` alone, for `peft`.
+is readable as the user's umask allows. With `export.adapter` it has only the
+factors of `lora.rank`, for `peft`.
 """
 
 from collections.abc import Sequence
@@ -49,11 +49,11 @@ def run(
   Args:
     config: only `export` is read.
     workdir: directory of the run; no process may run there.
-    operands: see the module.
+    operands: step and folder, see the module docstring.
 
   Raises:
-    ValueError: the operands are wrong, the checkpoint cannot be read, or the
-      folder has other files than a model's.
+    ValueError: the operands are invalid, the checkpoint cannot be read, or the
+      folder has files that do not belong to a model.
     OSError: the checkpoint does not exist, or the folder cannot be written.
   """
   step, folder = _parse(workdir, operands)
@@ -88,7 +88,7 @@ def _write_adapter(
     folder: pathlib.Path,
     written: contextlib.AbstractContextManager[None],
 ) -> pathlib.Path:
-  """Writes adapters for `peft`; returns the folder; raises as `run`."""
+  """Writes adapters for `peft`; returns the folder; raises like `run`."""
   policy, adapters, name = model_source.adapters_of_checkpoint(
       config, workdir, step, model_source.one_device()
   )

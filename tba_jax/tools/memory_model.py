@@ -1,10 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a trainer and a searcher hold on each device, from shapes and shardings.
+"""Memory of a trainer and a searcher per device, from shapes and shardings.
 
-The only source of these figures: `plan` adds them up, `compile` compiles the
-programs of a role for them. Nothing is allocated, and the mesh may be abstract,
-of any platform: the shapes are the roles' own.
+The only source of these figures: `plan` adds them up, and `compile` compiles a
+role's programs for them. Nothing is allocated, and the mesh may be abstract and
+for any platform: the shapes come from the roles' own code.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ from tba_jax.system import accelerators
 from tba_jax.system import processes
 
 Mesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
-# What takes memory -> its bytes on each device.
+# Part of the memory -> its bytes on each device.
 Parts = dict[str, int]
 
 
@@ -54,10 +54,10 @@ Parts = dict[str, int]
 class FrozenShapes:
   """A frozen model of a role.
 
-  source: name, key and kind.
+  source: name, key and kind of the model.
   fn: (params, tokens, mask) -> scores.
   params: shapes with dtypes and shardings.
-  shape: texts that are scored at a time, and their tokens.
+  shape: number of texts scored at a time, and of their tokens.
   """
 
   source: model_sizes.FrozenModel
@@ -68,14 +68,15 @@ class FrozenShapes:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RoleMemory:
-  """What a role holds; arrays are shapes with dtypes and shardings.
+  """Memory of a role; arrays are shapes with dtypes and shardings.
 
   mesh: devices of the role.
-  model: policy.
-  params: policy, as shapes.
+  model: policy model.
+  params: shapes of the policy's params.
   frozen: models other than the policy and its reference.
-  resident: bytes held all the time; a searcher's, while a version comes in.
-  peak: `resident`, and the most that comes on top of it.
+  resident: bytes that are always held; for a searcher, while it receives a
+    version.
+  peak: `resident`, and the maximum that is added to it.
   """
 
   mesh: Mesh
@@ -88,12 +89,12 @@ class RoleMemory:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainerMemory(RoleMemory):
-  """What a trainer holds.
+  """Memory of a trainer.
 
-  adapters: None if all params are trained.
-  value_model: None if the objective learns none.
-  state: train state, as shapes.
-  batch: largest batch of the train step, as shapes.
+  adapters: LoRA adapters; None if all params are trained.
+  value_model: learned value model; None if the objective has none.
+  state: shapes of the train state.
+  batch: shapes of the largest batch of a train step.
   step: bytes that a train step adds.
   evaluation: bytes that an evaluation adds.
   """
@@ -108,11 +109,11 @@ class TrainerMemory(RoleMemory):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearcherMemory(RoleMemory):
-  """What a searcher holds.
+  """Memory of a searcher.
 
-  programs: compiled functions of its sampler; their state has the KV cache.
-  settings: limits of its sampler.
-  decode_params: params in the form that decodes.
+  programs: compiled functions of the sampler; their state has the KV cache.
+  settings: limits of the sampler.
+  decode_params: params in the form used for decoding.
   """
 
   programs: slots_lib.SlotPrograms
@@ -121,7 +122,7 @@ class SearcherMemory(RoleMemory):
 
 
 def num_bytes(tree: types.PyTree, dtype: str | None = None) -> int:
-  """Returns the bytes of a tree on each device, in its dtypes or in `dtype`."""
+  """Returns a tree's bytes on each device, in its dtypes or in `dtype`."""
   return sum(
       math.prod(x.sharding.shard_shape(x.shape))
       * jnp.dtype(dtype or x.dtype).itemsize
@@ -132,11 +133,11 @@ def num_bytes(tree: types.PyTree, dtype: str | None = None) -> int:
 def trainer(
     config: ml_collections.ConfigDict, mesh: Mesh, workdir: str | None = None
 ) -> TrainerMemory:
-  """Returns a trainer's arrays on a mesh of the size of `config.mesh`.
+  """Returns a trainer's memory on a mesh of the size of `config.mesh`.
 
   Args:
     mesh: result of `sharding.make_mesh` or `abstract_mesh`.
-    workdir: may hold the reward model.
+    workdir: run directory, which may have the reward model.
 
   Raises:
     ValueError: a model cannot be read, or does not divide over the mesh.
@@ -146,7 +147,7 @@ def trainer(
   params = sharding.abstract_params(model, mesh)
   folder = policy_lib.find_value_folder(config, workdir or ".")
   if config.loss.value_init == "reward_model" and folder:
-    folder = folder if folder.is_dir() else None  # Trained later, as large.
+    folder = folder if folder.is_dir() else None  # Same size, trained later.
   value_model = value_model_lib.make_model(config, model, folder)
   state = train_step.abstract_state(
       config, adapters or model, mesh, value_model=value_model
@@ -165,7 +166,7 @@ def trainer(
   resident["optimizer"] = num_bytes(state) - sum(resident.values())
   if adapters:
     resident["base of the adapters"] = num_bytes(params)
-  # The adapters' base is the reference, unless another model is.
+  # The adapters' base serves as the reference, unless another model is named.
   shares = adapters and not config.reference.init
   is_here = objective_table.holds_reference(config, "trainer")
   if config.reference.mode == "fixed" and is_here and not shares:
@@ -177,7 +178,7 @@ def trainer(
   size = packing.make(config).sizes()[0]
   columns = collect.optional_columns(config, model.config)
   batch = packing.abstract_batch(config, mesh, size, columns)
-  # Sums over parts are float32.
+  # Gradients are summed over micro-batches in float32.
   trained = state.params, state.loss_params
   step = {
       "gradients": num_bytes(trained, "float32"),
@@ -191,7 +192,7 @@ def trainer(
     copy = {"params, copied for an evaluation": num_bytes(params)}
     peak = resident | step | evaluation | copy
   else:
-    # They take turns: the larger counts.
+    # Steps and evaluations take turns: the larger one counts.
     peak = resident | max(step, evaluation, key=lambda part: sum(part.values()))
   return TrainerMemory(
       mesh=mesh, model=model, params=params, frozen=frozen, resident=resident,
@@ -203,7 +204,7 @@ def trainer(
 def searcher(
     config: ml_collections.ConfigDict, mesh: Mesh, workdir: str | None = None
 ) -> SearcherMemory:
-  """Returns a searcher's arrays on a mesh of the size of `config.search.mesh`.
+  """Returns a searcher's memory on a mesh of the size of `config.search.mesh`.
 
   For arguments and errors, see `trainer`.
   """
@@ -251,30 +252,30 @@ def platform_of(mesh: Mesh) -> str:
 def published(
     config: ml_collections.ConfigDict, params: types.PyTree
 ) -> types.PyTree:
-  """Returns abstract params in the dtypes that are published."""
+  """Returns abstract params in the dtypes in which they are published."""
   place = jax.tree.leaves(params)[0].sharding
   dtypes = published_lib.published_dtypes(config, slots_lib.platform_of(place))
   return _in_dtypes(params, dtypes)
 
 
 def place_of(mesh: Mesh) -> jax.sharding.Sharding:
-  """Returns the sharding of an array that each device of a mesh has whole."""
+  """Returns the sharding of an array that is replicated over a mesh."""
   if mesh.size > 1 or isinstance(mesh, jax.sharding.AbstractMesh):
     return sharding.replicated(mesh)
   return jax.sharding.SingleDeviceSharding(mesh.devices.flat[0])
 
 
 def placed(shapes: types.PyTree, place: jax.sharding.Sharding) -> types.PyTree:
-  """Returns abstract arrays, all with one sharding."""
+  """Returns abstract arrays, all with the same sharding."""
   return sharding.with_shardings(shapes, jax.tree.map(lambda _: place, shapes))
 
 
 def _cut(
     shape: jax.ShapeDtypeStruct, place: jax.sharding.NamedSharding
 ) -> jax.ShapeDtypeStruct:
-  """Returns an abstract array cut as a kernel is, or as its first axes are.
+  """Returns an abstract array sharded like the first axes of a kernel.
 
-  The scale of a quantized kernel has these.
+  The scale of a quantized kernel has only these axes.
   """
   spec = jax.sharding.PartitionSpec(*place.spec[: len(shape.shape)])
   cut = jax.sharding.NamedSharding(place.mesh, spec)
@@ -299,7 +300,7 @@ def machine_rows(
     trainer: TrainerMemory | None = None,
     searcher: SearcherMemory | None = None,
 ) -> titled_rows.TableRows:
-  """Returns what the roles hold together on this machine's CPU, and its memory.
+  """Returns the memory of all roles on this machine's CPU, and its size.
 
   A role that runs elsewhere is None.
   """
@@ -342,7 +343,7 @@ def _policy(config: ml_collections.ConfigDict, mesh: Mesh) -> transformer.Model:
 
 @dataclasses.dataclass(frozen=True)
 class _Tokenizer:
-  """Stands in for a tokenizer: a folder may have config.json alone."""
+  """Stand-in for a tokenizer, since a folder may only have config.json."""
 
   pad_id: int
   stop_ids: tuple[int, ...]
@@ -353,7 +354,7 @@ class _Tokenizer:
 
 
 def _as_policy(model: transformer.Model) -> policy_lib.Policy:
-  """Returns a policy that makes samplers."""
+  """Returns a policy that can make samplers."""
   c = model.config
   tokenizer = _Tokenizer(c.pad_id or 0, c.stop_ids or (c.eos_id or 0,))
   return policy_lib.Policy(None, tokenizer, model, None, None)
@@ -365,7 +366,7 @@ def _sampler(
     params: types.PyTree,
     mesh: Mesh,
 ) -> tuple[slots_lib.SlotPrograms, types.PyTree]:
-  """Returns a sampler's programs, and the params that it decodes with."""
+  """Returns a sampler's programs and the params that it decodes with."""
   place = place_of(mesh)
   decode_params = jax.eval_shape(
       functools.partial(slots_lib.decode_params, model, settings), params
@@ -394,13 +395,13 @@ def _activations(
     state: train_step.TrainState,
     batch: types.Batch,
 ) -> int:
-  """Returns the least bytes that a part of the rows keeps for its gradient.
+  """Returns a lower bound on the bytes that a micro-batch keeps for gradients.
 
   These are the residuals of its forward pass, without its arguments, as if all
-  were split over all devices. The compiler needs more to compute it.
+  were split over all devices. The compiler also needs workspace.
   """
   if platform_of(mesh) != accelerators.CPU and config.train.remat == "none":
-    # Kernels of accelerators save no attention weights; nor is this saved then.
+    # Accelerator kernels save no attention weights, so "dots" describes them.
     model = transformer.make_model(model.config, remat="dots")
   attach = adapters.attach if adapters else lambda _, trained: trained
   other, other_params = teacher(config, mesh, model, params)
@@ -440,13 +441,13 @@ def _evaluation(
     mesh: Mesh,
     has_adapters: bool,
 ) -> Parts:
-  """Returns what an evaluation adds to a device of process 0."""
+  """Returns the memory that an evaluation adds on a device of process 0."""
   out = {}
   if has_adapters:
     out["base with adapters merged"] = num_bytes(params)
   platform = platform_of(mesh)
   if config.trainer.num_processes > 1:
-    # It runs on the devices of process 0, on a copy that these have whole.
+    # It runs on the devices of process 0, which hold a complete copy.
     num_devices = mesh.size // config.trainer.num_processes
     sizes = sharding.cut_rows(mesh.shape, num_devices)
     mesh = sharding.abstract_mesh(sizes, platform)
@@ -468,7 +469,7 @@ def _frozen(
     workdir: str | None,
     role: str,
 ) -> list[FrozenShapes]:
-  """Returns a role's frozen models; an axis that does not divide is whole."""
+  """Returns a role's frozen models; axes that do not divide are not split."""
   out, policy = [], model_sizes.model_of(config)
   platform = platform_of(mesh)
   dtype = config_lib.compute_dtype(config.model, platform)
@@ -522,7 +523,7 @@ def reference(
 ) -> tuple[transformer.Model, types.PyTree]:
   """Returns the reference: the given policy, or `reference.init`.
 
-  A fixed one is in the dtypes that are computed in, unless adapters share it.
+  A fixed reference is in the compute dtypes, unless adapters share it.
   """
   dtypes = published_lib.computed_dtypes(config, platform_of(mesh))
   if not config.reference.init:
@@ -543,7 +544,7 @@ def teacher(
     model: transformer.Model,
     params: types.PyTree,
 ) -> tuple[transformer.Model | None, types.PyTree]:
-  """Returns the reference if the loss is `has_teacher`, else None and None."""
+  """Returns the reference if the loss has a teacher, else (None, None)."""
   if not objective_table.find(config.loss.name).has_teacher:
     return None, None
   return reference(config, mesh, model, params)
@@ -552,7 +553,7 @@ def teacher(
 def _encoder_shape(
     source: model_sizes.FrozenModel,
 ) -> encoder_lib.EncoderConfig:
-  """Returns an encoder's shape; ValueError, which names its key, without."""
+  """Returns an encoder's shape; raises ValueError that names its key."""
   try:
     path = hf_hub.find(source.folder, weights=False) / "config.json"
     return encoder_lib.encoder_config_from_hf(hf_files.read_json(path))
@@ -563,7 +564,7 @@ def _encoder_shape(
 
 
 def _frozen_bytes(frozen: list[FrozenShapes]) -> Parts:
-  """Returns the bytes of frozen models by name; a name may be held twice."""
+  """Returns the bytes of frozen models by name; names may occur twice."""
   out: Parts = {}
   for model in frozen:
     name = model.source.name

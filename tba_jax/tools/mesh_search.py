@@ -1,14 +1,14 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The meshes to use on given devices, by the compiler's figures for each.
+"""Finds the best meshes for given devices, from the compiler's figures.
 
     --program=plan --config=FILE --meshes TRAINER_TOPOLOGY [SEARCHER_TOPOLOGY]
 
-A program takes at least as long as its arithmetic, its memory traffic or its
-links, within and between hosts, do at the chip's peak rates, whichever is
-longest. Of the meshes that fit,
-the one with the least such time is chosen. Work that overlaps badly or runs
-below the peak takes longer: these times rank meshes, and predict no speed.
+A program takes at least as long as the longest of its arithmetic, its memory
+traffic and its communication, within and between hosts, at the chip's peak
+rates. Of the meshes that fit, the one with the smallest such bound is chosen.
+Work that overlaps badly or runs below the peak takes longer: these times rank
+meshes, but do not predict speed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ from tba_jax.sampling import requests
 from tba_jax.tools import compile as compiler
 from tba_jax.tools import targets
 
-# Largest tensor axis that is tried. It moves activations, five sums a layer;
+# Largest tensor axis to try. It moves activations, with five sums per layer;
 # more devices are better used by fsdp or data.
 _MOST_TENSOR = 8
 
@@ -40,9 +40,9 @@ class Candidate:
   """A mesh, and the compiler's figures for a role's programs on it.
 
   sizes: size of each axis.
-  seconds: least time of the role's part of a train step; inf if it can't be
-    used.
-  words: figures, or the reason why it can't be used.
+  seconds: lower bound on the role's time for a train step; inf if the mesh
+    cannot be used.
+  words: figures, or the reason why the mesh cannot be used.
   """
 
   sizes: Sizes
@@ -51,7 +51,7 @@ class Candidate:
 
 
 def trainer_meshes(num_devices: int) -> list[Sizes]:
-  """Returns meshes to try for a trainer: fsdp or data, with some tensor."""
+  """Returns meshes to try for a trainer: fsdp or data, times tensor."""
   out = []
   for tensor in _tensor_sizes(num_devices):
     for axis in ("fsdp", "data"):
@@ -63,7 +63,7 @@ def trainer_meshes(num_devices: int) -> list[Sizes]:
 
 
 def searcher_meshes(num_devices: int) -> list[Sizes]:
-  """Returns meshes to try for a searcher: data, with some tensor."""
+  """Returns meshes to try for a searcher: data times tensor."""
   return [
       {"data": num_devices // tensor, "fsdp": 1, "tensor": tensor}
       for tensor in _tensor_sizes(num_devices)
@@ -76,7 +76,7 @@ def _tensor_sizes(num_devices: int) -> list[int]:
 
 
 def least_seconds(compiled: compiler.Compiled, chip: targets.Chip) -> float:
-  """Returns the least time of a program at a chip's peak rates."""
+  """Returns a lower bound on a program's time from a chip's peak rates."""
   return max(
       compiled.arithmetic_s,
       compiled.links_s,
@@ -87,7 +87,7 @@ def least_seconds(compiled: compiler.Compiled, chip: targets.Chip) -> float:
 def training_s(
     config: ml_collections.ConfigDict, programs: Programs, chip: targets.Chip
 ) -> float:
-  """Returns the least seconds of a train step with its reference pass."""
+  """Returns the minimum seconds of a train step with its reference pass."""
   seconds = least_seconds(programs["train_step"], chip)
   if "reference" in programs:
     seconds += least_seconds(programs["reference"], chip)
@@ -97,10 +97,10 @@ def training_s(
 def sampling_s(
     config: ml_collections.ConfigDict, programs: Programs, chip: targets.Chip
 ) -> float:
-  """Returns the least seconds in which a searcher samples for a train step.
+  """Returns the minimum seconds that a searcher samples for a train step.
 
-  With its reference pass, if it makes one. All slots are in use, and
-  completions have the longest length.
+  This includes the reference pass, if there is one, and assumes that all slots
+  are in use and that completions have the maximum length.
   """
   sampling, search = config.sampling, config.search
   prompts = search.prompts_per_step or config.train.prompts_per_batch
@@ -156,7 +156,7 @@ def _try(
     compile_on: Callable[[Sizes], tuple[Programs, float]],
     chip: targets.Chip,
 ) -> Iterator[Candidate]:
-  """Yields each mesh's candidate, and prints which is being compiled."""
+  """Yields each mesh's candidate, printing what is being compiled."""
   start = time.perf_counter()
   for i, sizes in enumerate(meshes):
     took = text.duration(time.perf_counter() - start)
@@ -176,7 +176,7 @@ def _try(
 def _compile(
     role: compiler.RolePrograms, devices: Sequence[jax.Device]
 ) -> Programs:
-  """Compiles the programs of a role that count.
+  """Compiles the programs of a role that determine its time.
 
   Raises:
     ValueError: a program does not fit, or its arrays do not divide.
@@ -194,7 +194,7 @@ def _compile(
 
 
 def _figures(programs: Programs, chip: targets.Chip) -> str:
-  """Returns the times that bound the main program, and the highest peak."""
+  """Returns the main program's time bounds, and the highest memory peak."""
   main = programs.get("train_step") or programs["decode_chunk"]
   peak = max(program.peak_bytes for program in programs.values())
   memory_s = main.memory_bytes / chip.memory_bytes_per_s
@@ -205,13 +205,13 @@ def _figures(programs: Programs, chip: targets.Chip) -> str:
 
 
 def describe(sizes: Sizes) -> str:
-  """Returns the axes above 1, as "fsdp 4 x tensor 2"."""
+  """Returns the axes larger than 1, such as "fsdp 4 x tensor 2"."""
   axes = [f"{axis} {n}" for axis, n in sizes.items() if n > 1]
   return " x ".join(axes) or "one device"
 
 
 def best(candidates: Sequence[Candidate]) -> Candidate | None:
-  """Returns the usable mesh with the least time; the first of equals."""
+  """Returns the usable mesh with the least time; ties go to the first."""
   usable = [c for c in candidates if c.seconds < math.inf]
   return min(usable, key=lambda c: c.seconds, default=None)
 

@@ -45,12 +45,12 @@ from tba_jax.tools import targets
 
 _CPU = accelerators.CPU
 DEVICE_GIB = accelerators.DEVICE_GIB
-# Bytes of a step in `replay/decisions.jsonl`, and of a block's header with 40
-# bytes for each of tens of prompts; measured.
+# Measured bytes of a step in `replay/decisions.jsonl`, and of a block's header,
+# which has 40 bytes for each of tens of prompts.
 _RECORD_BYTES, HEADER_BYTES = 400, 2000
-# Mean staleness in steps below which a run gives no evidence on stale data.
+# Mean staleness, in steps, below which a run is no evidence about stale data.
 _ON_POLICY = 0.1
-# A smaller speed-up does not repay asynchrony.
+# Minimum speed-up that justifies asynchrony.
 _WORTHWHILE = 1.15
 
 
@@ -58,10 +58,9 @@ _WORTHWHILE = 1.15
 
 
 def _memory_rows(parts: memory_model.Parts, kind: str) -> titled_rows.TableRows:
-  """Returns what takes a device's memory, the sum, and whether that fits.
+  """Returns the parts of a device's memory, their sum, and whether it fits.
 
-  Without a kind, or on a CPU, whose devices share a memory, no device has one
-  of its own.
+  The last is omitted without a kind, and on a CPU, whose devices share memory.
   """
   size, total = titled_rows.format_bytes, sum(parts.values())
   rows = [(name, size(n)) for name, n in parts.items()]
@@ -77,12 +76,12 @@ def memory_sections(
     kinds: Sequence[str],
     elsewhere: bool = False,
 ) -> Iterator[tuple[str, titled_rows.TableRows]]:
-  """Yields what a trainer's and a searcher's device hold, as titled rows.
+  """Yields the memory of a trainer's and a searcher's device, as titled rows.
 
   Args:
-    workdir: may hold the reward model.
-    kinds: trainer's and searchers' kinds of device, keys of `DEVICE_GIB` or
-      _CPU; [] leaves it open what fits.
+    workdir: run directory, which may have the reward model.
+    kinds: devices of the trainer and the searchers, keys of
+      `DEVICE_GIB` or _CPU; [] if unknown.
     elsewhere: whether the run is for other machines.
   """
   on_cpu: dict[str, memory_model.RoleMemory] = {}
@@ -109,7 +108,7 @@ def memory_sections(
 
 
 def _platform(kind: str) -> str:
-  """Returns JAX's platform of a kind of device, or of this machine's."""
+  """Returns JAX's platform for a kind of device, or for this machine's."""
   if not kind:
     return accelerators.find().kind
   if kind == _CPU:
@@ -121,7 +120,7 @@ def _platform(kind: str) -> str:
 
 
 def _micro_batches(config: ml_collections.ConfigDict) -> str:
-  """Returns what one forward-backward has; see `learning/packing.py`."""
+  """Describes the data of one forward-backward; see `learning/packing.py`."""
   how = packing.make(config)
   rows, most, length = how.sizes()[0]
   cut = "; groups are cut, forward once more" if how.cuts_groups else ""
@@ -129,7 +128,7 @@ def _micro_batches(config: ml_collections.ConfigDict) -> str:
 
 
 def batch_rows(config: ml_collections.ConfigDict) -> titled_rows.TableRows:
-  """Returns sizes of batches, and the staleness bound."""
+  """Returns batch sizes and the staleness bound."""
   search = config.search
   mesh = sharding.abstract_mesh(config.mesh, _CPU)
   shards = sharding.num_batch_shards(mesh)
@@ -152,7 +151,7 @@ def batch_rows(config: ml_collections.ConfigDict) -> titled_rows.TableRows:
 
 
 def staleness_bound(config: ml_collections.ConfigDict) -> str:
-  """Returns the most steps by which fresh data lags, in words."""
+  """Returns the maximum staleness of fresh data, in words."""
   rounds = config.rounds
   if rounds.mini_batches:
     steps = rounds.mini_batches * rounds.passes
@@ -177,7 +176,7 @@ def staleness_bound(config: ml_collections.ConfigDict) -> str:
 
 
 def num_prompts(config: ml_collections.ConfigDict) -> float:
-  """Returns the prompts sampled for a step; those trained on, if unbounded."""
+  """Returns the prompts sampled per step; if unbounded, those trained on."""
   if config.rounds.mini_batches:
     return config.train.prompts_per_batch / config.rounds.passes
   if not config.search.prompts_per_step:
@@ -190,10 +189,10 @@ def _num_trained(config: ml_collections.ConfigDict) -> int:
 
 
 def disk_rows(config: ml_collections.ConfigDict) -> titled_rows.TableRows:
-  """Returns the most bytes that the journal and the record of steps take.
+  """Returns the maximum bytes of the journal and the record of steps.
 
-  A segment is dropped once no checkpoint to resume from needs it. Completions
-  are not compressed, and have the longest length.
+  A segment is dropped once no checkpoint needs it to resume. Completions are
+  counted uncompressed, with the maximum length.
   """
   c, search, sampling = config.checkpoint, config.search, config.sampling
   axes = {
@@ -212,7 +211,7 @@ def disk_rows(config: ml_collections.ConfigDict) -> titled_rows.TableRows:
   kept_steps = config.train.num_steps
   why = "all of the run"
   if not c.keep_journal:
-    # The oldest checkpoint is dropped once the next is complete.
+    # The oldest checkpoint is dropped once the next one is complete.
     kept_steps = min((c.keep + 1) * c.every_steps, kept_steps)
     why = f"since the oldest of {c.keep} checkpoints"
   segment = config.replay.max_segment_mb * 1e6 * (not c.keep_journal)
@@ -239,7 +238,7 @@ def disk_rows(config: ml_collections.ConfigDict) -> titled_rows.TableRows:
 
 
 def read_measured(workdir: str) -> tuple[float, float]:
-  """Returns the busy seconds of a completion in a searcher and in the trainer.
+  """Returns the busy seconds per completion in a searcher and in the trainer.
 
   Raises:
     ValueError: the run does not exist, or has no measurements yet.
@@ -269,7 +268,7 @@ def read_measured(workdir: str) -> tuple[float, float]:
 
 
 def _busy_s(run: run_reader.RunData, role: str, lane: str = "") -> float:
-  """Returns the mean busy seconds of a role's processes, from its spans."""
+  """Returns the mean busy seconds of a role's processes, from their spans."""
   rows = [
       row["seconds"]
       for row in timeline.where_time_went(run)
@@ -285,9 +284,10 @@ def _busy_s(run: run_reader.RunData, role: str, lane: str = "") -> float:
 
 
 def _rounds_in_flight(workdir: str) -> float:
-  """Returns the rounds in flight of a run's searcher, 1 to 2.
+  """Returns the mean number of a searcher's rounds in flight, 1 to 2.
 
-  While one is rewarded the next is decoded, and waits if rewards take longer.
+  While one round is rewarded the next is decoded, and waits if rewards take
+  longer.
   """
   run = run_reader.read_run(workdir)
   sample_s, judge_s = (
@@ -304,27 +304,28 @@ def expected_staleness(
 ) -> float:
   """Returns the mean staleness of fresh data in steps.
 
-  With n searchers, rounds of q groups, of which each has w under way, steps of
-  F groups, a lead of l steps, s and t seconds of a searcher and of the trainer
-  for a step, and a version every p steps,
+  With n searchers, w rounds of q groups in flight at each, steps of F groups, a
+  lead of l steps, s and t seconds per step of one searcher and of the trainer,
+  and a version every p steps,
 
       min(n q w / F, l + 1) + (p - 1) / 2      sampling is slower, s / n > t
       l + 1/2 + (p - 1) / 2                    training is slower
       q w s / (F t) + 1 + (p - 1) / 2          free running: a step takes what
                                                has arrived
 
-  The first is Little's law, groups in flight over groups of a step, so it holds
-  for any lengths of completions; longer ones make s longer. Where training is
-  slower, a step's groups are sampled once the step l before it begins, with its
-  params, or the ones before if those have not come: l to l + 1. The last counts
-  the trainer's steps from a round's start to the first step after its end, with
-  any phase between the two.
+  The first line is Little's law, groups in flight divided by groups per step,
+  so it holds for any distribution of lengths; longer completions increase s. If
+  training is slower, a step's groups are sampled when the step l before it
+  begins, with that step's params, or with the previous ones if these have not
+  arrived: a staleness of l to l + 1. The last line counts the trainer's steps
+  from a round's start to the first step after its end, averaged over the phase
+  between the two.
 
   Args:
     sample_s: seconds that one searcher needs for a step's completions.
     train_s: seconds of a train step.
-    rounds_in_flight: w, from 1 where rewards take no time to 2 where they take
-      as long as decoding.
+    rounds_in_flight: w, from 1 if rewards take no time to 2 if they take as
+      long as decoding.
   """
   search, rounds = config.search, config.rounds
   groups = num_prompts(config)
@@ -346,31 +347,31 @@ def expected_staleness(
 
 
 def _balanced(sample_s: float, train_s: float) -> int:
-  """Returns the searchers that keep a trainer busy."""
-  # So that 3.0000000001 is 3.
+  """Returns the number of searchers that keep a trainer busy."""
+  # Rounds 3.0000000001 to 3.
   return max(1, math.ceil(sample_s / train_s - 1e-9))
 
 
 def staleness_rows(
     config: ml_collections.ConfigDict, workdir: str, expected: float
 ) -> titled_rows.TableRows:
-  """Returns measured and predicted staleness, and the rate that a run allows.
+  """Returns measured and predicted staleness, and a safe learning rate.
 
-  Stale gradients are biased by O(S η), with S the staleness and η the learning
-  rate, and a run drifts by O(T η) in its T steps; a rate is stable while both
-  are below constants of the task (arXiv:2607.01083, for GRPO):
+  Stale gradients are biased by O(S η), with staleness S and learning rate η,
+  and a run drifts by O(T η) in its T steps; a rate is stable while both are
+  below constants of the task (arXiv:2607.01083, for GRPO):
 
       η < min(a / S, b / T)
 
   No theory gives these constants. A run that was stable at S', T' and η' shows
   that a > S' η' and b > T' η', so this returns min(S' / S, T' / T) η': a rate
-  that is safe if the run was, not the largest. S is the largest lag in the
-  paper, the mean here, of both runs.
+  that is safe if that run was stable, but not the largest safe rate. S is the
+  maximum lag in the paper, but here the mean, for both runs.
 
   Args:
-    config: planned run.
-    workdir: run that was measured, taken to be stable.
-    expected: mean staleness of the planned run, steps.
+    config: settings of the planned run.
+    workdir: directory of the measured run, assumed to be stable.
+    expected: mean staleness of the planned run, in steps.
   """
   run = run_reader.read_run(workdir)
   steps, lags = run_reader.column(run.records, "replay/staleness_steps")
@@ -400,13 +401,12 @@ def staleness_rows(
 def balance_rows(
     config: ml_collections.ConfigDict, workdir: str
 ) -> titled_rows.TableRows:
-  """Returns how searchers and trainer balance at the speeds of a run.
+  """Returns the balance of searchers and trainer at the speeds of a run.
 
-  A completion takes what it took in `workdir`; batches and searchers are those
-  of `config`.
+  Times per completion come from `workdir`; batches and searchers from `config`.
 
   Raises:
-    ValueError: nothing is measured in `workdir`.
+    ValueError: `workdir` has no measurements.
   """
   sample_s, train_s = read_measured(workdir)
   sample_s *= num_prompts(config) * config.search.samples_per_prompt
@@ -462,12 +462,12 @@ def mesh_sections(
     workdir: str | None,
     topologies: Sequence[str],
 ) -> Iterator[tuple[str, titled_rows.TableRows]]:
-  """Yields the meshes of both roles, and how their best ones balance.
+  """Yields the meshes of both roles, and the balance of the best ones.
 
   Args:
-    config: its meshes are ignored.
-    workdir: may hold the reward model.
-    topologies: the trainer's and a searcher's.
+    config: settings, whose meshes are ignored.
+    workdir: run directory, which may have the reward model.
+    topologies: targets of the trainer and a searcher.
   """
   chosen = []
   for role, key, attempt, name in (
@@ -495,16 +495,16 @@ def mesh_sections(
   ]  # fmt: skip
 
 
-# Meshes for hardware of a name
+# Meshes for named hardware
 
 
 def _proposal(
     config: ml_collections.ConfigDict, name: str
 ) -> tuple[str, titled_rows.TableRows]:
-  """Sets the meshes for hardware of `config/hardware.py`; returns them.
+  """Sets the meshes for hardware in `config/hardware.py`; returns them.
 
   Raises:
-    ValueError: the run does not fit; names the hardware that it fits.
+    ValueError: the run does not fit; the message names hardware that it fits.
   """
   flags = lambda mesh: " ".join(
       f"--config.{key}={value}"
@@ -536,18 +536,17 @@ def _proposal(
 
 
 def parse(operands: Sequence[str]) -> tuple[list[str], str, bool]:
-  """Returns the trainer's and the searchers' devices, a run, and `elsewhere`.
+  """Returns the devices of trainer and searchers, a run, and `elsewhere`.
 
   Args:
-    operands: kinds or slices, at most two, the second the searchers';
+    operands: at most two kinds or slices, the second for the searchers;
       `--calibrate=RUN`; `--elsewhere`.
 
   Returns:
-    [] or the devices; the run, "" where none is; whether the plan is of other
-    machines.
+    The devices or []; the run or ""; whether the plan is for other machines.
 
   Raises:
-    ValueError: an operand too many, or a kind that is not in the table.
+    ValueError: there are too many operands, or a kind is not in the table.
   """
   flag = "--calibrate="
   runs = [o.removeprefix(flag) for o in operands if o.startswith(flag)]
@@ -574,7 +573,7 @@ def parse(operands: Sequence[str]) -> tuple[list[str], str, bool]:
 def _computes_in(
     config: ml_collections.ConfigDict, kinds: Sequence[str], elsewhere: bool
 ) -> str:
-  """Returns the dtype of activations on the plan's devices, and why."""
+  """Returns the activation dtype on the plan's devices, and why."""
   device = ", ".join(dict.fromkeys(kinds))
   device = device or ("the host's" if elsewhere else "")
   dtype, why = model_sizes.compute_dtype(config, device)
@@ -597,7 +596,7 @@ def plan(
   Raises:
     ValueError: a setting, operand, file or folder cannot be used.
   """
-  # Shapes need no accelerator, which other processes may use.
+  # Shapes need no accelerator, which other processes may be using.
   jax.config.update("jax_platforms", _CPU)
   kinds, measured, elsewhere = parse(operands)
   names = [o for o in operands if o in hardware.HARDWARE]
@@ -670,6 +669,6 @@ def run(
   """Prints the plan of a config.
 
   Returns:
-    0; 2 where the config cannot be used, does not divide or does not fit.
+    0; 2 if the config cannot be used, does not divide or does not fit.
   """
   return titled_rows.show(plan(config, workdir, operands))

@@ -20,9 +20,9 @@ def run(
   """Writes the report of one run, or compares several; prints its path.
 
   Args:
-    config: unused; a run directory has its own.
-    workdir: the run directory, without operands.
-    operands: run directories, or folders of them; also gs://.
+    config: unused; a run directory has its own config.
+    workdir: run directory if there are no operands.
+    operands: run directories, or folders that contain some; gs:// also works.
 
   Returns:
     0; 2 if an operand is not a directory.

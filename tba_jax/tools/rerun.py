@@ -7,12 +7,13 @@
 
 Operands are the step of a checkpoint to begin with (default: the oldest whose
 journal is there; 0 is the start) and the step to end before (default: the last
-recorded). Data comes from the journal, and what asynchrony decided about it
-from `replay/decisions.jsonl`. Where the run was resumed with changed settings
-the steps from there on have these. On the same machine each step has the same
-bits; the first that has not is reported, with the fields of the draw, the
-metrics or the params that differ. Only `--export_step=N` writes a file, of that
-step (`step_file`); `--program=rerun FILE` computes it again, on any host.
+recorded). Data comes from the journal, and the decisions that asynchrony made
+about it from `replay/decisions.jsonl`. Where the run was resumed with changed
+settings, the following steps use these. On the same machine each step has the
+same bits; the first step that does not is reported, with the fields of the
+draw, the metrics or the params that differ. Only `--export_step=N` writes a
+file, with that step (`step_file`); `--program=rerun FILE` computes it again, on
+any host.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,12 +55,12 @@ from tba_jax.transport.groups import service as service_lib
 
 _EXPORT = "--export_step="
 _SHOW_EVERY_S = 2.0
-# Settings that may change on a resume, and need a process of their own.
+# Settings that may change on a resume, but need a new process to rerun.
 _DEVICES = ("mesh.", "trainer.")
 
 
 class Different(Exception):
-  """A step differs from the recorded one; the message names what."""
+  """A step differs from the recorded one; the message says in what."""
 
 
 def run(
@@ -70,8 +71,8 @@ def run(
   """Trains recorded steps again, or computes the step of a file.
 
   Returns:
-    0: the same bits, or a file's step within rounding; 1: a difference, which
-    is printed; 2: wrong usage.
+    0: the bits are the same, or a file's step is equal up to rounding; 1: there
+    is a difference, which is printed; 2: wrong usage.
   """
   try:
     if config is not None:
@@ -89,7 +90,7 @@ def run(
 def _parse(
     operands: Sequence[str],
 ) -> tuple[int | None, int | None, int | None]:
-  """Returns the first step, the step to end before, and the one to export."""
+  """Returns the first step, the end (exclusive), and the step to export."""
   exported = [o for o in operands if o.startswith(_EXPORT)]
   steps = [o for o in operands if not o.startswith(_EXPORT)]
   texts = [*steps, *(o.removeprefix(_EXPORT) for o in exported)]
@@ -105,11 +106,11 @@ def _parse(
 def _replay(
     workdir: str, first: int | None, last: int | None, export: int | None
 ) -> int:
-  """Trains steps `first` to `last` again; see `run`."""
+  """Trains steps `first` to `last` (exclusive) again; see `run`."""
   folder = pathlib.Path(workdir).absolute()
   run_directory.load_config(workdir)
   recording = decisions.read(folder)
-  # Opening checkpoints removes what a run there is writing.
+  # Opening checkpoints removes those that a live run is still writing.
   with contextlib.ExitStack() as closing:
     for role in ("", "trainer"):
       closing.callback(os.close, run_directory.lock(workdir, role))
@@ -182,10 +183,10 @@ def _range(
     first: int | None,
     last: int | None,
 ) -> tuple[int, int]:
-  """Returns the step to begin with and the one to end before.
+  """Returns the first step and the end (exclusive).
 
   Raises:
-    ValueError: steps that cannot be rerun; the message lists those that can.
+    ValueError: the steps cannot be rerun; the message lists those that can.
   """
   starts = _starts(folder)
   if first is None:
@@ -209,7 +210,7 @@ def _range(
 
 
 def _starts(folder: pathlib.Path) -> dict[int, int]:
-  """Returns the steps to begin with, and the journal's offset at each."""
+  """Returns the journal's offset at each step that a rerun may begin with."""
   segments = journal.find_segments(folder / "replay")
   begin = min(segments, default=0)
   applied = {0: 0}
@@ -237,7 +238,7 @@ def _config_of(
 def _parts(
     recording: decisions.Recording, first: int, last: int
 ) -> Iterator[tuple[int, int]]:
-  """Yields (first, end) of steps that were trained with one config."""
+  """Yields (first, end) of ranges of steps trained with the same config."""
   begin = first
   for step in range(first + 1, last):
     sides = [recording.steps[s].start.config for s in (begin, step)]
@@ -250,7 +251,7 @@ def _parts(
 def _check_settings(
     recording: decisions.Recording, first: int, last: int
 ) -> None:
-  """Raises ValueError if devices of the trainer changed on the way."""
+  """Raises ValueError if the trainer's devices changed between the steps."""
   configs = [
       recording.steps[begin].start.config
       for begin, _ in _parts(recording, first, last)
@@ -267,14 +268,14 @@ def _check_settings(
 
 
 class _Receiver:
-  """Gives the service the journal's records, up to a recorded offset."""
+  """Source of the journal's records, up to a recorded offset."""
 
   generation = 0
 
   def __init__(
       self, folder: pathlib.Path, order: prompt_order.PromptOrder, applied: int
   ):
-    """Reads from the position `applied` on."""
+    """Starts reading at the position `applied`."""
     self.inbox = inbox_lib.Inbox()
     self.order = order
     self.journal_start = applied
@@ -294,7 +295,7 @@ class _Receiver:
 
 
 def _record(position: int, payload: bytes) -> inbox_lib.Record:
-  """Returns a record as the run's receiver put it into the inbox."""
+  """Returns a record as the run's receiver would put it into the inbox."""
   header, arrays = wire.decode_unverified(payload)
   groups = None
   if "sequence" in header:
@@ -319,7 +320,7 @@ class _Replay:
       checkpoints: pathlib.Path,
       closing: contextlib.ExitStack,
   ):
-    """Restores the state before step `first` from a folder of checkpoints."""
+    """Restores the state before step `first` from the folder of checkpoints."""
     self.compared: list[int] = []
     self._config = config
     self._recording = recording
@@ -367,7 +368,7 @@ class _Replay:
       last: step to end before.
       export: step to write to a file, or None.
       path: step file.
-      on_step: called after each step that has the same bits.
+      on_step: function called after each step that has the same bits.
 
     Raises:
       Different: a step differs.
@@ -378,7 +379,7 @@ class _Replay:
     def compare(
         step: int, draw: types.Draw, metrics: Mapping[str, Any]
     ) -> None:
-      # As far behind as the trainer was.
+      # Compare as many steps behind as the trainer was.
       running.append((step, draw, metrics))
       ahead = step + 1 < last and recorded[step + 1].decision.ahead
       for done, *of_step in running[: len(running) - ahead]:
@@ -407,7 +408,7 @@ class _Replay:
       checkpointer.save(step, self._work.state, host, wait=True)
 
   def step(self, draw: types.Draw) -> dict[str, jax.Array]:
-    """Dispatches a recorded step, after writing it to a file if asked to."""
+    """Dispatches a recorded step, after exporting it if requested."""
     batch = self._learner.make(draw)
     if draw.step == self._export:
       step_file.write(
@@ -422,7 +423,7 @@ class _Replay:
     return self._work.train(batch)
 
   def _draws(self, last: int) -> Iterator[tuple[int, types.Draw]]:
-    """Applies the data of each step and draws, as the trainer did."""
+    """Applies each step's data and draws from it, as the trainer did."""
     for step in range(self._step, last):
       yield step, self._draw(step)
 
@@ -430,7 +431,7 @@ class _Replay:
     recorded, service = self._recording.steps[step], self._service
     start, train = recorded.start, self._config.train
     if service.buffer.epoch != start.epoch:
-      # Data that the end of the run before this start has applied.
+      # Data that was applied at the end of the previous start of the run.
       self._apply(start.step, start.applied)
       service.buffer.begin_epoch(start.epoch, start.step)
     self._apply(step, recorded.decision.applied)
@@ -450,7 +451,7 @@ class _Replay:
   def _compare(
       self, step: int, draw: types.Draw, metrics: dict[str, Any]
   ) -> None:
-    """Raises Different if draw or metrics have other bits."""
+    """Raises Different if the draw or the metrics have different bits."""
     recorded = self._recording.steps[step]
     sums = decisions.sums_of(draw)
     fields = [
@@ -472,7 +473,7 @@ class _Replay:
         )
 
   def _compare_params(self, step: int) -> None:
-    """Compares the state before a step with its checkpoint, if any."""
+    """Compares the state before a step with its checkpoint, if there is one."""
     path = self._folder / str(step) / "host" / host_state.NAME
     if not path.exists():
       return

@@ -29,7 +29,7 @@ from tba_jax.transport.kv import locator
 
 # Key of the trainer's live state, an authenticated message.
 STATUS_KEY = "status/run"
-# The trainer's part of the state where searchers are threads of its process.
+# The trainer's part of the state if searchers are threads of its process.
 _NO_STORE = {"generation": 0}
 
 
@@ -38,8 +38,8 @@ def read_store(
 ) -> tuple[dict[str, Any] | None, str]:
   """Returns the live state in the run's store, and a note on its source.
 
-  Waits up to `deadline_s` for the store; returns None with the reason if there
-  is no state.
+  Waits up to `deadline_s` seconds for the store; returns None and the reason if
+  there is no state.
   """
   try:
     if (
@@ -77,7 +77,7 @@ def run(
   Without a store, prints the trainer's last `status.json`.
 
   Returns:
-    0; 1 if the run has no state yet; 2 without a run.
+    0; 1 if the run has no state yet; 2 if there is no run.
   """
   if operands:
     return processes.refuse(f"status takes no operand: {operands}")
@@ -90,7 +90,7 @@ def run(
   )
   if status is None:
     status = jsonl.read_json(pathlib.Path(workdir) / "status.json")
-    # Before training there is neither that file nor a store.
+    # Before training, there is neither this file nor a store.
     where = "the run's files" if status is None else "status.json"
     has_no_store = isinstance(status, dict) and status.get("store") == _NO_STORE
     note = f"from {where}: {'threads have no store' if has_no_store else note}"
@@ -131,7 +131,7 @@ def _phase_of_files(state: run_state.RunState) -> str:
 
 
 def _last_process(workdir: str) -> tuple[int, bool] | None:
-  """Returns (pid, alive) of the supervisor, or of a trainer without one."""
+  """Returns (pid, alive) of the supervisor, or of an unsupervised trainer."""
   processes = [
       run_directory.last_process(workdir, role) for role in ("", "trainer")
   ]
@@ -141,7 +141,7 @@ def _last_process(workdir: str) -> tuple[int, bool] | None:
 
 
 def _liveness(state: run_state.RunState, last: tuple[int, bool] | None) -> str:
-  """Returns the end of the note on a run that is silent or has ended."""
+  """Returns the end of the note about a run that is silent or has ended."""
   if state.phase == "done":
     return ""
   if last is not None and not last[1]:

@@ -1,10 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One train step as a file, which any machine can compute again.
+"""A train step as a file that any machine can compute again.
 
 The file (`.npz`, no pickle) has the batch, the state before the step with its
-checksums, the config, the model's shape, and the metrics that the step had. For
-a bug report: neither the run, its data, tokenizer or model folder is needed.
+checksums, the config, the model's shape, and the recorded metrics of the step.
+It serves bug reports: the run, its data, tokenizer and model folder are not
+needed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,8 +37,8 @@ from tba_jax.policy import value_model as value_model_lib
 from tba_jax.system import processes
 
 _FORMAT = 3
-# Relative difference up to which a metric counts as equal on another machine,
-# by the dtype that is computed in; a hundredth of it near 0.
+# Relative difference up to which metrics on different machines count as equal,
+# by compute dtype; near 0, a hundredth of it is the absolute tolerance.
 _ROUNDING = {"float32": 1e-3, "bfloat16": 5e-2}
 
 
@@ -50,14 +51,14 @@ def write(
     batch: types.Batch,
     metrics: Mapping[str, float],
 ) -> None:
-  """Writes a step to a file, before it is taken.
+  """Writes a step to a file before the step is taken.
 
   Args:
     path: file to write or replace.
     work: owner of the state before the step.
-    draw: drawn by the step.
-    batch: the draw, as placed on the devices.
-    metrics: recorded by the step.
+    draw: data drawn for the step.
+    batch: same data as placed on the devices.
+    metrics: recorded metrics of the step.
   """
   decode = policy.tokenizer.decode
   prompts = [
@@ -107,13 +108,13 @@ def write(
 
 
 def run(operands: Sequence[str]) -> int:
-  """Computes the step of a file, and prints computed and recorded metrics.
+  """Computes the step in a file, and prints computed and recorded metrics.
 
   Returns:
-    0: they are equal up to rounding; 1: they are not.
+    0: the metrics are equal up to rounding; 1: they are not.
 
   Raises:
-    ValueError: the operands or the file are wrong.
+    ValueError: the operands or the file are invalid.
     OSError: the file does not exist.
   """
   if len(operands) != 1:
@@ -129,7 +130,7 @@ def run(operands: Sequence[str]) -> int:
   differing = []
   for name, before in saved["metrics"].items():
     now, before = float(metrics.get(name, np.nan)), float(before)
-    # Not finite may be what the file is about.
+    # Metrics may be NaN on purpose, if the file is about a non-finite step.
     if not math.isclose(
         now, before, rel_tol=rounding, abs_tol=rounding / 100
     ) and not (math.isnan(now) and math.isnan(before)):
@@ -145,10 +146,10 @@ def run(operands: Sequence[str]) -> int:
 
 
 def compute(saved: Mapping[str, Any]) -> dict[str, np.ndarray]:
-  """Returns the metrics of the step of a file, on one device.
+  """Returns the metrics of the step in a file, computed on one device.
 
   Raises:
-    ValueError: the state is not the one that was written.
+    ValueError: the state differs from the one that was written.
   """
   config = load.complete(ml_collections.ConfigDict(saved["config"]))
   mesh = model_source.one_device()
@@ -190,7 +191,7 @@ def compute(saved: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def read_saved(path: pathlib.Path) -> dict[str, Any]:
-  """Returns the content of a file; raises ValueError if it is none."""
+  """Returns the content of a step file; raises ValueError for other files."""
   try:
     with path.open("rb") as file:
       saved = host_state.read(file)
@@ -202,13 +203,13 @@ def read_saved(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _model_config(fields: Mapping[str, Any]) -> config_lib.ModelConfig:
-  # JSON has lists for tuples.
+  # JSON turned tuples into lists.
   tuples = {k: tuple(v) for k, v in fields.items() if isinstance(v, list)}
   return config_lib.ModelConfig(**{**fields, **tuples})
 
 
 def _leaves(tree: types.PyTree) -> dict[str, np.ndarray]:
-  """Returns the leaves by name, bfloat16 as float32, which has its values."""
+  """Returns the leaves by name; bfloat16 is stored exactly as float32."""
 
   def on_host(leaf: Any) -> np.ndarray:
     leaf = np.asarray(jax.device_get(leaf))
@@ -218,7 +219,7 @@ def _leaves(tree: types.PyTree) -> dict[str, np.ndarray]:
 
 
 def _tree(leaves: Mapping[str, np.ndarray], like: types.PyTree) -> types.PyTree:
-  """Returns the tree of leaves by name; raises ValueError if one is missing."""
+  """Returns a tree from leaves by name; raises ValueError if one is missing."""
 
   def take(name: str, shape: jax.ShapeDtypeStruct) -> jax.Array:
     leaf = leaves.get(name)

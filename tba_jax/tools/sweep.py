@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `sweep` program: quality against staleness, objective by objective.
 
-Fine-tunes once, then makes every run of `config.sweep` that has no result yet:
-objectives x staleness x seeds. In WORKDIR: `config.json`, `sft/`,
+Fine-tunes once, then executes every run of `config.sweep` that has no result
+yet: objectives x staleness x seeds. WORKDIR gets `config.json`, `sft/`,
 `runs/NAME.json` (a run's result), `sweep.md` and `sweep.png`. An interrupted
-run starts again from its beginning.
+run starts over.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ from tba_jax.run import run_directory
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 
-# Settings of an objective; all others are common to all runs.
+# Settings of an objective; all other settings are shared by all runs.
 _OWN_KEYS = (
     "loss.*",
     "optimizer.*",
@@ -62,7 +62,7 @@ _KEPT = ("reward_mean", "entropy", "ratio_clip_share", "grad_norm",
 def set_exact_lag(
     config: ml_collections.ConfigDict, lag_steps: int
 ) -> ml_collections.ConfigDict:
-  """Returns a copy in lockstep, `lag_steps` behind, on one process's parts."""
+  """Returns a copy in lockstep, `lag_steps` behind, for a single process."""
   config = config.copy_and_resolve_references()
   config.search.update(lockstep=True, lead_steps=lag_steps, wait_for_fresh=True)
   if config.reference.role == "searcher":
@@ -74,9 +74,9 @@ def set_exact_lag(
 class Lag:
   """The version that samples the batch of step t.
 
-  staleness_steps: s, for version max(t - s, 0).
-  mini_batches, passes: N and T; if one is above 1, rounds of N T steps, for
-    version t - t mod N T.
+  staleness_steps: lag s, which gives version max(t - s, 0).
+  mini_batches, passes: N and T; if either exceeds 1, rounds of N T steps, which
+    give version t - t mod N T.
   """
 
   staleness_steps: int = 0
@@ -94,10 +94,10 @@ class Lag:
   def apply(
       self, config: ml_collections.ConfigDict
   ) -> ml_collections.ConfigDict:
-    """Returns a copy with this lag, which trains on its fresh prompts alone."""
+    """Returns a copy with this lag that trains only on fresh prompts."""
     config = set_exact_lag(config, self.staleness_steps)
     train, replay = config.train, config.replay
-    # Completions that arrive at once; all may be of one prompt.
+    # Completions that arrive at once; they may all have the same prompt.
     arriving = train.prompts_per_batch * train.completions_per_prompt
     arriving *= self.mini_batches
     config.search.update(
@@ -130,8 +130,8 @@ class SweepRun:
 
   objective: name in `config.sweep.objectives`.
   lag: staleness of its samples.
-  seed: start of the prompts' and samples' random numbers.
-  config: includes the settings of its objective.
+  seed: start of the random numbers for prompts and samples.
+  config: complete config, including the settings of the objective.
   """
 
   objective: str
@@ -146,13 +146,13 @@ class SweepRun:
 
 
 class SweepInterrupted(Exception):
-  """`should_stop` was true before the run was done."""
+  """`should_stop` returned true before the run was done."""
 
 
 class Bench:
-  """Makes the runs of a sweep; compiles once for all lags and seeds.
+  """Executes the runs of a sweep; compiles once for all lags and seeds.
 
-  loops: maker of their loops.
+  loops: maker of the runs' loops.
   """
 
   def __init__(self, config: ml_collections.ConfigDict, workdir: str):
@@ -173,17 +173,17 @@ class Bench:
     """Trains and evaluates; returns the result as plain JSON types.
 
     Args:
-      should_stop: called before each step.
+      should_stop: function checked before each step.
 
     Returns:
       `curve`: evaluations on held-out prompts, the first at step 0, each later
-      one with `train`, means over the steps since the one before;
+      one with `train`, the means over the steps since the previous one;
       `versions` that sampled the batch of each step; `train`: means over the
       last quarter of the steps; `diverged_step`: the step whose loss or
-      gradient was not finite, which ends the run, or None; `wall_s`.
+      gradient was non-finite, which ends the run, or None; `wall_s`.
 
     Raises:
-      Interrupted: `should_stop` was true.
+      SweepInterrupted: `should_stop` returned true.
     """
     config = run.lag.apply(run.config)
     config.seed = run.seed
@@ -197,7 +197,7 @@ class Bench:
       *,
       should_stop: Callable[[], bool] = lambda: False,
   ) -> dict[str, Any]:
-    """Trains and evaluates a loop of `loops`; returns and raises as `run`."""
+    """Trains and evaluates a loop from `loops`; for results, see `run`."""
     started = time.perf_counter()
     num_steps = loop.config.train.num_steps
     every = loop.config.evaluate.every_steps or num_steps
@@ -241,9 +241,9 @@ class Bench:
       reward: mean reward, task units.
       kl: Σ_t (log π - log π_ref), nats.
       ref_perplexity: exp of the mean of -log π_ref over all tokens.
-      length: tokens, with the stop token.
+      length: number of tokens, including the stop token.
       distinct: mean number of distinct completions per prompt.
-      pass_at_1, pass_at_k: shares of `Evaluator.run`.
+      pass_at_1, pass_at_k: shares as in `Evaluator.run`.
       distinct_correct: mean number of distinct correct solutions per prompt.
       turns: mean number of policy turns; only with environments.
     """
@@ -271,10 +271,10 @@ class Bench:
 def expand_runs(
     config: ml_collections.ConfigDict,
 ) -> list[SweepRun]:
-  """Returns the runs in their order: a whole seed, then the next.
+  """Returns the runs in order: all runs of a seed, then of the next.
 
   Raises:
-    ConfigError: a setting of `config.sweep`, or of a run, is wrong.
+    ConfigError: a setting of `config.sweep` or of a run is invalid.
   """
   recipes = _recipes(config)
   lags = _lags(config.sweep)
@@ -283,11 +283,11 @@ def expand_runs(
     raise _wrong("seeds", config.sweep.seeds, "must be one seed or more")
   for key, section, value in (
       ("reference.mode", config.reference.mode, "fixed"),
-      # Evaluations of a sweep have the KL.
+      # Evaluations in a sweep report the KL.
       ("reference.role", config.reference.role, "trainer"),
       ("rounds.mini_batches", config.rounds.mini_batches, 0),
       ("reference.init", config.reference.init, ""),
-      # A log has no lag.
+      # Offline data has no lag.
       ("offline.path", config.offline.path, ""),
   ):
     if section != value:
@@ -323,11 +323,11 @@ def result_path(workdir: str | pathlib.Path, run: SweepRun) -> pathlib.Path:
 def read_result(
     workdir: str | pathlib.Path, run: SweepRun
 ) -> Mapping[str, Any] | None:
-  """Returns the result of a run, None if it is not done.
+  """Returns the result of a run; None if it is not done.
 
   Raises:
-    ValueError: the result is damaged, or was made with other settings; names
-      each.
+    ValueError: the result is damaged, or has different settings, which the
+      message names.
   """
   path = result_path(workdir, run)
   result = jsonl.read_object(path, _RESULT)
@@ -345,7 +345,7 @@ def read_result(
 
 
 def _recipes(config: ml_collections.ConfigDict) -> dict[str, list[str]]:
-  """Returns the overrides of each objective, by its name."""
+  """Returns the overrides of each objective by name."""
   text = config.sweep.objectives
   recipes: dict[str, list[str]] = {}
   for item in filter(str.strip, text.split(";")):
@@ -368,7 +368,7 @@ def _recipes(config: ml_collections.ConfigDict) -> dict[str, list[str]]:
 
 def _lags(sweep: ml_collections.ConfigDict) -> list[Lag]:
   lags = [Lag(staleness_steps=s) for s in _numbers(sweep, "staleness_steps", 0)]
-  # Rounds of a single mini-batch have staleness 0.
+  # Rounds of one mini-batch have staleness 0.
   lags += [Lag(mini_batches=n) for n in _numbers(sweep, "mini_batches", low=2)]
   if not lags:
     raise _wrong(
@@ -438,12 +438,12 @@ _MARKERS = "osD^vP*X"
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-  """A quantity over the seeds of an objective at a lag.
+  """A quantity over the seeds, for an objective and a lag.
 
   mean: average over the finished, finite runs; NaN if none.
   half_width: half of the mean's confidence interval; NaN below two seeds.
   num_seeds: number of runs in the mean.
-  num_diverged: number of runs that ended with a loss that is not finite.
+  num_diverged: number of runs that ended with a non-finite loss.
   """
 
   mean: float
@@ -452,7 +452,7 @@ class Cell:
   num_diverged: int
 
   def text(self, digits: int) -> str:
-    """Returns `mean ± half_width`, or `–` without values."""
+    """Returns `mean ± half_width`, or `–` if there are no values."""
     out = f"{self.mean:.{digits}f}" if self.num_seeds else "–"
     if self.num_seeds > 1:
       out += f" ± {self.half_width:.{digits}f}"
@@ -462,12 +462,13 @@ class Cell:
 
 
 def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
-  """Returns the mean and half of its confidence interval, by Student's t.
+  """Returns the mean and the half-width of its Student's t interval.
 
       half = t_{n-1, (1 + 0.95) / 2} · s / √n,   s² = Σ (x - mean)² / (n - 1)
 
   Args:
-    values: n finite numbers; the half width is NaN for n < 2, the mean for 0.
+    values: n finite numbers; the half-width is NaN for n < 2, the mean for n =
+      0.
   """
   n = len(values)
   mean = float(np.mean(values)) if n else math.nan
@@ -485,7 +486,7 @@ def table_cells(
   """Returns the cell of each objective and lag, in the order of the runs.
 
   Args:
-    results: finished runs' results, by run name.
+    results: outcomes of finished runs by run name.
     quantity: key of an evaluation.
   """
   values: dict[tuple[str, Lag], list[float]] = {}
@@ -514,7 +515,7 @@ def table_cells(
 def markdown_table(
     runs: Sequence[SweepRun], results: Mapping[str, Mapping[str, Any]]
 ) -> str:
-  """Returns one table: a row for each objective and lag."""
+  """Returns a table with a row for each objective and lag."""
   columns = [table_cells(runs, results, name) for name, _, _ in QUANTITIES]
   first = next((r["curve"][0] for r in results.values()), None)
   heads = ["objective", "lag", *(title for _, title, _ in QUANTITIES), "seeds"]
@@ -537,8 +538,8 @@ def plot_table(
     results: Mapping[str, Mapping[str, Any]],
     path: str | pathlib.Path,
 ) -> None:
-  """Writes a PNG: a panel for each quantity, a line for each objective."""
-  # An optional requirement: `pip install 'tba_jax[plots]'`.
+  """Writes a PNG with a panel per quantity and a line per objective."""
+  # Optional dependency: `pip install 'tba_jax[plots]'`.
   import matplotlib  # pylint: disable=g-import-not-at-top
 
   matplotlib.use("agg")
@@ -552,7 +553,7 @@ def plot_table(
   for axis, (name, title, _) in zip(axes, QUANTITIES):
     column = table_cells(runs, results, name)
     for i, objective in enumerate(objectives):
-      # Side by side, so that intervals do not overlap.
+      # Shift points, so that intervals do not overlap.
       shift = 0.5 * (i + 0.5) / len(objectives) - 0.25
       points = [column[objective, lag] for lag in lags]
       axis.errorbar(
@@ -593,7 +594,7 @@ def _line(texts: Sequence[str]) -> str:
 def progress_table(
     runs: Sequence[SweepRun], results: Mapping[str, Mapping[str, Any]]
 ) -> rich.table.Table:
-  """Returns objectives by lags; in a cell the mean reward and the seeds."""
+  """Returns a table of objectives by lags, with mean reward and seed count."""
   name, title, digits = QUANTITIES[0]
   column = table_cells(runs, results, name)
   lags = list(dict.fromkeys(run.lag for run in runs))
@@ -629,7 +630,7 @@ def _summary(result: Mapping[str, Any]) -> str:
 _WORKER = "worker"  # Operand of a worker process, before its index.
 _PLOT_EVERY_S = 60.0
 _POLL_S = 0.5
-_STOP_S = 30.0  # Workers that run on are killed.
+_STOP_S = 30.0  # Workers that have not stopped by then are killed.
 
 Results = dict[str, Mapping[str, Any]]
 
@@ -648,7 +649,7 @@ def run(
       )
     runs = expand_runs(config)
     if not operands:
-      run_directory.lock(workdir)  # Held as long as this process lives.
+      run_directory.lock(workdir)  # Held until this process exits.
     _read_results(workdir, runs)
   except ValueError as error:
     return processes.refuse(error)
@@ -674,7 +675,7 @@ def run(
 
 
 class _Progress:
-  """Prints runs as they are done; keeps sweep.md and sweep.png up to date."""
+  """Prints finished runs, and keeps sweep.md and sweep.png up to date."""
 
   def __init__(self, workdir: str, runs: Sequence[SweepRun]):
     self._workdir = workdir
@@ -685,7 +686,7 @@ class _Progress:
     self._num_before = len(self._shown)
 
   def update(self) -> Results:
-    """Shows what is new; returns all results so far."""
+    """Shows new results; returns all results so far."""
     results = _read_results(self._workdir, self._runs)
     done, total = len(results), len(self._runs)
     for name in results.keys() - self._shown:
@@ -707,10 +708,10 @@ def _sweep(
     runs: Sequence[SweepRun],
     stop: threading.Event,
 ) -> int:
-  """Makes what is missing, then writes table and plot."""
+  """Executes the missing runs, then writes the table and plot."""
   _, saved = run_directory.create(workdir, config)
   if saved is not None:
-    # A trained run may have objectives of a sweep in its config.
+    # The config of a training run may also have sweep objectives.
     is_trained = (pathlib.Path(workdir) / "epoch.json").exists()
     if is_trained or not saved.get("sweep", {}).get("objectives"):
       raise ValueError(
@@ -752,7 +753,7 @@ def _make_runs(
     stop: threading.Event,
     progress: _Progress | None = None,
 ) -> None:
-  """Makes the runs that no process has made or is making."""
+  """Executes the runs that no process has done or is doing."""
   with contextlib.ExitStack() as closing:
     _make_missing(config, workdir, runs, stop, progress, closing)
 
@@ -789,7 +790,7 @@ def _make_missing(
 
 @contextlib.contextmanager
 def claim(workdir: str, run: SweepRun) -> Iterator[bool]:
-  """Locks a run; yields False if another process has it."""
+  """Locks a run; yields False if another process has locked it."""
   path = result_path(workdir, run).with_suffix(".lock")
   path.parent.mkdir(parents=True, exist_ok=True)
   with path.open("w") as file:
@@ -797,7 +798,7 @@ def claim(workdir: str, run: SweepRun) -> Iterator[bool]:
       yield False
       return
     yield True
-    # Removed under the lock: the next process finds the result.
+    # Removed while locked: the next process will find the result.
     path.unlink(missing_ok=True)
 
 
@@ -807,7 +808,7 @@ def _run_workers(
     stop: threading.Event,
     progress: _Progress,
 ) -> str:
-  """Makes the runs in several processes; returns an error message or ""."""
+  """Executes the runs in several processes; returns an error message or ""."""
   folder = pathlib.Path(workdir) / "logs"
   folder.mkdir(parents=True, exist_ok=True)
   command = [sys.executable, "-m", "tba_jax.main", "--program=sweep"]
@@ -826,7 +827,7 @@ def _run_workers(
     running = True
     while running and not failed:
       progress.update()
-      # Read before the statuses: a worker may end meanwhile.
+      # Check this before the exit statuses, since a worker may end in between.
       running = any(worker.poll() is None for worker in workers.values())
       for log, worker in workers.items():
         if worker.poll() and not stop.is_set():

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Accelerators that `compile` targets; none has to be present.
+"""Accelerators that `compile` can target; none needs to be present.
 
 A target is a generation and a shape: a TPU slice such as "v5e:4x4", or GPUs,
 such as "h100:8" of one host and "h100:8x8", eight hosts of eight.
@@ -23,14 +23,14 @@ from tba_jax.system import accelerators
 class Chip:
   """Memory and peak rates of a kind of chip.
 
-  hbm_bytes: memory that programs may use: of a TPU according to its compiler,
-    of a GPU the share that JAX takes (`accelerators.GPU_MEMORY`).
+  hbm_bytes: memory that programs may use: for a TPU as its compiler reports it,
+    for a GPU the share that JAX takes (`accelerators.GPU_MEMORY`).
   flops_per_s: peak rate in bfloat16.
-  memory_bytes_per_s: peak rate of its main memory.
-  link_bytes_per_s: rate at which its links receive: half of the bidirectional
-    bandwidth; for GPUs NVLink, which ends at the host.
-  network_bytes_per_s: rate at which a GPU receives from other hosts, over a
-    network card of its own; links of a TPU slice join all of its hosts.
+  memory_bytes_per_s: peak rate of the main memory.
+  link_bytes_per_s: rate at which the links receive: half of the bidirectional
+    bandwidth; for GPUs this is NVLink, which does not leave the host.
+  network_bytes_per_s: rate at which a GPU receives from other hosts over its
+    own network card; the links of a TPU slice connect all of its hosts.
   """
 
   hbm_bytes: int
@@ -42,13 +42,13 @@ class Chip:
 
 @dataclasses.dataclass(frozen=True)
 class _Gpu:
-  """A GPU as its maker describes it.
+  """A GPU's specification.
 
   name: JAX's device kind.
   major: CUDA compute capability; its minor number is 0.
-  cores: streaming multiprocessors.
-  lanes: float32 lanes of each.
-  shared_kib: shared memory of each, of which a block leaves 1 KiB.
+  cores: number of streaming multiprocessors.
+  lanes: float32 lanes per multiprocessor.
+  shared_kib: shared memory per multiprocessor; a block may use all but 1 KiB.
   l2_mib, memory_gib: L2 cache, and memory as the driver reports it.
   memory_bytes_per_s, clock_ghz: bandwidth of the memory, and boost clock.
   flops_per_s, link_bytes_per_s, network_bytes_per_s: fields of `Chip`.
@@ -68,9 +68,9 @@ class _Gpu:
   network_bytes_per_s: float
 
 
-# NVIDIA's architecture white papers and data sheets of A100 (SXM4), H100 (SXM5)
-# and H200, without sparsity; networks of DGX A100 and H100: a card of 200 and
-# 400 Gb/s for each GPU.
+# Sources: NVIDIA's architecture white papers and data sheets of A100 (SXM4),
+# H100 (SXM5) and H200, without sparsity. Networks are those of DGX A100 and
+# H100, with one card per GPU of 200 and 400 Gb/s.
 _A100 = _Gpu(
     "NVIDIA A100-SXM4-80GB", 8, 108, 64, 164, 40, 79.2, 2.04e12, 1.41,
     312e12, 300e9, 25e9,
@@ -90,7 +90,7 @@ _GPUS = {
         _H100, name="NVIDIA H200", memory_gib=139.8, memory_bytes_per_s=4.8e12
     ),
 }  # fmt: skip
-# Most chips of one machine, by generation.
+# Maximum chips per machine, by generation.
 _MACHINE = {"v4": 4, "v5e": 8, "v5p": 4, "v6e": 8}
 
 # Chips by JAX's device kind. Rates of TPUs: docs.cloud.google.com/tpu/docs/v4,
@@ -111,12 +111,13 @@ CHIPS = {
     for gpu in _GPUS.values()
 }
 
-# The compiler as it is without a device to time kernels on.
+# Options for compiling without a device to time kernels on.
 _GPU_OPTIONS = {
     "xla_gpu_autotune_level": 0,
     "xla_gpu_enable_triton_gemm": False,
 }
-# Fields of XLA's GpuTargetConfigProto; those that are equal for all GPUs here.
+# Template of XLA's GpuTargetConfigProto with the values that all GPUs here
+# share.
 _DESCRIPTION = """
 gpu_device_info {{
   name: "{name}"
@@ -157,7 +158,7 @@ def describe(kind: str) -> str:
   gpu = _GPUS[kind]
   return _DESCRIPTION.format(
       **dataclasses.asdict(gpu),
-      # Hopper only: "sm_90a", which has its asynchronous products.
+      # Hopper only: "sm_90a", which enables its asynchronous matrix products.
       features="feature_extension: ACCELERATED_FEATURES" * (gpu.major == 9),
       block_bytes=(gpu.shared_kib - 1) * 2**10,
       core_bytes=gpu.shared_kib * 2**10,
@@ -167,13 +168,13 @@ def describe(kind: str) -> str:
 
 
 def devices(name: str) -> list[jax.Device]:
-  """Returns the devices of a target, to compile for.
+  """Returns the devices of a target to compile for.
 
   Raises:
-    ValueError: an unknown target, or its compiler is not installed.
+    ValueError: the target is unknown, or its compiler is not installed.
   """
   kind, _, shape = name.partition(":")
-  # JAX must initialize none.
+  # JAX must not initialize any accelerator.
   jax.config.update("jax_platforms", "cpu")
   try:
     if kind in _GPUS:
@@ -217,7 +218,7 @@ def _tpu_devices(name: str) -> list[jax.Device]:
 
 
 def host_size(chips: Sequence[jax.Device]) -> int:
-  """Returns the GPUs of each host, 0 where no network joins the devices."""
+  """Returns the GPUs per host; 0 if no network connects the devices."""
   hosts = {chip.process_index for chip in chips}
   if chips[0].platform != "gpu" or len(hosts) == 1:
     return 0
@@ -225,7 +226,7 @@ def host_size(chips: Sequence[jax.Device]) -> int:
 
 
 def machine_size(name: str) -> int:
-  """Returns the most chips of one machine, of which a trainer may use some."""
+  """Returns the maximum chips per machine; a trainer may use only some."""
   kind, _, shape = name.partition(":")
   if kind not in _GPUS:
     return _MACHINE.get(kind, 1)
@@ -233,5 +234,5 @@ def machine_size(name: str) -> int:
 
 
 def compiler_options(device: jax.Device) -> Mapping[str, object]:
-  """Returns the options to compile with for a device that is not here."""
+  """Returns the options for compiling for an absent device."""
   return _GPU_OPTIONS if device.platform == "gpu" else {}

@@ -4,9 +4,9 @@
 
     python -m tba_jax.main --program=verify --workdir=runs/countdown
 
-Each format audits itself; this is the list, and the report. It writes nothing
-and needs neither devices nor the run's secret: without that, keyed hashes are
-not checked, so it finds damage, not forgery by somebody who can compute the
+Each format has its own audit; this program runs them and prints the report. It
+writes nothing and needs neither devices nor the run's secret. Keyed hashes are
+not checked, so it finds damage, but not forgery by someone who can compute the
 other digests. A run may be audited while it is live. Logs, spans, tables and
 pages have no digests.
 """
@@ -32,8 +32,8 @@ from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.transport.groups import journal_audit
 
-# In this order: an audit compares with what those before it have read.
-# Acknowledgements are before the journal, which has what they acknowledge.
+# The order matters: an audit compares its files with those read before it.
+# Acknowledgements come before the journal, which has what they acknowledge.
 _AUDITS: dict[str, Callable[..., auditing.Findings]] = {
     "files": run_files.audit,
     "checksums": run_files.audit_checksums,
@@ -45,9 +45,9 @@ _AUDITS: dict[str, Callable[..., auditing.Findings]] = {
     "ledger": ledger.audit,
     "results": run_files.audit_results,
 }
-# Folders of models trained or kept in addition to the policy.
+# Folders of models that are trained or kept in addition to the policy.
 _MODELS = ("sft", "reward_model", "best")
-# Progress is shown on stderr after so many seconds, and every so many then.
+# Seconds until progress is shown on stderr, and between later updates.
 _QUIET_S, _SHOW_EVERY_S = 5.0, 2.0
 
 
@@ -66,10 +66,10 @@ def run(
     workdir: str,
     operands: Sequence[str] = (),
 ) -> int:
-  """Prints what is in the run directory and whether it is sound.
+  """Prints the contents of the run directory and whether they are intact.
 
   Returns:
-    0: all is sound; 1: something is damaged or missing; 2: wrong usage.
+    0: everything is intact; 1: something is damaged or missing; 2: wrong usage.
   """
   folder = pathlib.Path(workdir)
   if operands or config is not None:
@@ -105,10 +105,10 @@ def run(
 
 
 def _wrong_format(path: pathlib.Path) -> str:
-  """Returns why this version cannot audit a run, "" if it can."""
+  """Returns why this version cannot audit a run; "" if it can."""
   saved = jsonl.read_json(path)
   if jsonl.schema_error(saved, {"format": int}):
-    return ""  # Damaged, which the audit finds.
+    return ""  # The audit will find the damage.
   try:
     run_directory.check_format(path, saved)
   except ValueError as error:
@@ -117,7 +117,7 @@ def _wrong_format(path: pathlib.Path) -> str:
 
 
 class _Progress:
-  """Prints on stderr what is being read, once reading takes long."""
+  """Prints on stderr what is being read, if reading takes long."""
 
   def __init__(self):
     self._due = time.monotonic() + _QUIET_S
@@ -133,8 +133,8 @@ def audit(
 ) -> tuple[list[AuditPart], bool]:
   """Returns the parts of a run directory, and whether the run is live.
 
-  The files of a live run change between two reads, so it is read again, and
-  only problems found twice are kept.
+  The files of a live run change between reads, so it is read twice, and only
+  problems found both times are kept.
   """
   live = _is_live(folder)
   parts = _audit_once(folder, live, show)
@@ -168,7 +168,7 @@ def _audit_once(
           part.problems.append(auditing.Damage(*finding))
         else:
           part.notes.append(": ".join(finding))
-    # Valid JSON of any shape gets there.
+    # Valid JSON of an unexpected shape ends here.
     except (ValueError, LookupError, TypeError, AttributeError) as error:
       what = f"not as it was written: {error!r}"
       part.problems.append(auditing.Damage(name, what, auditing.COPY))
@@ -176,7 +176,7 @@ def _audit_once(
 
 
 def _is_live(folder: pathlib.Path) -> bool:
-  """Returns whether a supervisor or trainer of this host has its lock."""
+  """Returns whether a supervisor or trainer on this host has locked the run."""
   for name in (".lock", ".trainer.lock"):
     with contextlib.suppress(FileNotFoundError), (folder / name).open() as file:
       if not processes.try_lock(file.fileno(), shared=True):

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a model family is: its blocks, its config.json, its tensors. No JAX.
 
-A family is one file of this folder, with a `Family`, and an entry in
-`FAMILIES`. `blocks.py` builds its modules from these facts; a mechanism that
-no family has yet also needs code there.
+A family is one file in this folder that defines a `Family`, and an entry in
+`FAMILIES`. `blocks.py` builds its modules from this description; a mechanism
+that no family has yet also needs code there.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ import dataclasses
 import importlib
 from typing import Any
 
-# Hugging Face's names; "gelu" is the exact one, "gelu_new" the tanh form.
+# Hugging Face's names; "gelu" is exact, "gelu_new" the tanh approximation.
 ACTIVATIONS = ("silu", "gelu", "gelu_new", "relu")
 # Other names of the same functions -> ours.
 HF_ACTIVATIONS = {
@@ -23,7 +23,7 @@ HF_ACTIVATIONS = {
     "swish": "silu",
 }
 
-# Fields of a shape for rotary positions of a longer context.
+# Fields of a shape that extend rotary positions to a longer context.
 ROPE = frozenset(
     (
         "rope_type",
@@ -40,11 +40,11 @@ ROPE = frozenset(
     )
 )
 
-# Our field -> name in config.json; its types, or its allowed values with ours;
-# and its default, where `...` means that it is required.
+# Our field -> name in config.json; its types, or a map from its allowed values
+# to ours; and its default, where `...` means that it is required.
 Keys = Mapping[str, tuple[str, Any, Any]]
 # Name of the tensor, path of the leaf, axes of the tensor as in `hf_names.py`,
-# and axes of the leaf where their order is another.
+# and axes of the leaf if their order differs.
 Line = tuple[str, ...]
 
 
@@ -52,50 +52,51 @@ Line = tuple[str, ...]
 class Family:
   """A model family.
 
-  class_name: start of Hugging Face's class names, as "Llama".
-  scalar_class_name: likewise of models with a scalar head, "" for class_name.
+  class_name: prefix of Hugging Face's class names, such as "Llama".
+  scalar_class_name: prefix for models with a scalar head, "" for class_name.
   keys: settings of config.json.
   tensors: (config) -> a line for each leaf of params.
   fields: names of shape fields that its models may set.
-  token_head: end of the class name of a model that predicts tokens.
+  token_head: suffix of the class name of a model that predicts tokens.
   eos_id: default of eos_token_id.
-  prefix: start of the names of all tensors but the head.
-  part_of: model_type of models whose language model it is, "" for none.
-  part_class: start of their class name, "" for class_name.
-  part_prefixes: prefixes of the names in their folders.
-  part_others: regular expression of their other tensors, which are not read.
+  prefix: start of all tensor names except the head's.
+  part_of: model_type of multimodal models that contain this language model, ""
+    for none.
+  part_class: prefix of the multimodal class name, "" for class_name.
+  part_prefixes: prefixes of tensor names in multimodal folders.
+  part_others: regular expression of the multimodal tensors that are not read.
   norm: "rms" or "layer".
   positions: "rotary", or "learned" ones added to the embeddings.
-  norm_offset: number added to the scales of norms, which start at 1 less it.
-  has_in_norms: whether attention and MLP have a norm of their inputs.
-  has_out_norms: whether attention and MLP have a norm of their results.
+  norm_offset: constant added to the scales of norms.
+  has_in_norms: whether the inputs of attention and MLP are normalized.
+  has_out_norms: whether the outputs of attention and MLP are normalized.
   scales_embeddings: whether embeddings are multiplied by sqrt(width).
   is_gated: whether MLPs are gated (SwiGLU).
-  has_experts: whether a layer has several MLPs, of which a token uses few.
-  has_expert_biases: whether these and their router have biases.
-  clamps_experts: whether they have gpt-oss's hidden units.
+  has_experts: whether a layer has several MLPs, of which a token uses a few.
+  has_expert_biases: whether experts and their router have biases.
+  clamps_experts: whether experts have gpt-oss's clamped activation.
   has_grouped_heads: whether there may be fewer key-value heads than query
     heads, and heads of any size; if not, heads * head_dim = width.
-  qkv_bias, out_bias: whether query, key and value, and the output, always have
-    biases.
-  has_head_norms: whether each query and key head has a norm.
-  joins_head_norms: whether it is over all heads of a token together.
+  qkv_bias, out_bias: whether biases are always present on query, key and value,
+    and on the output.
+  has_head_norms: whether query and key heads are normalized.
+  joins_head_norms: whether that norm is over all heads of a token together.
   has_sinks: whether each query head has a sink.
-  rope_theta: default of the base of rotary frequencies.
-  unused_rope: settings in "rope_parameters" without effect on texts.
-  has_output_gate: whether attention's results are multiplied by a gate.
-  has_local_rope: whether layers with a sliding window have a base of their own.
-  local_rope_theta: default of it.
-  old_local_rope: old names of it and of `global_every`, "" for none.
-  global_every: every layer of this number sees all tokens, if config.json
-    lists no layers.
-  rotary_fraction: default of the rotated share of a head.
-  rope: rotary settings of a config.json without any; {} is "default".
-  old_rope: old names of rope_theta and of the rotated share, "" for none.
-  aliases: other names of settings -> those in `keys`.
-  only: (config.json) -> settings that must have one of these values, the
+  rope_theta: default base of rotary frequencies.
+  unused_rope: settings in "rope_parameters" that do not affect text.
+  has_output_gate: whether attention's output is multiplied by a gate.
+  has_local_rope: whether sliding-window layers have their own rotary base.
+  local_rope_theta: default of that base.
+  old_local_rope: old names of that base and of `global_every`, "" for none.
+  global_every: period n; every n-th layer sees all tokens if config.json lists
+    no layers.
+  rotary_fraction: default fraction of a head that is rotated.
+  rope: rotary settings for a config.json without any; {} is "default".
+  old_rope: old names of rope_theta and of rotary_fraction, "" for none.
+  aliases: other name of a setting -> its name in `keys`.
+  only: (config.json) -> settings that must have one of the listed values, the
     default first.
-  written: further settings of config.json, as we train.
+  written: further settings that we write to config.json.
   """
 
   class_name: str
@@ -143,7 +144,7 @@ class Family:
   written: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-# Parts of config.json that families share.
+# Settings of config.json that families share.
 INT_OR_NONE = (int, type(None))
 COMMON: Keys = {
     "vocab_size": ("vocab_size", int, ...),
@@ -173,24 +174,24 @@ def max_positions(
   return {"max_positions": (name, int, default)}
 
 
-# Parts of tables of tensors that families share.
+# Tensor table entries that families share.
 # Norms of a block: Hugging Face's name, ours.
 NORMS = (
     ("input_layernorm", "attention_norm"),
     ("post_attention_layernorm", "mlp_norm"),
 )
-# Products of a gated MLP: name, axes of outputs and inputs.
+# Matrices of a gated MLP: name, output axis, input axis.
 GATED_MLP = (
     ("gate", "mlp", "width"),
     ("up", "mlp", "width"),
     ("down", "width", "mlp"),
 )
-# Query, key and value, with the axis of their heads.
+# Query, key and value, with the names of their head axes.
 QKV = (("q", "heads"), ("k", "kv_heads"), ("v", "kv_heads"))
 
 
 def norm(hf_name: str, path: str) -> Iterator[Line]:
-  """Yields scale and bias of a layer norm."""
+  """Yields the scale and bias of a layer norm."""
   yield f"{hf_name}.weight", f"{path}.scale", "width"
   yield f"{hf_name}.bias", f"{path}.bias", "width"
 
@@ -198,7 +199,7 @@ def norm(hf_name: str, path: str) -> Iterator[Line]:
 def linear(
     hf_name: str, path: str, out: str, inputs: str, *, bias: bool = True
 ) -> Iterator[Line]:
-  """Yields kernel and bias of a linear map with the output axes first."""
+  """Yields the kernel, output axes first, and the bias of a linear map."""
   yield f"{hf_name}.weight", f"{path}.kernel", f"{out} {inputs}"
   if bias:
     yield f"{hf_name}.bias", f"{path}.bias", out
@@ -255,14 +256,14 @@ def experts(c: Any) -> Iterator[Line]:
 
 
 def head(c: Any, hf_name: str) -> Iterator[Line]:
-  """Yields the kernel of the head, if the model has one of its own."""
+  """Yields the kernel of the head, unless it is tied to the embedding."""
   if c.num_labels:
     yield "score.weight", "score.kernel", "labels width"
   elif not c.tie_embeddings:
     yield hf_name, "head.kernel", "vocab width"
 
 
-# Each is `FAMILY` of the file of its name.
+# Each file of this name defines `FAMILY`.
 _NAMES = (
     "gemma3_text",
     "gpt2",
@@ -281,7 +282,7 @@ _NAMES = (
 
 
 class _Families(Mapping[str, Family]):
-  """Families by name; a file is imported when its family is used."""
+  """Families by name; each family's file is imported on first use."""
 
   def __getitem__(self, name: str) -> Family:
     if name not in _NAMES:

@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gemma 3's language model: layers with a sliding window between global ones.
 
-Local layers have a rotary base of their own. Attention and MLP have a norm
-before and after, queries and keys one of each head, all with scales 1 + w;
-embeddings are multiplied by sqrt(width).
+Local layers have their own rotary base. Attention and MLP have a norm before
+and after, and each query and key head has one; all norms have scales 1 + w.
+Embeddings are multiplied by sqrt(width).
 
 Source: Gemma Team 2025 (arXiv:2503.19786), as computed by Hugging Face's
-`Gemma3ForCausalLM`. A `Gemma3ForConditionalGeneration`, as which the models
-from 4B on are published, is read without its vision tower.
+`Gemma3ForCausalLM`. Models from 4B on are published as
+`Gemma3ForConditionalGeneration`, which is read without its vision tower.
 """
 
 import functools
@@ -21,7 +21,7 @@ FAMILY = family.Family(
     keys={
         **family.GATED,
         **family.max_positions(131072),
-        # What the published configs of larger models leave out.
+        # Settings that published configs of larger models omit.
         "vocab_size": ("vocab_size", int, 262208),
         "num_layers": ("num_hidden_layers", int, 26),
         "width": ("hidden_size", int, 2304),
@@ -37,7 +37,7 @@ FAMILY = family.Family(
         "score_dim": ("query_pre_attn_scalar", int, 256),
         "activation": (
             "hidden_activation",
-            # The name that other tools know comes first.
+            # First, the name that other tools know.
             {"gelu_pytorch_tanh": "gelu_new", **family.HF_ACTIVATIONS},
             "gelu_pytorch_tanh",
         ),

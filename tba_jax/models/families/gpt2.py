@@ -13,7 +13,7 @@ from tba_jax.models.families import family
 
 
 def _tensors(c: Any) -> Iterator[family.Line]:
-  """Yields the tensors, input axes first; one has queries, keys and values."""
+  """Yields the tensors, input axes first; one fuses query, key and value."""
   layer = "transformer.h.{layer}"
   yield "transformer.wte.weight", "embed.embedding", "vocab width"
   yield "transformer.wpe.weight", "positions", "positions width"

@@ -3,7 +3,7 @@
 """gpt-oss: experts with biases, sinks, and a window in every other layer.
 
 Source: OpenAI 2025 (arXiv:2508.10925), as computed by Hugging Face's
-`GptOssForCausalLM`. The published folders have experts in MXFP4, which
+`GptOssForCausalLM`. Published folders store experts in MXFP4, which
 `mxfp4_tensors.py` reads.
 """
 
@@ -16,7 +16,7 @@ from tba_jax.models.families import family
 def _experts(c: Any) -> Iterator[family.Line]:
   """Yields the tensors of a layer's router and experts.
 
-  A tensor has all experts; one has columns of gates and ups in turn.
+  Each tensor stacks all experts; one interleaves gate and up columns.
   """
   del c
   mlp = "model.layers.{layer}.mlp"
@@ -39,7 +39,7 @@ def _tensors(c: Any) -> Iterator[family.Line]:
 
 
 def _only(hf: Mapping[str, Any]) -> dict[str, tuple]:
-  """Returns settings with one value, and names of what is read apart."""
+  """Returns settings with fixed values, and those that are read elsewhere."""
   quantization = hf.get("quantization_config")
   mxfp4 = {"quant_method": "mxfp4"}
   if isinstance(quantization, dict):

@@ -3,8 +3,8 @@
 """Ministral 3: Mistral with YaRN, and queries that grow with their position.
 
 Source: Mistral AI 2026 (arXiv:2601.08584), as computed by Hugging Face's
-`Ministral3ForCausalLM`. A `Mistral3ForConditionalGeneration`, as which the
-models are published, is read without its vision tower.
+`Ministral3ForCausalLM`. The models are published as
+`Mistral3ForConditionalGeneration`, which is read without its vision tower.
 """
 
 from tba_jax.models.families import family
@@ -14,7 +14,7 @@ FAMILY = family.Family(
     keys={
         **family.GATED,
         **family.max_positions(262144),
-        # What published text_configs leave out.
+        # Settings that published text_configs omit.
         "vocab_size": ("vocab_size", int, 131072),
         "pad_id": ("pad_token_id", family.INT_OR_NONE, 11),
         "bos_id": ("bos_token_id", family.INT_OR_NONE, 1),

@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""OLMo 3: norms of the results of attention and MLP, none of their inputs.
+"""OLMo 3: norms after attention and MLP, none before them.
 
-Queries have one norm over all heads, keys another. Three of four layers have a
-sliding window; their positions are not scaled.
+Queries have one norm over all heads, and keys another. Three of every four
+layers have a sliding window; their positions are not scaled.
 
 Source: Olmo Team 2025 (arXiv:2512.13961), as computed by Hugging Face's
 `Olmo3ForCausalLM`.

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen2: Llama with biases of query, key and value.
+"""Qwen2: Llama with biases on query, key and value.
 
 Source: Yang et al. 2024 (arXiv:2407.10671), as computed by Hugging Face's
 `Qwen2ForCausalLM`.

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen3: Llama with a norm of each query and key head.
+"""Qwen3: Llama with a norm on each query and key head.
 
 Source: Yang et al. 2025 (arXiv:2505.09388), as computed by Hugging Face's
 `Qwen3ForCausalLM`.

@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Qwen3.5's language model: gated delta nets between layers of attention.
 
-Three of four layers have a gated delta net (`net/delta.py`), the fourth one
-attention whose results are multiplied by a gate, and whose positions rotate a
-quarter of a head. Norms have scales 1 + w, except for the delta nets' own.
+Three of every four layers have a gated delta net (`net/delta.py`). The fourth
+has attention whose output is gated, and whose rotary positions rotate a quarter
+of each head. Norms have scales 1 + w, except inside the delta nets.
 
 Source: Yang et al. 2024 (arXiv:2412.06464) for the delta net, as computed by
-Hugging Face's `Qwen3_5ForCausalLM`. A `Qwen3_5ForConditionalGeneration`, as
-which the models are published, is read without its vision tower, and both
-without the layer that predicts further tokens.
+Hugging Face's `Qwen3_5ForCausalLM`. The models are published as
+`Qwen3_5ForConditionalGeneration`, which is read without its vision tower; the
+multi-token prediction layer of either class is not read.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ DELTA_KEYS: family.Keys = {
 
 
 def _tensors(c: Any) -> Iterator[family.Line]:
-  """Yields the tensors; a query's also holds its gate."""
+  """Yields the tensors; the query's also holds its gate."""
   yield from family.gated(
       c,
       head_norms=True,
@@ -85,7 +85,7 @@ FAMILY = family.Family(
     has_output_gate=True,
     rotary_fraction=0.25,
     old_rope=("rope_theta", "partial_rotary_factor"),
-    # Coordinates of images; a text has its position in all of them.
+    # Image coordinates; in text they all equal the token's position.
     unused_rope=("mrope_section", "mrope_interleaved"),
     only=lambda hf: {
         "attn_output_gate": (True,),

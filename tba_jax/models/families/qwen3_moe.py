@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen3-MoE: Qwen3 with many small MLPs in a layer, of which a token uses few.
+"""Qwen3-MoE: Qwen3 with many small MLPs per layer, of which a token uses a few.
 
 Source: Yang et al. 2025 (arXiv:2505.09388), as computed by Hugging Face's
 `Qwen3MoeForCausalLM`. All published models have experts in every layer.

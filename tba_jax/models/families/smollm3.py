@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""SmolLM3: Llama, of which every fourth layer has no positions (NoPE).
+"""SmolLM3: Llama in which every fourth layer has no positions (NoPE).
 
 Source: Bakouch et al. 2025, "SmolLM3: smol, multilingual, long-context
 reasoner", after Yang et al. 2025 (arXiv:2501.18795), as computed by Hugging

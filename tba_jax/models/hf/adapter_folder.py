@@ -6,10 +6,10 @@
 
 A folder has adapter_config.json, which names the base, and
 adapter_model.safetensors with A, [rank, in], and B, [out, rank]. `find` merges
-them into the base's tensors, once, in a folder of the user's cache, which has
-the size of the base and loads as any Hugging Face folder.
+them into the base's tensors once, in a folder in the user's cache. That folder
+is as large as the base and loads like any Hugging Face folder.
 
-Source: Hu et al. 2021 (arXiv:2106.09685); √rank of Kalajdzievski 2023
+Source: Hu et al. 2021 (arXiv:2106.09685); √rank from Kalajdzievski 2023
 (arXiv:2312.03732). Does not import JAX.
 """
 
@@ -37,13 +37,13 @@ _HEAD = "lm_head.weight"
 # Longest wait for another process that merges the same adapter.
 _DEADLINE_S = 900.0
 _PREFIX = "base_model.model."
-# Factors, and the copy of the matrix that `peft` saves of some.
+# Factors, and the copy of the full matrix that `peft` sometimes saves.
 _TENSOR = re.compile(
     re.escape(_PREFIX) + r"(.+)\.(?:lora_(A|B)|base_layer)\.weight"
 )
-# Changed with what is written into the cache.
+# Changed whenever the cached files change.
 _VERSION = "3"
-# Settings that change what the adapter computes, with the values allowed.
+# Settings that change what the adapter computes, with their allowed values.
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "task_type": ("CAUSAL_LM", "SEQ_CLS", None),
@@ -60,14 +60,14 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     "target_parameters": (None, []),
     "trainable_token_indices": (None,),
     "megatron_config": (None,),
-    # Others start from a base that they have changed.
+    # Other methods change the base at initialization.
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
 }
 
 
 def is_adapter(folder: pathlib.Path) -> bool:
   """Returns whether a folder has an adapter but no full model."""
-  # Unlike pathlib's, these accept names that are too long for a file.
+  # Unlike pathlib, os.path accepts names that are too long for a file.
   has = lambda name: os.path.isfile(folder / name)
   return has(CONFIG) and not has("config.json")
 
@@ -84,8 +84,8 @@ def find(
   Args:
     folder: directory of the adapter.
     find_base: (name) -> local folder of the base.
-    cache: folder to make the merged one in.
-    weights: False needs the config and the tokenizer only.
+    cache: parent of the merged folder.
+    weights: False if only the config and the tokenizer are needed.
 
   Raises:
     ValueError: the adapter is not supported, or its base is not found.
@@ -100,7 +100,7 @@ def find(
       )
     target = cache / f"adapter-{_digest(folder, base)}"
     cache.mkdir(parents=True, exist_ok=True)
-    # Roles of a run start together.
+    # The roles of a run start at the same time.
     path = cache / f".{target.name}.lock"
     try:
       lock = processes.lock_file(path, wait_s=_DEADLINE_S)
@@ -132,15 +132,15 @@ def write(
     rank: int,
     alpha: float,
 ) -> None:
-  """Writes an adapter's config and tensors into a folder that exists.
+  """Writes an adapter's config and tensors into an existing folder.
 
   Args:
     folder: destination.
     tensors: A, [rank, in], and B, [out, rank], by `tensor_name`.
-    base: folder or name of the base; a folder that exists is written as an
+    base: folder or name of the base; an existing folder is recorded as an
       absolute path.
-    rank: number of columns of all factors.
-    alpha: scale of the product, times the rank.
+    rank: inner dimension of all products.
+    alpha: scale of the products, times the rank.
   """
   local = pathlib.Path(base).absolute()
   name, _, revision = os.fspath(base).partition("@")
@@ -173,7 +173,7 @@ def write(
 
 
 def tensor_name(hf_name: str, factor: str) -> str:
-  """Returns the name of a factor, "A" or "B", of a model's tensor."""
+  """Returns the name of factor "A" or "B" of a model's tensor."""
   return f"{_PREFIX}{hf_name.removesuffix('.weight')}.lora_{factor}.weight"
 
 
@@ -186,7 +186,7 @@ def _read_config(folder: pathlib.Path) -> dict[str, Any]:
     if key in settings and value not in allowed:
       raise ValueError(f"{CONFIG}: {key}={value!r}: must be {allowed[0]!r}")
   for key, value in settings.items():
-    # Later versions of peft switch on what this one does not know.
+    # Later versions of peft may enable features that are unknown here.
     if key.startswith("use_") and key not in (*_ONLY, "use_rslora") and value:
       raise ValueError(f"{CONFIG}: {key}={value!r}: must be False")
   alpha = settings.get("lora_alpha")
@@ -197,9 +197,9 @@ def _read_config(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _base_name(folder: pathlib.Path, settings: Mapping[str, Any]) -> str:
-  """Returns the base's name, with the revision of one of the hub.
+  """Returns the base's name, with its revision if it is on the hub.
 
-  A relative path may be the adapter's neighbour.
+  A relative path may be relative to the adapter's folder.
   """
   name = settings.get("base_model_name_or_path")
   if not isinstance(name, str) or not name:
@@ -217,7 +217,7 @@ def _base_name(folder: pathlib.Path, settings: Mapping[str, Any]) -> str:
 
 
 def _digest(folder: pathlib.Path, base: pathlib.Path) -> str:
-  """Returns a digest of the adapter's files, and of the base's files."""
+  """Returns a digest of the adapter's and the base's files."""
   digest = hashlib.blake2b(_VERSION.encode(), digest_size=12)
   names = (CONFIG, WEIGHTS, *hf_files.TOKENIZER_FILES)
   for path in (folder / name for name in names):
@@ -232,7 +232,7 @@ def _digest(folder: pathlib.Path, base: pathlib.Path) -> str:
 
 
 def _make(target: pathlib.Path, fill: Callable[[pathlib.Path], object]) -> None:
-  """Makes a folder atomically: fills a temporary folder and moves it."""
+  """Creates a folder atomically: fills a temporary folder and moves it."""
   with tempfile.TemporaryDirectory(dir=target.parent, prefix=".new-") as new:
     path = pathlib.Path(new) / target.name
     path.mkdir()
@@ -253,7 +253,7 @@ def _copy_small(
 
 
 def _family(hf: Mapping[str, Any]) -> family_lib.Family | None:
-  """Returns the family of a config.json's language model; None of another."""
+  """Returns the family of a config.json's language model, None if unknown."""
   kind = hf.get("model_type")
   return family_lib.FAMILIES.get(kind) or next(
       (f for f in family_lib.FAMILIES.values() if kind and f.part_of == kind),
@@ -262,7 +262,7 @@ def _family(hf: Mapping[str, Any]) -> family_lib.Family | None:
 
 
 def _names(name: str, family: family_lib.Family | None) -> Iterator[str]:
-  """Yields the names that a base may have for a tensor of `peft`'s model."""
+  """Yields the names that a base may use for a tensor of `peft`'s model."""
   yield name
   # A model saved without its head lacks the first part.
   yield name.partition(".")[2]
@@ -290,7 +290,7 @@ def _merge(
     base: pathlib.Path,
     new: pathlib.Path,
 ) -> None:
-  """Writes the base's tensors with the products added to them."""
+  """Writes the base's tensors with the adapter's products added."""
   if not (folder / WEIGHTS).is_file():
     raise ValueError(f"has no {WEIGHTS}; must be an adapter in safetensors")
   tensors = safetensors.numpy.load_file(folder / WEIGHTS)
@@ -311,7 +311,7 @@ def _merge(
       )
     whole = f"{match[1]}.weight"
     if family is not None and re.fullmatch(family.part_others, whole):
-      continue  # Not read, as the matrix itself.
+      continue  # The matrix itself is not read either.
     names = _names(whole, family)
     target = next((name for name in names if name in files.shapes), None)
     if _HEAD in (whole, target) and _has_tied_head(hf, family):

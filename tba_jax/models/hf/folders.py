@@ -12,15 +12,15 @@ from tba_jax.models import config as config_lib
 from tba_jax.models.hf import hf_config
 from tba_jax.models.hf import hf_files
 
-# Labels of the head: none of a policy, one of a reward or value model.
+# Numbers of labels of a head: 0 for a policy, 1 for a reward or value model.
 POLICY, SCORER = (0,), (1,)
 
 
 def read(folder: pathlib.Path, labels: Sequence[int]) -> config_lib.ModelConfig:
-  """Returns the shape of a folder's model, with one of some numbers of labels.
+  """Returns the shape of a folder's model, whose number of labels must fit.
 
   Raises:
-    ValueError: config.json is not supported, or has another number.
+    ValueError: config.json is not supported, or the number is not in `labels`.
   """
   shape = hf_config.read(folder)
   check_labels(shape, labels)
@@ -28,7 +28,7 @@ def read(folder: pathlib.Path, labels: Sequence[int]) -> config_lib.ModelConfig:
 
 
 def check_labels(shape: config_lib.ModelConfig, labels: Sequence[int]) -> None:
-  """Raises ValueError unless a head has one of some numbers of labels."""
+  """Raises ValueError unless a head's number of labels is in `labels`."""
   if shape.num_labels not in labels:
     allowed = {
         POLICY: "a model that predicts tokens (architectures …ForCausalLM)",
@@ -44,7 +44,7 @@ def check_tokenizer(
     shape: config_lib.ModelConfig | None,
     stop_ids: Sequence[int] = (),
 ) -> None:
-  """Checks that a folder has a tokenizer, of no more words than a model.
+  """Checks that a folder has a tokenizer that fits a model's vocabulary.
 
   Args:
     folder: tokenizer's folder.
@@ -52,7 +52,7 @@ def check_tokenizer(
     stop_ids: further stop tokens.
 
   Raises:
-    ValueError: no tokenizer is there, or it does not fit.
+    ValueError: there is no tokenizer, or it does not fit.
   """
   # Takes seconds to import.
   from tba_jax.models import tokenizer as tokenizer_lib  # pylint: disable=g-import-not-at-top

@@ -1,11 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a folder of a GGUF file that loads as a Hugging Face folder.
+"""Makes a folder for a GGUF file that loads like a Hugging Face folder.
 
 It has config.json, the tokenizer with its chat template, and an index of the
-tensors, which stay in the file (`gguf_tensors.py`); a few MB in the user's
-cache, made once for each file. Keys of the file that change what a model
-computes, and that `transformers` has no equal of here, are refused by name.
+tensors, which stay in the GGUF file (`gguf_tensors.py`). It takes a few MB in
+the user's cache and is made once per file. Keys that change what a model
+computes, but have no equivalent in config.json, are refused by name.
 """
 
 from collections.abc import Mapping
@@ -26,14 +26,14 @@ from tba_jax.models.hf import gguf_tokenizer
 from tba_jax.models.hf import hf_files
 from tba_jax.system import processes
 
-# What `general.architecture` may be -> name of the family.
+# Supported value of `general.architecture` -> name of the family.
 ARCHITECTURES = {
     "llama": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3moe": "qwen3_moe",
 }
-# Counted up where folders made before are to be made again.
+# Incremented whenever existing folders must be made again.
 _VERSION = 2
 
 # Key after the architecture's name -> setting of config.json.
@@ -54,7 +54,7 @@ _EXPERT_SETTINGS = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
-# Keys without effect, and those that must have a value.
+# Keys without effect, and keys that must have a certain value.
 _IGNORED = ("rope.scaling.finetuned", "rope.scaling.original_context_length")
 _ONLY = {
     "attention.causal": True,
@@ -85,7 +85,7 @@ _LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.gate",
 }
-# Matrices of all experts of a layer, one after the other.
+# Stacked matrices of all experts of a layer.
 _EXPERT_NAMES = {
     f"ffn_{name}_exps": f"mlp.experts.{{expert}}.{name}_proj"
     for name in ("gate", "up", "down")
@@ -94,11 +94,10 @@ _ROPE_FACTORS = "rope_freqs.weight"
 
 
 def find(path: pathlib.Path) -> pathlib.Path:
-  """Returns the folder of a GGUF file, made if it is not in the cache.
+  """Returns the folder of a GGUF file, making it if it is not in the cache.
 
   Raises:
-    ValueError: the package is missing, the file is damaged, or has what is not
-      supported.
+    ValueError: the package is missing, or the file is damaged or unsupported.
   """
   path = path.resolve()
   state = path.stat()
@@ -156,7 +155,7 @@ def _write(path: pathlib.Path, folder: pathlib.Path) -> None:
     if name == _ROPE_FACTORS:
       continue
     try:
-      # A block of zeros shows whether the type can be read.
+      # Dequantizing a block of zeros shows whether the type is supported.
       block = np.zeros(gguf.GGML_QUANT_SIZES[tensor.tensor_type][1], np.uint8)
       gguf.dequantize(block[None], tensor.tensor_type)
     except NotImplementedError as error:
@@ -191,7 +190,7 @@ def _write(path: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def _hf_name(name: str) -> str:
-  """Returns Hugging Face's name of a tensor; an unknown one stays.
+  """Returns Hugging Face's name of a tensor; an unknown name is unchanged.
 
   The name of a stack of experts has the field `expert`.
   """
@@ -221,7 +220,7 @@ def _config(
       "dtype": "float32",
       "model_type": family,
       "tie_word_embeddings": "output.weight" not in tensors,
-      # The file may count the words in the tokenizer alone.
+      # The file may lack vocab_size: count the tokenizer's tokens.
       "vocab_size": len(fields.get("tokenizer.ggml.tokens", ())),
       **{
           f"{name}_token_id": fields.get(f"tokenizer.ggml.{key}_token_id")
@@ -231,7 +230,7 @@ def _config(
   settings = dict(_SETTINGS)
   if family_lib.FAMILIES[family].has_experts:
     settings |= _EXPERT_SETTINGS
-    # llama.cpp always does so for this architecture.
+    # llama.cpp always normalizes for this architecture.
     out["norm_topk_prob"] = True
   out |= {
       setting: left.pop(key) for key, setting in settings.items() if key in left
@@ -266,7 +265,7 @@ def _config(
 
 
 def _llama3(factors: np.ndarray, head_dim: int, theta: float) -> dict[str, Any]:
-  """Returns the setting of Llama 3's long context, of which files have factors.
+  """Returns Llama 3's long-context settings for the factors of a file.
 
   Args:
     factors: [head_dim / 2], divisors of the frequencies.
@@ -274,7 +273,7 @@ def _llama3(factors: np.ndarray, head_dim: int, theta: float) -> dict[str, Any]:
     theta: base of the frequencies.
 
   Raises:
-    ValueError: the factors are others than Llama 3.1's and 3.2's.
+    ValueError: the factors are not those of Llama 3.1 or 3.2.
   """
   scaling = {
       "rope_type": "llama3",
@@ -284,7 +283,7 @@ def _llama3(factors: np.ndarray, head_dim: int, theta: float) -> dict[str, Any]:
       "original_max_position_embeddings": 8192,
   }
   lengths = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
-  # Turns in the original context: below 1 low frequencies, above 4 high ones.
+  # Rotations over the original context: below 1 is low frequency, above 4 high.
   share = np.clip((8192 / lengths - 1.0) / (4.0 - 1.0), 0.0, 1.0)
   expected = 1 / ((1 - share) / scaling["factor"] + share)
   if factors.shape != expected.shape or not np.allclose(
@@ -299,7 +298,7 @@ def _llama3(factors: np.ndarray, head_dim: int, theta: float) -> dict[str, Any]:
 def _tokenizer(fields: Mapping[str, Any]) -> Any:
   """Returns the fast tokenizer of a file."""
   inner, roles = gguf_tokenizer.make(fields)
-  # Ends turns in chats; transformers has no name for it.
+  # The token that ends chat turns; transformers has no name for it.
   roles.pop("eot_token", None)
   return hf_files.import_transformers().PreTrainedTokenizerFast(
       tokenizer_object=inner,

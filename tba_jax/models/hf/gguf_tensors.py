@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors of a GGUF file under Hugging Face's names, in slices.
 
-Blocks are dequantized by the package `gguf` when they are read. Does not import
-JAX.
+The package `gguf` dequantizes blocks as they are read. Does not import JAX.
 """
 
 import json
@@ -11,7 +10,7 @@ import pathlib
 
 import numpy as np
 
-# Files of a folder that `gguf_folder.py` has made.
+# Files of a folder made by `gguf_folder.py`.
 WEIGHTS = "model.gguf"
 INDEX = "model.gguf.index.json"
 
@@ -19,8 +18,8 @@ INDEX = "model.gguf.index.json"
 class GgufFiles:
   """The tensors of a folder with a GGUF file; see `hf_files.WeightFiles`.
 
-  The index has of each tensor: the file's offset in bytes, bytes of a row,
-  ggml's name of the quantization, the shape, and the heads whose rows are
+  For each tensor, the index has its offset in bytes, the bytes of a row, ggml's
+  name of the quantization, the shape, and the number of heads whose rows are
   interleaved, 0 for none.
 
   shapes: Hugging Face's tensor name -> dimensions.
@@ -68,10 +67,10 @@ class GgufFiles:
 
 
 def _source_rows(rows: np.ndarray, count: int, heads: int) -> np.ndarray:
-  """Returns the file's rows of rows of a tensor.
+  """Returns the file's row index of each row of a tensor.
 
-  llama.cpp rotates neighbours, Hugging Face entries that are half a head apart:
-  files of Llama have the rows of query and key heads in the order 0, half, 1,
+  llama.cpp rotates adjacent entries, Hugging Face entries half a head apart:
+  Llama files store the rows of query and key heads in the order 0, half, 1,
   half + 1, …
   """
   if not heads:

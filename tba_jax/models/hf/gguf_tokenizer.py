@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The tokenizer of a GGUF file, as the model's own tokenizer.json has it.
+"""The tokenizer of a GGUF file, equal to the model's original tokenizer.json.
 
 A GGUF file has tokens, their types and merges or scores, but only the name of
 the rule that splits text into words (`tokenizer.ggml.pre`). `RULES` has
@@ -20,8 +20,7 @@ from tokenizers import normalizers
 from tokenizers import pre_tokenizers
 from tokenizers import processors
 
-# Role of a token -> key of its id, and the id where files of SentencePiece lack
-# the key.
+# Role of a token -> key of its id, and the default id for SentencePiece files.
 _ROLES = {
     "bos_token": ("bos_token_id", 1),
     "eos_token": ("eos_token_id", 2),
@@ -29,7 +28,7 @@ _ROLES = {
     "unk_token": ("unknown_token_id", 0),
     "pad_token": ("padding_token_id", None),
 }
-# Key of a list -> kind of its values; keys of flags.
+# Key of a list -> type of its values; keys of flags.
 _LISTS = {
     "tokens": str,
     "token_type": int,
@@ -46,11 +45,11 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 class Rule:
   """How a byte-level tokenizer prepares a text for its merges.
 
-  splits: regular expressions; each cuts what the one before has left, into its
-    matches and the text between them.
+  splits: regular expressions; each cuts the pieces left by the previous one
+    into its matches and the text between them.
   nfc: whether the text is normalized to NFC first.
-  ignore_merges: whether a word of the vocabulary is one token even if no merges
-    lead to it.
+  ignore_merges: whether a word in the vocabulary is one token even if no merges
+    produce it.
   adds_bos: whether texts start with BOS; the file's setting takes precedence.
   """
 
@@ -77,7 +76,7 @@ _QWEN2 = Rule((_WORDS % r"\p{N}",), nfc=True)
 _GPT2 = Rule((_GPT2_SPLIT,))
 _DIGITS = Rule((r"\p{N}", _GPT2_SPLIT))
 _CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
-# Letters with two cases, as DeepSeek LLM has them.
+# Cased letters, as DeepSeek LLM lists them.
 _CASED = (
     "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ"
     "-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-"
@@ -91,8 +90,8 @@ _CASED = (
     "\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
 )
 
-# Value of tokenizer.ggml.pre -> rule. docs/reference/models.md lists what each
-# was compared with.
+# Value of tokenizer.ggml.pre -> rule. docs/reference/models.md lists the
+# tokenizer that each rule was compared with.
 RULES = {
     **dict.fromkeys(
         ("llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0"), _LLAMA3
@@ -137,13 +136,13 @@ RULES = {
 def make(
     fields: Mapping[str, Any],
 ) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-  """Returns the tokenizer of a file, and its special tokens by their role.
+  """Returns the tokenizer of a file, and its special tokens by role.
 
   Args:
     fields: keys and values of the file.
 
   Raises:
-    ValueError: a key is missing, or has a value that is not supported.
+    ValueError: a key is missing or its value is not supported.
   """
   start = "tokenizer.ggml."
   keys = {
@@ -213,7 +212,7 @@ def make(
 
 
 def _check_kinds(keys: Mapping[str, Any]) -> None:
-  """Raises ValueError if the value of a key is of a wrong kind."""
+  """Raises ValueError if the value of a key has the wrong type."""
   kinds = dict.fromkeys((key for key, _ in _ROLES.values()), int)
   kinds |= _LISTS | dict.fromkeys(_FLAGS, bool) | {"model": str, "pre": str}
   for key, value in keys.items():
@@ -242,7 +241,7 @@ def _roles(
           f"tokenizer.ggml.{key}={number}: must be below {len(tokens)}, the"
           " number of tokens"
       )
-    # Files name ordinary text, "!", as what stands for padding or the unknown.
+    # Some files name ordinary text, "!", as the padding or unknown token.
     if types[number] != _NORMAL or role not in ("pad_token", "unk_token"):
       roles[role] = tokens[number]
   return roles
@@ -264,7 +263,7 @@ def _merges(keys: Mapping[str, Any]) -> list[tuple[str, str]]:
   """Returns the merges of a file."""
   if "merges" not in keys:
     raise ValueError("has no tokenizer.ggml.merges")
-  # A blank may be a merge's first character.
+  # The first character of a merge may be a space.
   ends = [(merge, merge.find(" ", 1)) for merge in keys["merges"]]
   return [(merge[:at], merge[at + 1 :]) for merge, at in ends]
 
@@ -272,7 +271,7 @@ def _merges(keys: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _bpe(
     vocabulary: dict[str, int], merges: list[tuple[str, str]], **options: Any
 ) -> models.BPE:
-  """Returns a model of merges."""
+  """Returns a BPE model."""
   try:
     return models.BPE(vocabulary, merges, **options)
   except Exception as error:  # tokenizers raises Exception itself.
@@ -287,8 +286,8 @@ def _from_scores(
 ) -> list[tuple[str, str]]:
   """Returns the merges equivalent to a SentencePiece vocabulary's scores.
 
-  All pairs that make a token, ordered by the token's score and, for one token,
-  by ids and then lengths, as in transformers.
+  These are all pairs that form a token, by falling score of the token and then
+  by falling length of the first part, as in transformers.
   """
   scores = keys.get("scores", ())
   ids = {
@@ -315,7 +314,7 @@ def _from_scores(
 def _byte_level(
     vocabulary: dict[str, int], merges: list[tuple[str, str]], rule: Rule
 ) -> tokenizers.Tokenizer:
-  """Returns a tokenizer of bytes, each written as a printable character."""
+  """Returns a tokenizer of bytes, each represented by a printable character."""
   inner = tokenizers.Tokenizer(
       _bpe(vocabulary, merges, ignore_merges=rule.ignore_merges)
   )
@@ -340,10 +339,10 @@ def _sentencepiece(
     unknown: str | None,
     prefix: bool,
 ) -> tokenizers.Tokenizer:
-  """Returns a tokenizer of SentencePiece's, as Llama 2's tokenizer.json is.
+  """Returns a SentencePiece tokenizer, as in Llama 2's tokenizer.json.
 
-  With a prefix, text at the beginning and behind a special token begins with a
-  blank that nobody wrote.
+  With a prefix, a space is added at the beginning of the text and after each
+  special token.
   """
   inner = tokenizers.Tokenizer(
       _bpe(

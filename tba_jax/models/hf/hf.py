@@ -28,16 +28,16 @@ PyTree = types.PyTree
 WEIGHTS = hf_files.WEIGHTS
 INDEX = hf_files.INDEX
 
-# Files that `save` may replace; others in a folder make it refuse.
+# Files that `save` may replace; it refuses a folder that contains others.
 _OURS = re.compile(
     r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
     r"|adapter_model\.safetensors|((generation|adapter)_)?config\.json|"
     + "|".join(map(re.escape, tokenizer_lib.FILES))
 )
 
-# Most bytes of a tensor read at a time.
+# Maximum number of bytes of a tensor read at a time.
 _PIECE_BYTES = 16 * 2**20
-# A CPU device uses host arrays with this alignment without a copy.
+# CPU devices use host arrays with this alignment without copying them.
 _ALIGNMENT = 64
 
 
@@ -58,7 +58,7 @@ def load(
   """Returns the shape and params of a local Hugging Face folder.
 
   A process reads only the slices that its devices own, and buffers little more
-  than one leaf's on the host.
+  than one leaf's slices on the host.
 
   Args:
     folder: a path, or a model of the hub (`hf_hub`).
@@ -68,8 +68,8 @@ def load(
 
   Raises:
     ValueError: config.json is not supported, a file cannot be read, an entry is
-      not finite, or tensors are missing, unused, of a wrong shape or no floats;
-      the message has the first of those.
+      not finite, or tensors are missing, unused, of a wrong shape or not
+      floating-point; the message names the first of these.
   """
   path = hf_hub.find(folder)
   config = hf_config.read(path, dtype=dtype, compute_dtype=compute_dtype)
@@ -94,9 +94,9 @@ def load(
 def _check_tied_head(
     files: hf_tensors.AnyFiles, rows: list[hf_names.TensorRow]
 ) -> None:
-  """Raises ValueError if a head is there that is not the tied embedding.
+  """Raises ValueError if a tied model has a head unlike its embedding.
 
-  Adapters of a head, merged, leave such files.
+  Merging an adapter of the head leaves such files.
   """
   table = next(r.hf_name for r in rows if r.path == ("embed", "embedding"))
   shape = files.shapes[table]
@@ -129,10 +129,10 @@ def read_params(
 
   Args:
     files: tensors of the folder.
-    rows: the table.
+    rows: table of the leaves.
     num_layers: length of the leaves under "blocks".
     dtype: type of all leaves.
-    ignored: regular expression of the names that need not be in the table.
+    ignored: regular expression of the names that may be missing from the table.
     shardings: placement of the params; None is the default device.
 
   Raises:
@@ -140,7 +140,7 @@ def read_params(
       entry is not finite.
   """
   hf_tensors.check_tensors(files, rows, num_layers=num_layers, ignored=ignored)
-  # The processes of a mesh share the work of reading all.
+  # The processes of a mesh share the work of verifying all tensors.
   share = ()
   if not all(s.is_fully_addressable for s in jax.tree.leaves(shardings)):
     share = jax.process_index(), jax.process_count()
@@ -170,7 +170,7 @@ def _read_leaf(
   stack = row.stack(num_layers)
   shape = stack + row.shape
   names = row.hf_names(num_layers)
-  read = {}  # Devices that hold the same slice share it.
+  read = {}  # Devices with the same slice share what was read.
 
   def part(index: tuple[slice, ...]) -> np.ndarray:
     ranges = tuple(s.indices(n)[:2] for s, n in zip(index, shape, strict=True))
@@ -222,7 +222,7 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 def _leaves(
     config: ModelConfig, params: PyTree
 ) -> dict[str, list[tuple[hf_names.TensorRow, jax.Array, tuple[int, ...]]]]:
-  """Returns (row, leaf, index) of the leaves in each tensor, by its name.
+  """Returns (row, leaf, index) of the leaves in each tensor, by tensor name.
 
   Raises:
     ValueError: params do not have the shape of `config`.
@@ -259,19 +259,19 @@ def save(
 ) -> None:
   """Writes a folder that `transformers` loads.
 
-  A temporary folder is written and then moved, which replaces an old one
+  Writes a temporary folder and moves it, which replaces an old folder
   atomically. Tensors have the config's param_dtype.
 
   Args:
     folder: a local path; parents are created.
     model_config: the shape.
-    params: addressable by this process.
+    params: arrays, all addressable by this process.
     tokenizer: source of the tokenizer files.
-    max_file_bytes: most bytes of tensors in one file.
+    max_file_bytes: maximum number of bytes of tensors in one file.
 
   Raises:
     ValueError: params do not have that shape, or the folder contains files that
-      are not a model's.
+      do not belong to a model.
   """
   leaves = _leaves(model_config, params)
 
@@ -285,14 +285,14 @@ def save(
 def replace_folder(
     folder: str | os.PathLike[str], fill: Callable[[pathlib.Path], None]
 ) -> None:
-  """Makes or replaces a model's folder in one step.
+  """Creates or replaces a model's folder in one step.
 
   Args:
     folder: a local path; parents are created.
     fill: function that writes the files into a folder.
 
   Raises:
-    ValueError: the folder contains files that are not a model's.
+    ValueError: the folder contains files that do not belong to a model.
   """
   path = pathlib.Path(folder)
   names = sorted(p.name for p in path.glob("*"))
@@ -307,7 +307,7 @@ def replace_folder(
     fill(new)
     (plain := new / ".mode").touch()
     for file in filter(pathlib.Path.is_file, new.rglob("*")):
-      # safetensors writes with mode 0600, whatever the umask.
+      # safetensors writes with mode 0600 regardless of the umask.
       shutil.copymode(plain, file)
     plain.unlink()
     hf_files.sync(new)
@@ -347,7 +347,7 @@ def _write_settings(
     tokenizer: tokenizer_lib.Tokenizer | None,
 ) -> None:
   if tokenizer is not None:
-    # Chat templates of base models end turns with a token of their own.
+    # A base model's chat template may end turns with another token.
     config = hf_config.with_stops(config, sorted(tokenizer.turn_ends))
   hf = hf_config.to_hf(config)
   ids = ("pad_token_id", "bos_token_id", "eos_token_id")

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts between Hugging Face's config.json and `ModelConfig`.
 
-Every setting of the file is used, must have one value, or is known not to
-affect the logits and is logged as ignored. Any other setting is refused by name
-unless it is null. Defaults equal those in `transformers` (tested), whose config
-classes would import torch.
+Every setting in the file is either used, or must have a fixed value, or is
+known not to affect the logits and is logged as ignored. Any other setting is
+refused by name unless it is null. Defaults equal those of `transformers`
+(tested), whose config classes would import torch.
 """
 
 from collections.abc import Iterable, Mapping
@@ -44,7 +44,7 @@ _ONLY = {
     "use_mrope": (False,),
     "use_sliding_window": (False,),
 }
-# Settings that do not affect the logits: transformers' private ones, which
+# Settings that do not affect the logits: private ones of transformers, which
 # begin with "_"; dropout, which we do not use; other heads and tools.
 _WITHOUT_EFFECT = re.compile(
     r"_.*|(attn|embd|resid)_pdrop|(attention_probs|hidden)_dropout_prob"
@@ -52,12 +52,12 @@ _WITHOUT_EFFECT = re.compile(
     r"|(cls|decoder_start|mask|sep|unk)_token_id|finetuning_task"
     r"|gradient_checkpointing|initializer_range|is_llama_config|label2id"
     r"|max_window_layers|model_type|n_special|name_or_path"
-    # Layers that predict further tokens, which are not read.
+    # Multi-token prediction layers, which are not read.
     r"|mtp_(num_hidden_layers|use_dedicated_embeddings)"
     r"|output_(attentions|hidden_states|past|router_logits)"
     r"|predict_special_tokens|prefix"
     r"|pretraining_tp|problem_type|reorder_and_upcast_attn|return_dict"
-    r"|router_aux_loss_coef"  # Weight of a loss that is not ours.
+    r"|router_aux_loss_coef"  # Weight of a loss that we do not use.
     r"|summary_.*|task_specific_params|tf_legacy_loss|tie_last_hidden_states"
     r"|tokenizer_class|torchscript|transformers_version"
     r"|transformers\.js_config|unsloth_.*|use_bfloat16|use_cache"
@@ -72,9 +72,9 @@ _WITHOUT_EFFECT = re.compile(
     r"|remove_invalid_values|return_dict_in_generate|target_lookbehind"
     r"|temperature|top_[kp]|typical_p"
 )
-# Those that are in every file, and that the log does not name.
+# Settings in every file, which are not logged.
 _EVERYWHERE = re.compile(r"_.*|model_type|transformers_version")
-# Settings read apart from a family's keys.
+# Settings that are read separately from a family's keys.
 _READ_APART = (
     "architectures", "dtype", "eos_token_id", "id2label", "layer_types",
     "num_labels", "torch_dtype",
@@ -89,7 +89,7 @@ _MULTIMODAL = (
     "vision_feature_layer", "vision_start_token_id",
 )  # fmt: skip
 
-# Names of the rotary settings -> theirs in "rope_parameters".
+# Name of a rotary setting at the top level -> its name in "rope_parameters".
 _ROPE_NAMES = {
     "rope_theta": "rope_theta",
     "rotary_emb_base": "rope_theta",
@@ -111,12 +111,12 @@ _ROPE_SETTINGS = {
         "original_max_position_embeddings": ("rope_original_positions", int),
     },
 }
-# Settings of every rope_type in a family whose queries grow.
+# Additional settings of every rope_type in families with `query_growth`.
 _GROWTH = {
     "llama_4_scaling_beta": ("query_growth", float),
     "original_max_position_embeddings": ("rope_original_positions", int),
 }
-# Those that may be left out, for our defaults.
+# Settings that may be omitted, in favor of our defaults.
 _ROPE_OPTIONS = {
     "yarn": {
         "attention_factor": ("rope_attention_factor", float),
@@ -127,7 +127,7 @@ _ROPE_OPTIONS = {
         "truncate": ("rope_truncate", bool),
     },
 }
-# Suffixes of the class name in `architectures`, which identify the head.
+# Suffixes of class names in `architectures` that identify a token head.
 _TOKEN_HEADS = ("ForCausalLM", "LMHeadModel")
 SCALAR_HEAD = "ForSequenceClassification"
 
@@ -169,7 +169,7 @@ def read(
 
 
 def _run_remedy(folder: pathlib.Path) -> str:
-  """Returns what to do with a run's folder where a model's is due, or ""."""
+  """Returns advice if the folder is a run's instead of a model's, else ""."""
   checkpoints, step = folder / "checkpoints", ""
   if folder.name.isdecimal() and folder.parent.name == checkpoints.name:
     checkpoints, step = folder.parent, f" {folder.name}"
@@ -200,16 +200,16 @@ def log_ignored(path: str, names: frozenset[str]) -> None:
 
 
 def is_multimodal(folder: str | os.PathLike[str]) -> bool:
-  """Returns whether a folder's model is part of a multimodal one."""
+  """Returns whether a folder's model is part of a multimodal model."""
   path = hf_hub.find(folder, weights=False) / "config.json"
   hf = hf_files.read_json(path)
   return language_model(hf) is not hf
 
 
 def language_model(hf: Any) -> Any:
-  """Returns the config.json of a multimodal model's language model.
+  """Returns the language model's part of a multimodal model's config.json.
 
-  Returns the config.json of other models unchanged.
+  The config.json of any other model is returned unchanged.
 
   Raises:
     ValueError: text_config or architectures is not supported.
@@ -222,7 +222,7 @@ def language_model(hf: Any) -> Any:
   if facts is None:
     return hf
   text, architectures = hf.get("text_config"), hf.get("architectures")
-  # Classes with another name default to another family.
+  # With a `part_class`, text_config defaults to another model_type.
   default = "" if facts.part_class else name
   if not isinstance(text, dict) or text.get("model_type", default) != name:
     raise ValueError(
@@ -236,7 +236,7 @@ def language_model(hf: Any) -> Any:
     raise ValueError("config.json: " + _wrong(hf, "architectures", supported))
   own = {k: v for k, v in hf.items() if k not in _MULTIMODAL}
   tie = "tie_word_embeddings"
-  # Copies that transformers saves of models with a head have True there.
+  # Models with a head have True here if transformers saved them.
   if facts.part_class and not own.pop(tie, True) and text.get(tie):
     raise ValueError(
         f"config.json: {tie}=False contradicts text_config.{tie}=True"
@@ -301,7 +301,7 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
   fields |= _read_stops({"eos_token_id": facts.eos_id, **hf}, problems)
   default = "float32"
   if hf.get("quantization_config"):
-    default = "bfloat16"  # As tensors that are not quantized.
+    default = "bfloat16"  # The dtype of tensors that are not quantized.
   dtype = dtype or hf.get("dtype") or hf.get("torch_dtype") or default
   if problems:
     raise ValueError("config.json: " + "; ".join(problems))
@@ -313,7 +313,7 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
 def _renamed(
     hf: Mapping[str, Any], facts: family_lib.Family
 ) -> Mapping[str, Any]:
-  """Returns config.json with each setting by its first name."""
+  """Returns config.json with aliases replaced by the names in `keys`."""
   out = dict(hf)
   for other, name in facts.aliases.items():
     value = out.pop(other, None)
@@ -330,13 +330,13 @@ def read_settings(
     only: Mapping[str, tuple],
     others: tuple[str, ...],
 ) -> tuple[dict[str, Any], list[str]]:
-  """Returns our fields of a config.json and a line for each problem.
+  """Returns our fields from a config.json, and a line for each problem.
 
   Args:
     hf: the parsed file.
     keys: settings to return.
     only: settings with their allowed values, the default first.
-    others: settings to leave out.
+    others: settings to skip.
   """
   left = {
       name: value
@@ -373,7 +373,7 @@ def read_settings(
 
 
 def _is_a(value: Any, kinds: Any) -> bool:
-  """Returns whether a value has a type; ints are floats, bools are no ints."""
+  """Returns whether a value has a type; floats may be ints, ints no bools."""
   allowed = (int, float) if kinds is float else kinds
   is_bool = isinstance(value, bool)
   return isinstance(value, allowed) and is_bool == (kinds is bool)
@@ -397,8 +397,8 @@ def _read_layers(
 ) -> tuple[bool, ...]:
   """Returns which layers see all tokens despite a sliding window; () is none.
 
-  Every n-th does if config.json only has `sliding_window_pattern` n, or the
-  family's `global_every`.
+  Without `layer_types`, every n-th layer does, where n is
+  `sliding_window_pattern` or else the family's `global_every`.
   """
   num_layers, window = fields["num_layers"], fields["sliding_window"]
   kinds = hf.get("layer_types")
@@ -426,8 +426,8 @@ def _read_rotary_layers(
 ) -> tuple[bool, ...]:
   """Returns which layers have rotary positions; () is all of them.
 
-  Despite its name `no_rope_layers` has a 1 for each of these. Without it every
-  n-th layer has none, with `no_rope_layer_interval` n.
+  Despite its name, `no_rope_layers` has a 1 for each of these layers. Without
+  it every n-th layer has none, where n is `no_rope_layer_interval`.
   """
   every, flags = hf.get("no_rope_layer_interval", 4), hf.get("no_rope_layers")
   if not _is_a(every, int) or every < 1:
@@ -440,7 +440,7 @@ def _read_rotary_layers(
     supported = f"num_hidden_layers={num_layers} of 0 and 1"
     problems.append(_wrong(hf, "no_rope_layers", supported))
     return ()
-  # transformers reads none behind the last layer's.
+  # transformers ignores entries past the last layer.
   flags = flags[:num_layers]
   return () if all(flags) else tuple(map(bool, flags))
 
@@ -450,8 +450,8 @@ def _read_delta_layers(
 ) -> tuple[bool, ...]:
   """Returns which layers have a delta net; () is none of them.
 
-  Every n-th has attention if config.json only has `full_attention_interval` n;
-  with `layer_types` too, both must agree.
+  If config.json only has `full_attention_interval` n, every n-th layer has
+  attention; if it also has `layer_types`, both must agree.
   """
   kinds, every = hf.get("layer_types"), hf.get("full_attention_interval")
   if every is None and kinds is None:
@@ -485,7 +485,7 @@ def _read_delta_layers(
 def _read_ropes(
     hf: Mapping[str, Any], problems: list[str], facts: family_lib.Family
 ) -> dict[str, Any]:
-  """Returns the fields of rotary positions, also of layers with a window."""
+  """Returns the fields of rotary positions, including sliding-window layers."""
   if not facts.has_local_rope:
     return _read_rope(hf, problems, facts)
   both = hf.get("rope_parameters") or {}
@@ -501,7 +501,7 @@ def _read_ropes(
   plain = dataclasses.replace(facts, rope_theta=facts.local_rope_theta)
   fields = _read_rope(local, problems, plain)
   if not name and "rope_theta" not in (both.get(kinds[1]) or {}):
-    # transformers 5 uses it for global layers alone, transformers 4 for all.
+    # transformers 5 uses it only for global layers, transformers 4 for all.
     if hf.get("rope_theta", facts.local_rope_theta) != facts.local_rope_theta:
       theta = (
           f"{facts.local_rope_theta}, or one of each kind in rope_parameters"
@@ -522,8 +522,8 @@ def _read_rope(
 
   Args:
     hf: the parsed file.
-    problems: gets a line for each problem.
-    facts: the family, for its defaults.
+    problems: list that a line is added to for each problem.
+    facts: family that defines the defaults.
   """
   rope, names = {"rope_type": "default"}, {}
   if hf.get("rope_scaling") is None and hf.get("rope_parameters") is None:
@@ -535,7 +535,7 @@ def _read_rope(
       problems.append(_wrong(hf, name, "an object or null"))
       continue
     spellings += [
-        # "type" is an older name.
+        # "type" is the older name.
         (f"{name}.{k}", "rope_type" if k == "type" else k, v)
         for k, v in nested.items()
     ]
@@ -574,7 +574,7 @@ def _read_rope(
   }
   if "query_growth" in facts.fields:
     settings |= _GROWTH
-    # The class has it there for no use.
+    # Present in the config class, but unused.
     rope.pop("max_position_embeddings", None)
   options = _ROPE_OPTIONS.get(rope_type, {})
   settings |= {name: options[name] for name in options.keys() & rope.keys()}
@@ -594,9 +594,9 @@ def _read_rope(
 
 
 def read_num_labels(hf: Mapping[str, Any], problems: list[str]) -> int:
-  """Returns the outputs of a scalar head, 0 for a head of token logits.
+  """Returns the number of outputs of a scalar head, 0 for a token head.
 
-  Only the class name that the config was saved with identifies the head.
+  Only the class name in `architectures` identifies the head.
   """
   names = hf.get("architectures")
   name = _TOKEN_HEADS[0]
@@ -604,7 +604,7 @@ def read_num_labels(hf: Mapping[str, Any], problems: list[str]) -> int:
     name = str(names[0]) if isinstance(names, list) else ""
   if name.endswith(SCALAR_HEAD):
     labels = hf.get("id2label")
-    # transformers does not write 2, its default.
+    # transformers omits 2, its default.
     count = hf.get("num_labels", 2)
     return len(labels) if isinstance(labels, dict) else count
   if not name.endswith(_TOKEN_HEADS):
@@ -616,14 +616,14 @@ def read_num_labels(hf: Mapping[str, Any], problems: list[str]) -> int:
 
 
 def _stop_ids(value: Any) -> tuple[int, ...] | None:
-  """Returns the ids of an eos_token_id; None if it is not right."""
+  """Returns the ids of an eos_token_id; None if it is invalid."""
   ids = value if isinstance(value, list) else [value] * (value is not None)
   wrong = any(type(i) is not int or i < 0 for i in ids)
   return None if wrong or value == [] else tuple(ids)
 
 
 def _read_stops(hf: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
-  """Returns the stop tokens: one, or several as in Llama 3 Instruct."""
+  """Returns the fields of stop tokens, which may be several (Llama 3)."""
   value = hf.get("eos_token_id")
   ids = _stop_ids(value)
   if ids is None:
@@ -641,11 +641,11 @@ def with_generation(
 ) -> ModelConfig:
   """Returns the shape with the stop tokens of generation_config.json added.
 
-  Chat models list more of them there than in config.json. Its sampling settings
-  are ignored in favor of `config.sampling`.
+  Chat models list more stop tokens there than in config.json. Sampling settings
+  in the file are ignored in favor of `config.sampling`.
 
   Raises:
-    ValueError: eos_token_id is not a token id or a list of them.
+    ValueError: eos_token_id is neither a token id nor a list of token ids.
   """
   if not isinstance(generation, dict):
     raise ValueError("generation_config.json: must be an object")
@@ -697,7 +697,7 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
   if "score_dim" in family.fields:
     out["query_pre_attn_scalar"] = config.score_dim or config.head_dim
   if config.num_labels:
-    # transformers takes the number of labels from the number of names.
+    # transformers derives the number of labels from the number of names.
     names = [f"LABEL_{i}" for i in range(config.num_labels)]
     out["id2label"] = {str(i): name for i, name in enumerate(names)}
     out["label2id"] = {name: i for i, name in enumerate(names)}
@@ -713,7 +713,7 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
 
 
 def _write_rope(config: ModelConfig) -> dict[str, Any]:
-  """Returns the rotary settings, in old and new spelling."""
+  """Returns the rotary settings in both the old and the new form."""
   scaling = {
       name: getattr(config, field)
       for name, (field, _) in _ROPE_SETTINGS[config.rope_type].items()
@@ -725,7 +725,7 @@ def _write_rope(config: ModelConfig) -> dict[str, Any]:
       scaling[name] = getattr(config, field)
   scaling["rope_type"] = config.rope_type
   rope = {"rope_theta": config.rope_theta, **scaling}
-  # transformers before 5, and tools that build on it, read the old one.
+  # transformers 4, and tools built on it, read the old form.
   family = family_lib.FAMILIES[config.family]
   theta, fraction = family.old_rope
   old = {theta: config.rope_theta}

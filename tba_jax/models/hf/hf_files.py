@@ -1,8 +1,8 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tensor files of a folder: slices in, shards with an index out.
+"""Tensor files of a folder: reads slices, writes shards with an index.
 
-Files are safetensors; a folder made of a GGUF file is read from that one.
+Files are safetensors; a folder made from a GGUF file is read from that file.
 
 Does not import JAX.
 """
@@ -28,8 +28,8 @@ INDEX = "model.safetensors.index.json"
 # The default of Hugging Face's tools.
 MAX_FILE_BYTES = 5 * 10**9
 
-# Files of a folder that make its tokenizer; the last is a folder of further
-# chat templates, by their name.
+# Files of a folder's tokenizer; the last is a folder of additional named chat
+# templates.
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
@@ -37,14 +37,14 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 DTYPES = ("BF16", "F16", "F32", "F64")
 REMEDY = "fetch or save the folder again"
-# Entry of a file's metadata with a digest of each tensor, by its name, as JSON.
+# Metadata entry of a file: JSON that maps each tensor's name to its digest.
 _DIGESTS = "blake2b"
-# Problems of one folder that a message lists.
+# Maximum number of a folder's problems that a message lists.
 _MAX_PROBLEMS = 3
 
 
 def read_json(path: pathlib.Path) -> Any:
-  """Returns a JSON file's content; raises ValueError if it is not readable."""
+  """Returns a JSON file's content; raises ValueError if it cannot be read."""
   if not path.exists():
     raise ValueError(f"{path}: there is no such file")
   try:
@@ -54,7 +54,7 @@ def read_json(path: pathlib.Path) -> Any:
 
 
 def first_of(problems: Sequence[str]) -> str:
-  """Returns the first of many problems, and how many more there are."""
+  """Returns the first few problems, and how many more there are."""
   rest = len(problems) - _MAX_PROBLEMS
   more = [f"and {rest} more"] if rest > 0 else []
   return "; ".join([*problems[:_MAX_PROBLEMS], *more])
@@ -63,11 +63,11 @@ def first_of(problems: Sequence[str]) -> str:
 class WeightFiles:
   """The tensors of a folder by name.
 
-  Files are opened for each read only: an open one stays memory-mapped, and what
-  was read counts as the process's memory.
+  Files are opened anew for each read: an open file stays memory-mapped, and the
+  pages read would count as the process's memory.
 
   shapes: tensor name -> dimensions.
-  dtypes: tensor name -> type, as safetensors spells it.
+  dtypes: tensor name -> safetensors' name of the type.
   """
 
   def __init__(self, folder: pathlib.Path):
@@ -105,7 +105,7 @@ class WeightFiles:
       digests = json.loads((file.metadata() or {}).get(_DIGESTS, "{}"))
       for name in file.keys():
         if listed.get(name, path.name) != path.name:
-          continue  # The index takes it from another file.
+          continue  # The index assigns it to another file.
         tensor = file.get_slice(name)
         self.shapes[name] = tuple(tensor.get_shape())
         self.dtypes[name] = tensor.get_dtype()
@@ -120,12 +120,12 @@ class WeightFiles:
       return file.get_slice(name)[index]
 
   def damaged(self, part: int = 0, num_parts: int = 1) -> list[str]:
-    """Returns the tensors that are not as `write_files` wrote them, by name.
+    """Returns the names of tensors that differ from what `write_files` wrote.
 
-    Files from other programs have no digest and are skipped.
+    Files written by other programs have no digests and are skipped.
 
     Args:
-      part: number of the part of the tensors to look at.
+      part: index of the part of the tensors to check.
       num_parts: number of parts.
     """
     return [
@@ -140,7 +140,7 @@ class WeightFiles:
 
 
 def damage(path: pathlib.Path) -> Iterator[str]:
-  """Yields what differs in a file of tensors from the digests it has."""
+  """Yields a line for each tensor in a file that differs from its digest."""
   try:
     with safetensors.safe_open(str(path), framework="np") as file:
       digests = json.loads((file.metadata() or {}).get(_DIGESTS, "{}"))
@@ -168,7 +168,7 @@ def open_files(folder: pathlib.Path) -> AnyFiles:
 
 
 def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
-  """Returns a folder's files of tensors, whole or not."""
+  """Returns a folder's tensor files, complete or not."""
   return sorted(
       path
       for pattern in ("*.safetensors", gguf_tensors.WEIGHTS)
@@ -177,7 +177,7 @@ def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _listed(folder: pathlib.Path) -> dict[str, str]:
-  """Returns the file of each tensor by the index; {} without an index.
+  """Returns the file of each tensor according to the index; {} without one.
 
   An index whose files are gone counts as missing if a single file has all
   tensors: `save_pretrained` of transformers leaves such an index behind.
@@ -190,7 +190,7 @@ def _listed(folder: pathlib.Path) -> dict[str, str]:
     return {}
   index = read_json(folder / INDEX)
   listed = index.get("weight_map") if isinstance(index, dict) else None
-  # A path could point to any file of the machine.
+  # A path could point to any file on the machine.
   if not (listed and isinstance(listed, dict)) or any(
       not isinstance(file, str) or pathlib.PurePath(file).name != file
       for file in listed.values()
@@ -207,7 +207,7 @@ def _listed(folder: pathlib.Path) -> dict[str, str]:
 
 
 def conversion(folder: pathlib.Path, name: str) -> str:
-  """Returns how to convert a model with pytorch_model.bin alone.
+  """Returns advice on how to convert a model that only has pytorch_model.bin.
 
   Args:
     folder: directory with the model's config.json.
@@ -232,15 +232,15 @@ def write_files(
 ) -> None:
   """Writes tensors into one file, or into several with an index.
 
-  Only the tensors of one file are in memory at a time. A file's metadata has a
-  digest of each tensor.
+  Only the tensors of one file are in memory at a time. The metadata of a file
+  has a digest of each tensor.
 
   Args:
     folder: destination.
     sizes: bytes of each tensor, in file order.
     make: (name) -> the tensor, C-contiguous.
-    max_file_bytes: most bytes of tensors in a file; a larger tensor has its own
-      file.
+    max_file_bytes: maximum number of bytes of tensors in a file; a larger
+      tensor gets a file to itself.
   """
   parts: list[list[str]] = [[]]
   held = 0
@@ -272,7 +272,7 @@ def write_files(
 
 
 def _sort_metadata(path: pathlib.Path) -> None:
-  """Sorts a file's metadata: safetensors has it in an order of each process."""
+  """Sorts a file's metadata, whose order safetensors varies by process."""
   with path.open("r+b") as file:
     size = int.from_bytes(file.read(8), "little")
     header = json.loads(file.read(size))
@@ -288,7 +288,7 @@ def write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
 
 
 def save_tokenizer(fast: Any, folder: pathlib.Path) -> None:
-  """Writes a fast tokenizer that transformers 4 also reads."""
+  """Writes a fast tokenizer's files such that transformers 4 can read them."""
   fast.save_pretrained(str(folder))
   path = folder / "tokenizer_config.json"
   settings = json.loads(path.read_text("utf-8"))
@@ -303,7 +303,7 @@ def save_tokenizer(fast: Any, folder: pathlib.Path) -> None:
 def copy_files(
     names: Iterable[str], source: pathlib.Path, target: pathlib.Path
 ) -> None:
-  """Copies those files and folders of a folder that exist into another."""
+  """Copies those of the named files and folders that exist."""
   for name in names:
     if (source / name).is_dir():
       shutil.copytree(
@@ -324,7 +324,7 @@ def sync(folder: pathlib.Path) -> None:
 
 
 def replace(new: pathlib.Path, path: pathlib.Path) -> None:
-  """Moves the folder `new` to `path`; an old folder there moves to `new`.
+  """Moves the folder `new` to `path`, and an old folder there to `new`.
 
   The exchange is atomic if the file system supports it.
   """
@@ -345,14 +345,14 @@ def replace(new: pathlib.Path, path: pathlib.Path) -> None:
   aside.rename(new)
 
 
-# transformers replaces its own module while it is imported: a second thread
-# that imports it meanwhile gets the one that is left behind.
+# transformers replaces its own module during import: another thread that
+# imports it meanwhile would get the discarded module.
 _importing = threading.Lock()
 
 
 def import_transformers() -> Any:
-  """Returns transformers, whose import is a fifth of a role's start."""
-  # Its advice about torch, which this package does without.
+  """Returns transformers, whose import takes a fifth of a role's start time."""
+  # Silences its advice to install torch, which this package does not need.
   os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
   with _importing:
     import transformers  # pylint: disable=g-import-not-at-top

@@ -1,11 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the folder of a model or of data: a local one, or ORG/NAME of the hub.
+"""Finds the folder of a model or data set: local, or ORG/NAME on the hub.
 
 A model may also be a GGUF file (`gguf_folder.py`), or have a short name
-(`packaged_models.py`). What the Hugging Face hub has is taken from its cache
-(`HF_HOME`); a model is downloaded into it if it is not there, data by
-`tasks/data_sets.py`. Does not import JAX.
+(`packaged_models.py`). Models and data from the Hugging Face hub are read from
+its cache (`HF_HOME`). Missing models are downloaded into the cache here,
+missing data by `tasks/data_sets.py`. Does not import JAX.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,12 +20,11 @@ from tba_jax.models.hf import hf_files
 from tba_jax.models.hf import packaged_models
 from tba_jax.system import processes
 
-# A folder that exists comes first. The hub has no organizations of these names.
+# Existing folders take precedence. No organization on the hub has these names.
 _LOCAL = r"(?!(?:data|models|runs)/)"
 _NAME = r"[\w-][\w.-]*"
 _MODEL = re.compile(rf"{_LOCAL}({_NAME}/{_NAME})(?:@([\w./-]+))?")
-# Names of data may have a subset; the path of a file is none of the hub's
-# names.
+# A data set's name may include a subset; a file's path is never a hub name.
 _DATA = re.compile(
     rf"(?!.*\.(?:jsonl|parquet|arrow|gz|json|csv|tsv)$){_LOCAL}"
     rf"({_NAME}/{_NAME})(?:@([\w.-]+))?(?:/([\w.-]+(?:/[\w.-]+)*|\*))?"
@@ -38,15 +37,15 @@ _INDEX = "model.safetensors.index.json"
 
 
 def find(name: str | os.PathLike[str], *, weights: bool = True) -> pathlib.Path:
-  """Returns the local folder of a model; a missing path is returned as it is.
+  """Returns the local folder of a model; a missing path is returned unchanged.
 
-  Of an adapter of `peft` it is a folder of the user's cache, in which the
-  adapter is merged into its base.
+  For a `peft` adapter, this is a folder in the user's cache with the adapter
+  merged into its base.
 
   Args:
     name: path of a folder or a GGUF file, ORG/NAME or ORG/NAME@REVISION, or a
       short name of `packaged_models.py`.
-    weights: False needs the config and the tokenizer only.
+    weights: False if only the config and the tokenizer are needed.
 
   Raises:
     ValueError: the model is not in the cache and cannot be downloaded, or an
@@ -66,7 +65,7 @@ def find(name: str | os.PathLike[str], *, weights: bool = True) -> pathlib.Path:
       patterns=_SMALL + _WEIGHTS * weights,
       is_whole=lambda f: _has_model(f, weights) and _has_tokenizer(f),
   )
-  # Without a network huggingface_hub also returns a part of a model.
+  # Offline, huggingface_hub may return an incomplete model.
   if not _has_model(folder, weights):
     what = "safetensors" if weights else "config.json"
     message = f"{name}: {folder} has no or not all {what}; {fetch}"
@@ -90,9 +89,10 @@ def _merged(path: pathlib.Path, weights: bool) -> pathlib.Path:
 
 
 def data_name(name: str) -> tuple[str, str | None, str] | None:
-  """Returns ORG/NAME, revision and subset of a data set of the hub.
+  """Returns ORG/NAME, revision and subset of a data set on the hub.
 
-  None if `name` is a path: it exists, or is no ORG/NAME[@REVISION][/SUBSET].
+  Returns None if `name` is a path: it exists, or does not have the form
+  ORG/NAME[@REVISION][/SUBSET].
   """
   match = _DATA.fullmatch(name)
   if match is None or pathlib.Path(name).exists():
@@ -103,7 +103,7 @@ def data_name(name: str) -> tuple[str, str | None, str] | None:
 def cached_data(repo: str, revision: str | None) -> pathlib.Path | None:
   """Returns the folder of a data set in the hub's cache, or None.
 
-  Files without the README.md that names their configurations do not count.
+  A folder without README.md, which names the configurations, does not count.
   """
   # Takes a moment to import.
   import huggingface_hub  # pylint: disable=g-import-not-at-top
@@ -121,9 +121,9 @@ def cached_data(repo: str, revision: str | None) -> pathlib.Path | None:
 
 
 def cache_folders(repo: str) -> dict[str, str]:
-  """Returns the folders of a data set in the caches, by path below HF_HOME.
+  """Returns the cache folders of a data set, by path below HF_HOME.
 
-  Those are the hub's files, and what `datasets` made of them.
+  They hold the hub's files, and what `datasets` made from them.
   """
   # Takes a moment to import.
   from huggingface_hub import constants  # pylint: disable=g-import-not-at-top
@@ -132,7 +132,7 @@ def cache_folders(repo: str) -> dict[str, str]:
   made = os.environ.get("HF_DATASETS_CACHE")
   places = {
       "hub": (constants.HF_HUB_CACHE, f"datasets--{owner}--{name}"),
-      # The package writes names in its own way.
+      # The package `datasets` spells names differently.
       "datasets": (made or f"{constants.HF_HOME}/datasets", f"{owner}___*"),
   }
   return {
@@ -150,7 +150,7 @@ def _snapshot(
     patterns: Sequence[str],
     is_whole: Callable[[pathlib.Path], bool],
 ) -> tuple[pathlib.Path, str]:
-  """Returns the model's folder in the hub's cache, and how to fetch it by hand.
+  """Returns the model's folder in the hub's cache, and a download command.
 
   Downloads what the cache lacks.
   """
@@ -194,7 +194,7 @@ def _snapshot(
         f"{name}: neither a folder nor a model of the hub (a private one needs"
         " `hf auth login`)"
     ) from error
-  except Exception as error:  # Errors of the HTTP client, which may change.
+  except Exception as error:  # Error types of the HTTP client may change.
     raise ValueError(
         f"{name}: no such folder, not in the hub's cache"
         f" {constants.HF_HUB_CACHE}, and the hub cannot be reached; {fetch}"

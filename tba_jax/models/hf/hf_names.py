@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Maps Hugging Face's tensors to leaves of our params, by a family's table.
 
-A tensor differs from our leaf in how axes are split, in their order, and may
-fuse several leaves (query, key and value). A table describes that in terms of
+A tensor differs from our leaf in how its axes are split and ordered, and it may
+fuse several leaves (query, key and value). A table describes this in terms of
 axes, so that a slice of a leaf maps to a slice of a tensor:
 
-    "width heads*head_dim"        two axes, of which the second splits into two
+    "width heads*head_dim"        two axes; the second splits into two
     "heads*1of3*head_dim width"   the leaf is the second third, head by head
 
 Does not import JAX.
@@ -23,24 +23,25 @@ from tba_jax.models.families import family as family_lib
 
 ModelConfig = config_lib.ModelConfig
 
-# Regular expression of the names of a head of token logits.
+# Regular expression of the names of a token head.
 TOKEN_HEAD = r"(language_model\.)?(lm_head|embed_out)\.weight"
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorRow:
-  """A leaf and the tensor that holds it, or one tensor per layer.
+  """A leaf and the tensors that hold it: one, or one per layer and expert.
 
   hf_name: name of the tensor; `{layer}` and `{expert}` stand for the index of a
     layer and of an expert.
-  path: keys of our nested dict; under "blocks" the leaf stacks all layers, and
-    there all experts.
-  axes: the logical axes of a layer's, or an expert's, leaf.
+  path: keys of our nested dict; under "blocks" the leaf stacks layers, and
+    within a layer the experts.
+  axes: logical axes of one layer's (or expert's) leaf.
   split: sizes that each axis of the tensor splits into.
-  part: (axis, index) of the split tensor that is our leaf; None if all of it.
+  part: (axis, index) that selects our leaf in the split tensor; None if the
+    leaf is all of it.
   order: permutation of the remaining split axes into ours.
-  num_experts: experts that the leaf stacks, 0 for none.
-  layers: indices of what a leaf under "blocks" stacks; None is all layers.
+  num_experts: number of experts that the leaf stacks, 0 for none.
+  layers: indices of the layers that a leaf under "blocks" stacks; None is all.
   """
 
   hf_name: str
@@ -54,7 +55,7 @@ class TensorRow:
 
   @property
   def stacked_axes(self) -> tuple[str, ...]:
-    """Logical axes of the leaf along which it stacks tensors."""
+    """Logical axes along which the leaf stacks tensors."""
     stacked = ("layers",) * (self.path[0] == "blocks")
     return stacked + ("experts",) * bool(self.num_experts)
 
@@ -76,7 +77,7 @@ class TensorRow:
 
   @property
   def shape(self) -> tuple[int, ...]:
-    """Shape of one tensor's part of the leaf."""
+    """Shape of the part of the leaf that one tensor holds."""
     left = list(self.split_shape)
     if self.part is not None:
       del left[self.part[0]]
@@ -87,7 +88,7 @@ class TensorRow:
     layers = range(num_layers) if self.layers is None else self.layers
     numbers = {"layers": layers, "experts": range(self.num_experts)}
     indices = itertools.product(*(numbers[axis] for axis in self.stacked_axes))
-    # Names of stacks are "layers" and "experts".
+    # The stacked axes are "layers" and "experts".
     names = [axis.removesuffix("s") for axis in self.stacked_axes]
     return [self.hf_name.format(**dict(zip(names, i))) for i in indices]
 
@@ -95,7 +96,7 @@ class TensorRow:
 def make_row(
     sizes: Mapping[str, int], hf_name: str, path: str, spec: str, axes: str = ""
 ) -> TensorRow:
-  """Returns the row of a line of a table, given the sizes of its axes."""
+  """Returns the row for a line of a table, given the sizes of axes."""
   split = tuple(
       tuple(
           sizes[name] if name in sizes else int(name.partition("of")[2])
@@ -117,7 +118,7 @@ def make_row(
 
 
 def rows(config: ModelConfig) -> list[TensorRow]:
-  """Returns the table of a shape, with each leaf of params once."""
+  """Returns the table of a shape, in which each leaf of params occurs once."""
   sizes = {
       "vocab": config.vocab_size,
       "positions": config.max_positions,
@@ -130,7 +131,7 @@ def rows(config: ModelConfig) -> list[TensorRow]:
       "head_dim": config.head_dim,
       "all_heads": config.num_heads * config.head_dim,
       "all_kv_heads": config.num_kv_heads * config.head_dim,
-      "gates": 2,  # A query and the gate of its results.
+      "gates": 2,  # The query, and the gate of the attention output.
       "delta_channels": config.delta_channels,
       "delta_heads": config.delta_value_heads,
       "delta_dim": config.delta_value_dim,
@@ -157,10 +158,10 @@ def num_params(config: ModelConfig) -> int:
 def match_prefix(
     names: Container[str], config: ModelConfig, rows: Sequence[TensorRow]
 ) -> list[TensorRow]:
-  """Returns the rows, with the prefix that a file's names have.
+  """Returns the rows with the prefix that the names in a file have.
 
-  Files of a model saved without its head, such as GPT-2's, have no prefix;
-  files of a larger model that contains it have another.
+  A model saved without its head, such as GPT-2, has no prefix; a larger model
+  that contains this one has a different prefix.
   """
   family = family_lib.FAMILIES[config.family]
   own = family.prefix
@@ -168,7 +169,7 @@ def match_prefix(
   tail = first.hf_name.removeprefix(own)
   others = ("", *family.part_prefixes)
   prefix = next((p for p in (own, *others) if p + tail in names), own)
-  # A multimodal model has its head outside the language model.
+  # In a multimodal model the head is outside the language model.
   head = prefix.removesuffix(own) if prefix in family.part_prefixes else ""
   return [
       dataclasses.replace(row, hf_name=prefix + row.hf_name.removeprefix(own))
@@ -181,10 +182,10 @@ def match_prefix(
 
 
 def ignored(config: ModelConfig) -> str:
-  """Returns a regular expression of redundant tensors.
+  """Returns a regular expression of the tensors to ignore.
 
   Old files store rotary frequencies and causal masks, and some tied models
-  their head; larger models have parts that are not read.
+  store their head; larger models have parts that are not read.
   """
   family = family_lib.FAMILIES[config.family]
   prefix = f"({re.escape(family.prefix)})?"

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors of a folder against the table of a model's leaves.
+"""Checks and slices the tensors of a folder by the table of a model's leaves.
 
 Does not import JAX.
 """
@@ -18,8 +18,8 @@ from tba_jax.models.hf import hf_files
 from tba_jax.models.hf import hf_names
 from tba_jax.models.hf import mxfp4_tensors
 
-# Tensors that config.json may describe for each one that there is, with all
-# that are missing named.
+# Maximum ratio of described to existing tensors; above it, missing tensors are
+# not listed one by one.
 _MAX_TIMES = 100
 # What a model's tensors are read from.
 AnyFiles = hf_files.AnyFiles | mxfp4_tensors.Mxfp4Files
@@ -37,7 +37,7 @@ def open_files(folder: pathlib.Path) -> AnyFiles:
 
 
 def _problems(files: AnyFiles, name: str, shape: tuple[int, ...]) -> list[str]:
-  """Returns what is wrong with a tensor that should have a shape."""
+  """Returns what is wrong with a tensor, given its expected shape."""
   if name not in files.shapes:
     return [f"missing tensor {name} {list(shape)}"]
   problems = []
@@ -64,17 +64,17 @@ def check_tensors(
   """Checks names, shapes and dtypes against a table.
 
   Args:
-    files: folder's files.
-    rows: the table.
+    files: tensors of the folder.
+    rows: table of the leaves.
     num_layers: length of the leaves under "blocks".
-    ignored: regular expression of the names that need not be in the table.
+    ignored: regular expression of the names that may be missing from the table.
 
   Raises:
-    ValueError: tensors are missing, unused, of a wrong shape or no floats; the
-      message has the first ones.
+    ValueError: tensors are missing, unused, of a wrong shape or not
+      floating-point; the message names the first few.
   """
   described = sum(math.prod(row.stack(num_layers)) for row in rows)
-  # A wrong number of layers or experts may be any; that many are not listed.
+  # A wrong number of layers or experts can be huge: do not list every tensor.
   if described > _MAX_TIMES * len(files.shapes):
     raise ValueError(
         f"has {len(files.shapes)} tensors, of {described} that config.json"
@@ -99,7 +99,7 @@ def check_tensors(
 
 
 def check_model(folder: pathlib.Path, config: config_lib.ModelConfig) -> None:
-  """Raises ValueError unless a folder has a model's tensors, by its headers."""
+  """Raises ValueError unless the file headers list a model's tensors."""
   files = open_files(folder)
   check_tensors(
       files,
@@ -114,8 +114,8 @@ class SliceCut:
   """How to read a slice of a leaf from its tensor.
 
   tensor: slices of the tensor to read.
-  shape: dimensions of the result after reading, with split axes.
-  index: the leaf's entries of the reshaped part; an int drops the axis.
+  shape: dimensions of the data read, with axes split.
+  index: the leaf's entries in the reshaped data; an int drops the axis.
   order: permutation of the remaining axes into the leaf's.
   """
 
@@ -132,12 +132,12 @@ class SliceCut:
 def cut_slices(row: hf_names.TensorRow, ranges: Ranges) -> SliceCut:
   """Returns how to read a slice of a layer's leaf.
 
-  Of a fused tensor that is the shortest range of each axis that contains the
-  slice.
+  For a fused tensor, this reads the shortest range of each axis that contains
+  the slice.
 
   Args:
     row: table row of the leaf.
-    ranges: start and stop on each axis of `row.shape`, none empty.
+    ranges: start and stop on each axis of `row.shape`; no range is empty.
   """
   sizes = row.split_shape
   wanted: list[int | tuple[int, int]] = [0] * len(sizes)
@@ -160,13 +160,13 @@ def cut_slices(row: hf_names.TensorRow, ranges: Ranges) -> SliceCut:
 def _range(
     sizes: Sequence[int], wanted: Sequence[int | tuple[int, int]]
 ) -> tuple[slice, list[int], list[int | slice]]:
-  """Returns the range of one axis that contains what is wanted of its parts."""
+  """Returns the range of one tensor axis that covers the wanted sub-ranges."""
   inner = int(np.prod(sizes))
   start, length, shape, index = 0, 1, [], []
   for i, (size, want) in enumerate(zip(sizes, wanted)):
     inner //= size
     low, high = (want, want + 1) if isinstance(want, int) else want
-    if length > 1:  # Within a longer range the whole axis is read.
+    if length > 1:  # Once an outer axis has a range, read all of this one.
       shape.append(size)
       index.append(want if isinstance(want, int) else slice(low, high))
       continue

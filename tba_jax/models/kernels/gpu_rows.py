@@ -2,17 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of packed rows by kernels for GPUs, in Triton.
 
-A query sees two runs of keys: its own prompt or completion up to itself, and
-its prompt. A program has a block of queries, and computes the
-blocks of keys of which one of them sees a key; of the gradient of keys and
-values, one has a block of keys (Dao 2023, arXiv:2307.08691, §3).
+A query sees two ranges of keys: its own prompt or completion up to itself, and
+its prompt. Each program handles one block of queries, and computes only the
+blocks of keys that at least one of its queries sees. For the gradient of keys
+and values, each program handles one block of keys (Dao 2023, arXiv:2307.08691,
+§3).
 
 cuDNN's packed layout, which JAX has in a private module, would need two calls
-for a completion and its prompt, a copy of the keys for each query head, no
-window, and compute capability 9.0.
+for a completion and its prompt, a copy of the keys for each query head, and
+compute capability 9.0; it has no sliding window.
 
-Axes: R rows, L places of a row, G key-value heads, M query heads of one, H all
-query heads, Dh head width, N blocks of a row.
+Axes: R rows, L places of a row, G key-value heads, M query heads per key-value
+head, H all query heads, Dh head width, N blocks of a row.
 """
 
 import functools
@@ -26,11 +27,11 @@ from tba_jax.models.net import attention
 from tba_jax.models.net import layers
 from tba_jax.models.net import packed
 
-# Queries or keys of a block.
+# Queries or keys per block.
 BLOCK = 64
-_LEAST_WIDTH = 16  # of a GPU's products
-_WIDE = 128  # Heads above have twice the threads.
-# A kernel counts the elements of an array in 32 bits.
+_LEAST_WIDTH = 16  # Minimum width of a matrix product on a GPU.
+_WIDE = 128  # Wider heads get twice the threads.
+# Kernels index the elements of an array with 32 bits.
 MAX_SIZE = 2**31 - 1
 
 
@@ -50,10 +51,10 @@ def attend(
     q: [R, L, G, M, Dh].
     k: [R, L, G, Dh].
     v: [R, L, G, Dh].
-    places: facts of each place of the rows.
+    places: description of each place in the rows.
     window: sliding window of positions; 0 is none.
-    sinks: [G, M], logits of heads' sinks; None without.
-    interpret: whether it runs on a CPU, for tests.
+    sinks: [G, M], logits of the heads' sinks; None if there are none.
+    interpret: whether to run on a CPU, for tests.
   """
   R, L, *_, Dh = q.shape
   width = max(_LEAST_WIDTH, 1 << (Dh - 1).bit_length())
@@ -80,12 +81,12 @@ def attend(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
 def _attend(q, k, v, places, sinks, window, scale, interpret):
-  """Returns attention [R, L, H, Dh] of queries of that shape."""
+  """Returns attention [R, L, H, Dh] for queries of that shape."""
   return _forward(q, k, v, places, sinks, window, scale, interpret)[0]
 
 
 def _forward(q, k, v, places, sinks, window, scale, interpret):
-  """Returns the result, and what its gradient reads."""
+  """Returns the result, and the residuals for its gradient."""
   from jax.experimental import pallas as pl
   from jax.experimental.pallas import triton as plgpu
 
@@ -117,7 +118,7 @@ def _forward(q, k, v, places, sinks, window, scale, interpret):
             jnp.zeros(q.shape, zeros.dtype),
         ),
     )
-    # A place without a token has seen nothing.
+    # Places without a token see no keys.
     total = jnp.where(total > 0, total, 1.0)
     out_ref[...] = (out / total[:, None]).astype(out_ref.dtype)
     sums_ref[...] = shift + jnp.log(total)
@@ -134,12 +135,12 @@ def _forward(q, k, v, places, sinks, window, scale, interpret):
       name="packed_rows_forward",
   )(_spans(places, window), seen_runs(places, window), q, k, v)
   if sinks is not None:
-    # In the result's order of axes.
+    # In the axis order of the result.
     out, logsumexp = attention.join_sinks(
         out, jnp.swapaxes(logsumexp, 1, 2), jnp.swapaxes(sinks, 1, 2)
     )
     logsumexp = jnp.swapaxes(logsumexp, 1, 2)
-  # Named, so that "dots" keeps them.
+  # Named so that `train.remat="dots"` keeps them.
   named = lambda x: ad_checkpoint.checkpoint_name(x, layers.ATTENTION)
   out, logsumexp = named(out), named(logsumexp)
   return out, (q, k, v, places, sinks, out, logsumexp)
@@ -241,9 +242,9 @@ _attend.defvjp(_forward, _backward)
 
 
 def _specs(q_shape, k_shape):
-  """Returns what a program sees of each array.
+  """Returns the block specs of each array.
 
-  The grid is one of blocks, rows, and query heads or key-value heads.
+  The grid runs over blocks, rows, and query heads or key-value heads.
   """
   from jax.experimental import pallas as pl
 
@@ -285,10 +286,10 @@ def _call(kernel, *, out_shape, **options):
 
 
 def _spans(places: packed.Places, window: int) -> jax.Array:
-  """Returns [R, 3, L] int32: the keys that each query sees.
+  """Returns [R, 3, L] int32, the ranges of keys that each query sees.
 
-  These are those from the first number on up to the query, and those from the
-  second number up to below the third.
+  A query sees the keys from the first index up to itself, and those from the
+  second index up to, but not including, the third.
   """
   is_real = places.group >= 0
   first = places.start
@@ -297,13 +298,13 @@ def _spans(places: packed.Places, window: int) -> jax.Array:
     first = jnp.maximum(first, places.index - window + 1)
     begin += jnp.maximum(places.position - window + 1, 0)
   is_own = is_real & (places.owner > 0)
-  # No key has an index as large.
+  # Larger than any key's index.
   first = jnp.where(is_real, first, 2**30)
   return jnp.stack([first, begin, jnp.where(is_own, stop, 0)], axis=1)
 
 
 def _sees(spans, query, key):
-  """Returns [queries, keys] bool of blocks, given their first indices."""
+  """Returns [queries, keys] bool for two blocks, given their first indices."""
   first, begin, stop = (x[:, None] for x in spans)
   queries = query + jnp.arange(BLOCK)[:, None]
   keys = key + jnp.arange(BLOCK)[None]
@@ -312,7 +313,7 @@ def _sees(spans, query, key):
 
 
 def seen_runs(places: packed.Places, window: int) -> jax.Array:
-  """Returns [R, 4, N], `packed.seen_blocks` of each block of queries."""
+  """Returns [R, 4, N], `packed.seen_blocks` for each block of queries."""
   cut = lambda x: x.reshape(len(x), -1, BLOCK)
   blocks = jax.tree.map(cut, places)
   runs = packed.seen_blocks(blocks, window, BLOCK)
@@ -320,13 +321,13 @@ def seen_runs(places: packed.Places, window: int) -> jax.Array:
 
 
 def _nth_block(runs_ref, n):
-  """Returns the first index of the nth block of keys of a program."""
+  """Returns the first index of a program's nth block of keys."""
   prompt, num_prompt, own = runs_ref[0], runs_ref[1], runs_ref[2]
   return jnp.where(n < num_prompt, prompt + n, own + n - num_prompt) * BLOCK
 
 
 def last_seeing(runs: jax.Array) -> jax.Array:
-  """Returns [R, N] int32, the last block of queries that sees each of keys."""
+  """Returns [R, N] int32, the last query block that sees each key block."""
   N = runs.shape[-1]
   prompt, num_prompt, own, num_own = jnp.moveaxis(runs[..., None], 1, 0)
   keys = jnp.arange(N)[None, None]

@@ -1,15 +1,15 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Products of runs of rows, each with a matrix of its own.
+"""Grouped matrix products: each run of rows is multiplied by its own matrix.
 
-The arithmetic grows with the rows, not with rows times matrices. The gradient
-of `jax.lax.ragged_dot` by its matrices multiplies all rows for each matrix, and
-so does `ragged_dot` itself on a CPU and on a GPU. A TPU has kernels of both in
-JAX; a GPU has two of ours in Triton, which any from compute capability 8.0 on
-runs (JAX's own are Hopper's alone); a CPU has loops.
+The cost grows with the number of rows, not with rows times matrices. With
+`jax.lax.ragged_dot`, the gradient for the matrices multiplies all rows for each
+matrix, and on CPUs and GPUs so does `ragged_dot` itself. For TPUs, JAX has
+kernels for both; for GPUs, we have two in Triton, which run from compute
+capability 8.0 on (JAX's need Hopper); on CPUs, loops run instead.
 
 Axes: R rows, E matrices, F outputs, D inputs, b rows of a block; C columns that
-are summed over and N that are left, F and D or D and F.
+are summed over and N columns that remain: either D and F, or F and D.
 """
 
 from collections.abc import Callable
@@ -21,27 +21,27 @@ import jax.numpy as jnp
 
 from tba_jax.models.net import products
 
-# Rows, and sizes of a matrix, that TPU's kernel of gradients has at a time.
+# Tile of the TPU gradient kernel: rows, and the two sizes of a matrix.
 _TILE = (512, 1024, 1024)
-# Rows, columns that are left and columns that are summed over, which a GPU's
-# program has at a time in bfloat16; of float32 half as many of the last.
+# Tile of a GPU program in bfloat16: rows, columns that remain, and columns that
+# are summed over; the last is half as large in float32.
 GPU_TILE = (128, 128, 64)
 _GPU_WARPS, _GPU_STAGES = 8, 3
-_LEAST_TILE = 16  # of a GPU's products
-# Rows of a block on a CPU.
+_LEAST_TILE = 16  # Minimum size of a matrix product on a GPU.
+# Bounds of the rows per block on a CPU.
 _MIN_BLOCK, _MAX_BLOCK = 8, 256
 
 
 def product(
     platform: str, x: jax.Array, kernels: jax.Array, sizes: jax.Array
 ) -> jax.Array:
-  """Returns kernels[e] @ x[r] for each row r, of run e.
+  """Returns kernels[e] @ x[r] for each row r in run e.
 
   Args:
-    platform: JAX's name of the backend that will run it.
-    x: [R, D]; runs follow each other from the first row on.
+    platform: JAX's name of the backend.
+    x: [R, D]; runs are adjacent and begin at the first row.
     kernels: [E, F, D].
-    sizes: [E] int32, rows of each run, together at most R.
+    sizes: [E] int32, rows of each run, at most R in total.
 
   Returns:
     [R, F], 0 in rows past the last run.
@@ -76,7 +76,7 @@ def _times(
     sizes_E: jax.Array,
     axis: int,
 ) -> jax.Array:
-  """Returns products of rows with their matrices along an axis of these."""
+  """Returns products of rows with their matrices along a matrix axis."""
   if platform == "tpu":
     numbers = jax.lax.RaggedDotDimensionNumbers(
         dot_dimension_numbers=(((1,), (axis,)), ((), ())),
@@ -92,7 +92,7 @@ def _times(
 
 
 def _zero_past(out: jax.Array, sizes_E: jax.Array) -> jax.Array:
-  """Returns rows with 0 past the last run."""
+  """Returns the rows with zeros past the last run."""
   rows_R = jax.lax.broadcasted_iota(jnp.int32, out.shape, 0)
   return jnp.where(rows_R < jnp.sum(sizes_E), out, jnp.zeros((), out.dtype))
 
@@ -104,8 +104,8 @@ def tpu_sums(
     interpret: bool = False,
 ) -> jax.Array:
   """Returns Σ_r grad[r] x[r]ᵀ of each run, [E, F, D] float32, on a TPU."""
-  # Half a second of imports that other platforms do without. The package's
-  # function `gmm` hides the module of that name.
+  # Half a second of imports that other platforms do not need. The package's
+  # function `gmm` hides the module of the same name.
   from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
   R = len(x_RxD)
@@ -130,12 +130,12 @@ def gpu_products(
     axis: int,
     interpret: bool = False,
 ) -> jax.Array:
-  """Returns `_times` on a GPU, a program for each tile of a block's result.
+  """Returns `_times` on a GPU, with one program per tile of a block's result.
 
   Raises:
-    ValueError: an array has more elements than its kernel can count.
+    ValueError: an array has more elements than its kernel can index.
   """
-  # Imports that other platforms do without.
+  # Imports that other platforms do not need.
   from jax.experimental import pallas as pl
   from jax.experimental.pallas import triton as plgpu
 
@@ -147,7 +147,7 @@ def gpu_products(
           " than 2^31 elements; lower config.train.micro_batch_prompts"
       )
   b, width, depth = _gpu_tile(R, N, C, x_RxC.dtype)
-  # Rows past the last run are one more, without a matrix.
+  # The rows past the last run form one more run, without a matrix.
   rest = R - jnp.sum(sizes_E, keepdims=True)
   blocks = _list_blocks(R, jnp.concatenate([sizes_E, rest]), b)
 
@@ -201,7 +201,7 @@ def gpu_sums(
     sizes_E: jax.Array,
     interpret: bool = False,
 ) -> jax.Array:
-  """Returns `tpu_sums` in the dtype of x on a GPU, a program for each tile."""
+  """Returns `tpu_sums` in the dtype of x on a GPU, one program per tile."""
   from jax.experimental import pallas as pl
   from jax.experimental.pallas import triton as plgpu
 
@@ -258,7 +258,7 @@ def gpu_sums(
 def _gpu_tile(
     rows: int, columns: int, inner: int, dtype: jnp.dtype
 ) -> tuple[int, ...]:
-  """Returns the sizes of a tile, powers of 2, for a product of these sizes."""
+  """Returns the tile sizes, powers of 2, for a product of these sizes."""
   most = list(GPU_TILE)
   if dtype == jnp.float32:
     most[2] //= 2
@@ -275,8 +275,8 @@ def _list_blocks(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Returns run, first row and end of each block, int32.
 
-  There are as many as there may be. Those past the last have run E - 1, and
-  begin and end at `num_rows`.
+  The list has the maximum possible length. Entries past the last block have run
+  E - 1, and begin and end at `num_rows`.
   """
   E = len(sizes_E)
   counts_E = -(-sizes_E // size)
@@ -308,7 +308,7 @@ def _over_blocks(
 
 
 def _block_size(num_rows: int, num_runs: int) -> int:
-  """Returns the rows of a block: the mean length of a run, within bounds."""
+  """Returns the rows per block: the mean run length, within bounds."""
   size = _MIN_BLOCK
   while size < min(num_rows / num_runs, _MAX_BLOCK):
     size *= 2
@@ -318,9 +318,9 @@ def _block_size(num_rows: int, num_runs: int) -> int:
 def _block_products(
     x: jax.Array, kernels: jax.Array, sizes_E: jax.Array, axis: int
 ) -> jax.Array:
-  """Returns `_times` by a loop over blocks."""
+  """Returns `_times`, computed by a loop over blocks."""
   R, b = len(x), _block_size(len(x), len(kernels))
-  # A block may end past its run: the next one writes over it.
+  # A block may extend past its run: the next block overwrites the excess.
   x = jnp.pad(x, ((0, b), (0, 0)))
   spec = ("bf,fd->bd", "bd,fd->bf")[axis - 1]
 
@@ -337,7 +337,7 @@ def _block_products(
 def _block_sums(
     grad_RxF: jax.Array, x_RxD: jax.Array, sizes_E: jax.Array
 ) -> jax.Array:
-  """Returns `tpu_sums` by a loop over blocks."""
+  """Returns `tpu_sums`, computed by a loop over blocks."""
   E, R = len(sizes_E), len(x_RxD)
   b = _block_size(R, E)
   grad, x = (jnp.pad(y, ((0, b), (0, 0))) for y in (grad_RxF, x_RxD))

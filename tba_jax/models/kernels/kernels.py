@@ -1,20 +1,21 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of a pass: splash on TPU, cuDNN's and ours on GPU, else plain.
+"""Attention kernels: splash on TPU, cuDNN's and ours on GPU, else plain.
 
-Kernels hold no scores, and skip the blocks that a mask empties. They serve the
-passes whose mesh is known (`sequence.split_tokens`): the train step and
-log-probs of the reference, of packed rows; frozen judges and a searcher's
-prefill, of whole sequences.
+Kernels store no scores, and skip fully masked blocks. They serve the passes
+whose mesh is known (`sequence.split_tokens`): the train step and the log-probs
+of the reference, on packed rows; frozen judges and a searcher's prefill, on
+whole sequences.
 
 Where tokens are split over devices, a kernel gets all tokens of some heads: two
-all-to-alls, of queries, keys and values before it and of its results after it,
-trade the split of tokens for one of heads (DeepSpeed Ulysses, arXiv:2309.14509,
-§3). Devices then have equal parts of the causal mask, where blocks of queries
-would see more keys the later they are. Plain attention gathers keys and values.
+all-to-alls, one for queries, keys and values before it and one for its results,
+trade the split over tokens for a split over heads (DeepSpeed Ulysses,
+arXiv:2309.14509, §3). Devices then have equal shares of the causal mask,
+whereas in a split over queries later blocks would see more keys. Plain
+attention gathers keys and values.
 
 Axes: B prompts, K completions, N sequences, Q queries, S keys, G key-value
-heads, M query heads of one key-value head, Dh head width.
+heads, M query heads per key-value head, Dh head width.
 """
 
 from collections.abc import Callable
@@ -36,18 +37,18 @@ from tba_jax.models.net import packed
 from tba_jax.models.net import row_attention
 from tba_jax.models.net import sequence
 
-# Largest blocks of queries and of keys, and what their sizes are multiples of.
+# Maximum size of a block of queries or keys, and the divisor of all sizes.
 BLOCK = 512
 _LANES = 128
-# Queries that the splash kernel gets at once, unless one sequence has more.
+# Maximum queries per splash kernel call, unless one sequence has more.
 _MAX_QUERIES = 16384
 
 
 def choose(config: config_lib.ModelConfig, parts: sequence.Split) -> str:
-  """Returns "splash", "cudnn" or "plain" for a pass over a mesh.
+  """Returns the name of the kernel for a pass over a mesh.
 
   Raises:
-    ValueError: `config.attention` names a kernel that cannot serve it.
+    ValueError: `config.attention` names a kernel that cannot serve the pass.
   """
   if parts.mesh is None or config.attention == "plain":
     return "plain"
@@ -74,11 +75,11 @@ def _find_problem(
     parts: sequence.Split,
     device: jax.Device,
 ) -> str:
-  """Returns what a kernel needs and lacks here, "" if nothing."""
+  """Returns the requirement of a kernel that is not met here, or ""."""
   platform = {"splash": "tpu", "cudnn": "gpu"}[kernel]
   if device.platform != platform:
     return f"a mesh of {platform}, this one is of {device.platform}"
-  # Splash splits heads only where it must.
+  # Splash needs split heads only if tokens are split.
   must_split = kernel == "cudnn" or parts.count > 1
   heads, own = _num_head_parts(parts), config.num_kv_heads
   if must_split and not _num_copies(own, config.num_heads // own, heads):
@@ -91,7 +92,7 @@ def _find_problem(
     return ""
   if config.compute_dtype == "float32":
     return "model.compute_dtype='bfloat16', it is 'float32'"
-  if device.compute_capability.startswith("gfx"):  # AMD's.
+  if device.compute_capability.startswith("gfx"):  # AMD.
     return "an NVIDIA GPU"
   capability = float(device.compute_capability)
   if capability < 8:
@@ -105,14 +106,14 @@ def _find_problem(
 
 
 def _num_head_parts(parts: sequence.Split) -> int:
-  """Returns the number of devices that a kernel's heads are split over."""
+  """Returns the number of parts that a kernel's heads are split into."""
   return parts.count * math.prod(parts.mesh.shape[a] for a in parts.heads)
 
 
 def _num_copies(G: int, M: int, size: int) -> int:
-  """Returns the least copies of G key-value heads that divide by `size`.
+  """Returns how many copies make G key-value heads a multiple of `size`.
 
-  Each copy has its share of the M query heads; 0 if these do not divide.
+  Each copy gets its share of the M query heads; 0 if they do not divide.
   """
   copies = size // math.gcd(G, size)
   return 0 if M % copies else copies
@@ -136,15 +137,15 @@ def attend_causal(
   """Returns causal attention of sequences over their real tokens.
 
   Args:
-    config: reads `attention` and what kernels ask for.
-    parts: the mesh.
+    config: shape of the model; `attention` selects the kernel.
+    parts: split over the mesh.
     q: [N, S, G, M, Dh].
     k: [N, S, G, Dh].
     v: [N, S, G, Dh].
-    mask: [N, S] bool, True on real tokens, which are contiguous. What other
-      queries get is finite and meaningless.
+    mask: [N, S] bool, True on real tokens, which are contiguous. Results at
+      other places are finite but meaningless.
     window: sliding window; 0 is none.
-    sinks: [G, M], logits of heads' sinks; None without.
+    sinks: [G, M], logits of the heads' sinks; None if there are none.
 
   Returns:
     [N, S, G, M, Dh].
@@ -177,12 +178,12 @@ def attend_rows(
     q: [R, L, G, M, Dh].
     k: [R, L, G, Dh].
     v: [R, L, G, Dh].
-    places: facts of each place of the rows.
+    places: description of each place in the rows.
     window: sliding window of positions; 0 is none.
-    sinks: [G, M], logits of heads' sinks; None without.
+    sinks: [G, M], logits of the heads' sinks; None if there are none.
 
   Returns:
-    [R, L, G, M, Dh]; of places without a token finite and meaningless.
+    [R, L, G, M, Dh]; finite but meaningless at places without a token.
   """
   kernel = choose(config, parts)
   if kernel == "plain":
@@ -196,7 +197,7 @@ def attend_rows(
     )
   if parts.mesh is None or parts.mesh.size == 1:
     return fn(q, k, v, sinks, places, places)
-  # Plain attention leaves queries on their devices.
+  # Plain attention does not move queries between devices.
   length = parts.length if kernel == "plain" else ()
   heads = (*parts.heads, *(parts.length if kernel != "plain" else ()))
   size = math.prod(parts.mesh.shape[axis] for axis in heads)
@@ -224,7 +225,7 @@ def attend_rows(
 
 
 def _like_heads(sinks: jax.Array | None, q: jax.Array) -> jax.Array | None:
-  """Returns sinks [G, M] in the groups of queries [..., G, M, Dh]."""
+  """Returns sinks grouped like the heads of queries [..., G, M, Dh]."""
   return None if sinks is None else sinks.reshape(q.shape[-3:-1])
 
 
@@ -236,7 +237,7 @@ def _splash_rows(
     window: int,
     sinks: jax.Array | None,
 ) -> jax.Array:
-  """Returns `splash_rows.attend` of rows of any length."""
+  """Returns `splash_rows.attend` for rows of any length."""
   L = q.shape[1]
   block, length = block_sizes(L, row_attention.block_size(places, "tpu"))
   grow = lambda value: lambda x: jnp.pad(
@@ -255,9 +256,9 @@ def _splash_rows(
 
 
 def _split_heads(parts: sequence.Split, x: jax.Array, axis: int) -> jax.Array:
-  """Returns [B, …, G, …] with all tokens, and heads along `axis` split.
+  """Returns [B, …, G, …] with tokens gathered and heads along `axis` split.
 
-  Heads that do not divide are left to the compiler.
+  If heads do not divide evenly, the compiler decides.
   """
   mesh = parts.mesh
   heads = (*parts.heads, *parts.length)
@@ -284,7 +285,7 @@ def attend_last(
 ) -> jax.Array:
   """Returns causal attention [N, Q, G, M, Dh] of the last Q of S tokens.
 
-  Sinks [G, M] are splash attention's alone.
+  Only splash attention accepts sinks [G, M].
   """
   shape, (G, M) = q.shape, q.shape[2:4]
   copies = _num_copies(G, M, _num_head_parts(parts))
@@ -292,7 +293,7 @@ def attend_last(
     k, v = (jnp.repeat(x, copies, axis=2) for x in (k, v))
     q = q.reshape(*shape[:2], G * copies, M // copies, shape[4])
   if kernel == "cudnn":
-    # cuDNN's kernel has its own rule of how to be split over a mesh.
+    # cuDNN's kernel has its own partitioning rule.
     if parts.count == 1:
       return cudnn(q, k, v, mask, window).reshape(shape)
     split = lambda x: _split_heads(parts, x, 2)
@@ -307,10 +308,10 @@ def attend_last(
 def _over_mesh(
     fn: Callable[..., jax.Array], parts: sequence.Split, splits_heads: bool
 ) -> Callable[..., jax.Array]:
-  """Returns `fn` of each device's own sequences and heads.
+  """Returns `fn` applied to each device's own sequences and heads.
 
-  The compiler cannot split a kernel. Heads that do not divide are all on each
-  device.
+  The compiler cannot split a kernel. Heads that do not divide evenly are
+  replicated on each device.
   """
   mesh = parts.mesh
   if mesh.size == 1:
@@ -343,10 +344,10 @@ def splash(
   """Returns causal attention of the last Q of S tokens by splash attention.
 
   The mask between tokens is computed from their indices, and blocks that it
-  empties are skipped; segments mark the padding, so that no query is without a
+  masks fully are skipped. Segments mark the padding, so that every query has a
   key.
   """
-  # Half a second of imports that other platforms do without.
+  # Half a second of imports that other platforms do not need.
   from jax.experimental.pallas.ops.tpu import splash_attention as splash_lib
 
   N, Q, G, M, Dh = q.shape
@@ -378,7 +379,7 @@ def splash(
       residual_checkpoint_name=layers.ATTENTION,
   )
   ids = splash_lib.SegmentIds(segments[:, before : before + num_q], segments)
-  # The kernel's arrays of a query are 128 numbers wide.
+  # The kernel stores 128 numbers per query in its auxiliary arrays.
   at_once = max(1, _MAX_QUERIES // num_q)
   at_once = max(n for n in range(1, N + 1) if N % n == 0 and n <= at_once)
   if sinks is not None:
@@ -396,9 +397,9 @@ def splash(
 
 
 def block_sizes(length: int, most: int = 0) -> tuple[int, int]:
-  """Returns the size of blocks, and the least length of whole blocks.
+  """Returns the block size, and the length rounded up to whole blocks.
 
-  They have up to `most` tokens, or `BLOCK`.
+  Blocks have up to `most` tokens, or `BLOCK`.
   """
   count = -(-length // (most or BLOCK))
   size = -(-length // (count * _LANES)) * _LANES
@@ -410,14 +411,14 @@ def cudnn(
 ) -> jax.Array:
   """Returns causal attention of the last Q of S tokens by cuDNN.
 
-  Its causal mask begins at the first query and the first key, and its padding
-  is on the right: queries of zeros stand for the tokens before the last Q, and
-  each sequence is rotated to begin with its first real token. A mask of [Q, S]
-  would cost memory, and the blocks that causality skips.
+  cuDNN aligns its causal mask at the first query and key, and expects padding
+  on the right: zero queries stand in for the tokens before the last Q, and each
+  sequence is rotated to begin with its first real token. An explicit [Q, S]
+  mask would cost memory, and would not skip blocks.
   """
   N, Q, G, M, Dh = q.shape
   before = k.shape[1] - Q
-  # The gradient wants an even length: a last token that no other sees.
+  # The gradient needs an even length: add a last token that no other sees.
   odd = k.shape[1] % 2
   S = k.shape[1] + odd
   q = jnp.pad(

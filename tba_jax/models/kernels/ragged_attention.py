@@ -1,26 +1,26 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of a decode step over rows of mixed lengths, by kernels.
+"""Kernels for attention in a decode step over rows of mixed lengths.
 
 When rows take new completions as others end, plain attention (`cache.py`) reads
-as many columns of all rows as the longest row has. A kernel reads only the
-pages that a row sees, and nothing of idle rows:
+as many columns of every row as the longest row has. A kernel reads only the
+pages that a row sees, and none of idle rows:
 
 - on TPU `pages`, a Pallas kernel whose grid is the list of these pages, rebuilt
   in each step from the rows' lengths. JAX's `paged_attention` and
-  `ragged_paged_attention` see a row from its first column on, but our prompts
-  are left-padded and a window begins anywhere; and they take one block of
+  `ragged_paged_attention` read a row from its first column, but our prompts are
+  left-padded and a window may begin anywhere; they also take only one block of
   pages;
-- on GPU `splits`, JAX's `decode_attention`: a program for each split of a row's
-  columns, which ends at once for splits that the row does not see.
+- on GPU `splits`, JAX's `decode_attention`: one program per split of a row's
+  columns, which returns at once if the row does not see the split.
 
 The cache is shared with plain attention: a page is a range of a row's columns.
-Its first block holds each row's own prompt; the columns of decode steps are one
-block, so that one program serves all lengths.
+The first block holds each row's own prompt; the columns of decode steps form
+one block, so that one program serves all lengths.
 
-Axes: R decode rows, G key-value heads, M query heads of one, Dh head width, C
-columns of a block, X and E as in `cache.py`, N = R * X, H query heads of a
-part.
+Axes: R decode rows, G key-value heads, M query heads per key-value head, Dh
+head width, C columns of a block, X and E as in `cache.py`, N = R * X, H query
+heads of a part.
 """
 
 from collections.abc import Sequence
@@ -39,20 +39,20 @@ from tba_jax.models.net import attention
 from tba_jax.models.net import cache as cache_lib
 from tba_jax.models.net import sequence
 
-# By which `system/hlo.py` finds both kernels in a compiled program.
+# Name by which `system/hlo.py` finds both kernels in a compiled program.
 _NAME = "ragged_decode_attention"
-# Bounds of the columns of a page or split, and how many a block has in between.
-# A page is a step of a TPU's grid, which has a cost. A GPU reads no split to
-# its end and merges the results of splits.
+# Bounds of the columns per page or split, and how many a block has in between.
+# On a TPU, each page is a grid step, which has a fixed cost. A GPU stops
+# reading a split at the row's end, and merges the results of splits.
 _SHORTEST, _LONGEST = 64, 512
 _NUM_PAGES, _NUM_SPLITS = 16, 8
-# Most bytes of a page's keys, of which a TPU's fast memory has eight.
+# Maximum bytes of a page's keys; a TPU's fast memory holds eight such arrays.
 _PAGE_BYTES = 2**19
-# Most bytes of the list of pages: half of a TPU's memory of scalars, of which
-# some have 16 KiB.
+# Maximum bytes of the list of pages: half of a TPU's scalar memory, which is 16
+# KiB on some.
 _LIST_BYTES = 2**19
 _SMALL_TPUS = ("TPU v2", "TPU v3")
-# Least columns and head width of a product, and columns of a GPU's products.
+# Minimum columns and head width of a product, and columns per product on a GPU.
 _LEAST_TILE = 16
 _GPU_COLUMNS = 64
 
@@ -67,11 +67,11 @@ def choose(
   """Returns "pages", "splits" or "plain" for rows of mixed lengths.
 
   Args:
-    config: reads `attention`: only "auto" has these kernels.
+    config: shape of the model; only `attention="auto"` uses these kernels.
     device: any device that holds the rows.
     lengths: columns of each block of the cache.
-    num_rows: rows of a device.
-    num_parts: X of all devices that split the heads together.
+    num_rows: number of rows per device.
+    num_parts: X, over all devices that split the heads.
   """
   kernel = {"tpu": "pages", "gpu": "splits"}.get(device.platform, "plain")
   if kernel == "plain" or config.attention != "auto":
@@ -95,7 +95,7 @@ def _find_tpu_problem(
     num_rows: int,
     num_parts: int,
 ) -> str:
-  """Returns what the kernel for TPUs needs and lacks here, "" if nothing."""
+  """Returns the requirement of the TPU kernel that is not met here, or ""."""
   if device.device_kind in _SMALL_TPUS:
     return f"a TPU v4 or later, this one is a {device.device_kind}"
   width = config.num_kv_heads // num_parts * config.head_dim
@@ -114,11 +114,11 @@ def _find_tpu_problem(
 def _find_gpu_problem(
     config: config_lib.ModelConfig, device: jax.Device, lengths: Sequence[int]
 ) -> str:
-  """Returns what JAX's kernel for GPUs needs and lacks here, "" if nothing."""
+  """Returns the requirement of the GPU kernel that is not met here, or ""."""
   if config.compute_dtype == "float32":
     return "model.compute_dtype='bfloat16', it is 'float32'"
   capability = getattr(device, "compute_capability", "8.0")
-  if capability.startswith("gfx"):  # AMD's.
+  if capability.startswith("gfx"):  # AMD.
     return "an NVIDIA GPU"
   if float(capability) < 8:
     return f"compute capability 8.0, {device.device_kind} has {capability}"
@@ -148,18 +148,18 @@ def attend(
     v: jax.Array,
     sinks: jax.Array | None = None,
 ) -> tuple[jax.Array, list[types.PyTree]]:
-  """Returns what `cache.attend` does; zeros for rows that see nothing.
+  """Returns the results of `cache.attend`; zeros for rows that see nothing.
 
-  A kernel runs on each device's own rows and parts of the heads.
+  The kernel runs on each device's own rows and parts of the heads.
 
   Args:
     kernel: "pages" or "splits".
-    layer: keys and values of each block, of which no prompt is shared.
-    updates: update of each block. The columns that a row sees are adjacent.
+    layer: keys and values of each block; no rows share a prompt.
+    updates: update of each block; the columns that a row sees are adjacent.
     q: [R, G, M, Dh].
     k: [R, G, Dh].
     v: [R, G, Dh].
-    sinks: [G, M], logits of heads' sinks; None without.
+    sinks: [G, M], logits of the heads' sinks; None if there are none.
   """
   written = cache_lib.write(layer, updates, k, v)
   pairs = [(block["k"], block["v"]) for block in written]
@@ -199,7 +199,7 @@ def _attend(
   R, X = pairs[0][0].shape[:2]
   padded = cache_lib.pad_queries(q, X)
   merge = lambda x: x.reshape(R * X, *x.shape[2:])
-  # Parts of the heads are rows of their own.
+  # Each part of the heads becomes a separate row.
   spans = [tuple(jnp.repeat(edge, X) for edge in span(block)) for block in seen]
   out, logsumexp = kernel(
       merge(padded),
@@ -217,7 +217,7 @@ def _attend(
 
 
 def span(seen: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Returns the first of adjacent columns that are seen, and the end, [R].
+  """Returns the start and end [R] of the adjacent columns that each row sees.
 
   Args:
     seen: [R, C] bool.
@@ -227,7 +227,7 @@ def span(seen: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def page_size(num_columns: int, column_bytes: int) -> int:
-  """Returns the columns of a TPU's page in a block of so many.
+  """Returns the columns per TPU page, for a block of `num_columns`.
 
   Args:
     num_columns: C.
@@ -240,7 +240,7 @@ def page_size(num_columns: int, column_bytes: int) -> int:
 
 
 def split_size(num_columns: int) -> int:
-  """Returns the columns of a GPU's split of a block, which divides by them."""
+  """Returns the columns per GPU split, a divisor of the block's columns."""
   return math.gcd(_size_for(num_columns, _NUM_SPLITS), num_columns)
 
 
@@ -261,16 +261,18 @@ def pages(
 ) -> tuple[jax.Array, jax.Array]:
   """Returns attention [N, H, E] of rows over their spans, and its logsumexp.
 
-  The latter is [N, H] float32. What a row without columns gets is not defined.
+  The logsumexp is [N, H] float32. Results of rows that see no columns are
+  undefined.
 
   Args:
     q: [N, H, E].
     pairs: keys and values [N, C, E] of each block.
-    spans: the first column that a row sees, and the end, [N] int32.
-    scale: factor of scores.
-    interpret: whether it runs on a CPU.
+    spans: start and end of the columns that a row sees in each block, [N]
+      int32.
+    scale: factor of the scores.
+    interpret: whether to run on a CPU.
   """
-  # Half a second of imports that other platforms do without.
+  # Half a second of imports that other platforms do not need.
   from jax.experimental import pallas as pl
   from jax.experimental.pallas import tpu as pltpu
 
@@ -279,7 +281,7 @@ def pages(
   sizes = [page_size(C, E * q.dtype.itemsize) for C in lengths]
   counts = [-(-C // size) for C, size in zip(lengths, sizes)]
   segments, places, total = list_pages(spans, sizes, counts)
-  # Python's division asks JAX for a TPU while it is traced.
+  # When traced, Python's division would ask JAX for a TPU.
   row_of = lambda segment: jax.lax.div(segment, B)
 
   def kernel(segment_ref, *refs):
@@ -315,7 +317,7 @@ def pages(
       top = jnp.maximum(top_ref[...], score.max(1, keepdims=True))
       weights, shrunk = jnp.exp(score - top), jnp.exp(top_ref[...] - top)
       if lengths[b] % sizes[b]:
-        # What a page has past the last column may be no number.
+        # A page's entries past the last column may be NaN.
         v = jnp.where(is_seen(v.shape, 0), v, jnp.zeros((), v.dtype))
       top_ref[...] = top
       sum_ref[...] = shrunk * sum_ref[...] + weights.sum(1, keepdims=True)
@@ -334,7 +336,7 @@ def pages(
   of_row = lambda i, segment_ref, *_: (row_of(segment_ref[i]), 0, 0)
 
   def of_page(b: int):
-    # A page that is the last step's is not read again.
+    # A page is not read again if the previous step read it.
     return lambda i, _, *refs: (
         jax.lax.div(refs[b][i], counts[b]),
         jax.lax.rem(refs[b][i], counts[b]),
@@ -386,18 +388,19 @@ def list_pages(
     sizes: Sequence[int],
     counts: Sequence[int],
 ) -> tuple[jax.Array, list[jax.Array], jax.Array]:
-  """Returns the pages to read, by row, then by block, and their number.
+  """Returns the list of pages to read, by row and then block, and its length.
 
-  There is at least one. S is their most and one that ends them.
+  The length is at least 1. S is the maximum number of pages plus an end marker.
 
   Args:
-    spans: the first column that a row sees of each block, and the end, [N].
-    sizes: columns of each block's pages.
-    counts: pages of each block in a row.
+    spans: start and end of the columns that a row sees in each block, [N].
+    sizes: columns per page of each block.
+    counts: pages per row of each block.
 
   Returns:
-    row * blocks + block of each page [S] int32; by block the page that is read,
-    or was last, counted over all rows [S] int32; and the number [] int32.
+    row * blocks + block for each page, [S] int32; for each block, the index
+    over all rows of the page read now or last, [S] int32; and the length, []
+    int32.
   """
   N, B = len(spans[0][0]), len(spans)
   first = jnp.stack([a // size for (a, _), size in zip(spans, sizes)], axis=1)
@@ -427,7 +430,7 @@ def splits(
     scale: float,
     interpret: bool,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns what `pages` does; a call for each block, merged afterwards."""
+  """Returns the same as `pages`, from one call per block, merged afterwards."""
   from jax.experimental.pallas.ops.gpu import decode_attention
 
   outs, sizes = [], []
@@ -463,15 +466,15 @@ def num_read(
     spans: Sequence[tuple[np.ndarray, np.ndarray]],
     column_bytes: int,
 ) -> int:
-  """Returns the columns that a kernel reads of all rows and blocks.
+  """Returns the number of columns that a kernel reads in all rows and blocks.
 
-  They follow from its grid: pages that a span touches, or a split's columns
-  from its first to the tile that holds the span's end.
+  It follows from the grid: pages that a span touches, or a split's columns from
+  its first to the tile that holds the span's end.
 
   Args:
     kernel: "pages" or "splits".
     lengths: C of each block.
-    spans: the first column that a row sees of each block, and the end, [R].
+    spans: start and end of the columns that a row sees in each block, [R].
     column_bytes: argument of `page_size`.
   """
   read = 0

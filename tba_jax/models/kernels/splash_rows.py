@@ -1,20 +1,21 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of packed rows by TPUs' splash kernel.
+"""Attention of packed rows with the TPU splash kernel.
 
-Its masks are equal segments, and a function of the indices of a query and a
-key; no such mask lets a query see its completion and its prompt, but no other
-completion. So there are two calls, one for each prompt's and completion's own
-tokens and one for the prompts of completions, whose results are weighted by
-their sums of exponentials. The kernel's gradient takes these from the caller:
-with the sums of both calls, the gradients of the calls add up.
+The kernel masks by equality of segments and by a function of the query's and
+key's indices; no such mask lets a query see its completion and its prompt, but
+no other completion. So there are two calls, one for the tokens of the query's
+own prompt or completion and one for a completion's prompt; their results are
+weighted by their sums of exponentials. The kernel's gradient takes these sums
+from the caller: given the sums over both calls, the gradients of the calls add
+up.
 
-A call skips the blocks that the rows at hand leave empty: which ones is an
-argument of the kernel, in JAX a private one, from which the public functions
-make static masks.
+A call skips the blocks that are empty in the given rows. Which blocks to skip
+is a private argument of JAX's kernel; the public functions set it to static
+masks.
 
-Axes: R rows, L places of a row, G key-value heads, M query heads of one
-key-value head, Dh head width, Q and S blocks of queries and of keys.
+Axes: R rows, L places of a row, G key-value heads, M query heads per key-value
+head, Dh head width, Q and S blocks of queries and keys.
 """
 
 import functools
@@ -29,7 +30,7 @@ from tba_jax.models.net import attention
 from tba_jax.models.net import layers
 from tba_jax.models.net import packed
 
-# The calls: tokens of a query's own prompt or completion, and of its prompt.
+# The two calls: a query's own prompt or completion, and a completion's prompt.
 _OWN, _PROMPT = range(2)
 
 
@@ -50,11 +51,11 @@ def attend(
     q: [R, L, G, M, Dh].
     k: [R, L, G, Dh].
     v: [R, L, G, Dh].
-    places: facts of each place of the rows.
+    places: description of each place in the rows.
     window: sliding window of positions; 0 is none.
-    block: queries and keys of a block, a multiple of 128 that divides L.
-    sinks: [G, M], logits of heads' sinks; None without.
-    interpret: whether it runs on a CPU, for tests.
+    block: queries and keys per block, a multiple of 128 that divides L.
+    sinks: [G, M], logits of the heads' sinks; None if there are none.
+    interpret: whether to run on a CPU, for tests.
   """
   R, L, G, M, Dh = q.shape
   q = q * jnp.asarray(1 / math.sqrt(Dh), q.dtype)
@@ -68,12 +69,12 @@ def attend(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
 def _attend(q, k, v, places, sinks, window, block, interpret):
-  """Returns attention [R, H, L, Dh] of scaled queries."""
+  """Returns attention [R, H, L, Dh] for scaled queries."""
   return _forward(q, k, v, places, sinks, window, block, interpret)[0]
 
 
 def _forward(q, k, v, places, sinks, window, block, interpret):
-  """Returns the result, and what its gradient reads."""
+  """Returns the result, and the residuals for its gradient."""
 
   def of_row(row):
     q, k, v, places = row
@@ -81,7 +82,7 @@ def _forward(q, k, v, places, sinks, window, block, interpret):
         _call_forward(q, k, v, places, window, block, interpret, call)
         for call in (_OWN, _PROMPT)
     ]
-    # A query without a key in a call has no numbers there.
+    # A query that sees no key in a call has no valid results there.
     sums = [
         jnp.where(x > attention.MASKED_SCORE, x, attention.MASKED_SCORE)
         for _, x in calls
@@ -97,7 +98,7 @@ def _forward(q, k, v, places, sinks, window, block, interpret):
     return out.astype(q.dtype), jnp.where(is_real, total, 0.0)
 
   out, total = jax.lax.map(of_row, (q, k, v, places))
-  # Named, so that "dots" keeps them.
+  # Named so that `train.remat="dots"` keeps them.
   named = lambda x: ad_checkpoint.checkpoint_name(x, layers.ATTENTION)
   out, total = named(out), named(total)
   return out, (q, k, v, places, sinks, out, total)
@@ -131,7 +132,7 @@ _attend.defvjp(_forward, _backward)
 
 
 def _library() -> Any:
-  # Half a second of imports that other platforms do without.
+  # Half a second of imports that other platforms do not need.
   from jax.experimental.pallas.ops.tpu.splash_attention import (
       splash_attention_kernel,
   )
@@ -163,7 +164,7 @@ def _call_forward(q, k, v, places, window, block, interpret, call):
 def _call_backward(
     q, k, v, places, out, total, grad, window, block, interpret, call
 ):
-  """Returns a call's gradients of q, k, v; `out` and `total` are of both."""
+  """Returns a call's gradients of q, k, v from `out`, `total` of both calls."""
   library, (fn, segments) = _library(), _mask(places, window, call)
   info = functools.partial(
       _mask_info, places, window, block, call, fn is not None
@@ -195,11 +196,11 @@ def _block_sizes(block: int) -> Any:
 
 
 def _mask(places: packed.Places, window: int, call: int) -> tuple[Any, Any]:
-  """Returns a call's function of `_mask_info`'s numbers, and its segments."""
-  none_q, none_k = -1, -2  # A place without a token sees none, nor is seen.
+  """Returns a call's mask function of `_mask_info`'s numbers, and segments."""
+  none_q, none_k = -1, -2  # Places without a token neither see nor are seen.
   if call == _OWN:
     is_real = places.group >= 0
-    # Where a sequence starts is its name.
+    # A sequence's start index identifies it.
     queries = jnp.where(is_real, places.start, none_q)
     keys = jnp.where(is_real, places.start, none_k)
     fn = lambda q, k: q >= k
@@ -221,23 +222,23 @@ def _mask_info(
     has_function: bool,
     for_keys: bool = False,
 ) -> Any:
-  """Returns the blocks that a call computes, for the kernel.
+  """Returns the kernel's description of the blocks that a call computes.
 
   Args:
-    places: [L], facts of each place of a row.
+    places: [L], description of each place in a row.
     window: sliding window; 0 is none.
-    block: queries and keys of a block.
+    block: queries and keys per block.
     call: `_OWN` or `_PROMPT`.
-    has_function: whether the mask has a function of queries' numbers.
-    for_keys: whether it is for the gradient of keys and values.
+    has_function: whether the mask has a function of the queries' numbers.
+    for_keys: whether this is for the gradient of keys and values.
   """
   from jax.experimental.pallas.ops.tpu.splash_attention import (
       splash_attention_mask_info as info_lib,
   )
 
   seen_QxS = computed_blocks(places, window, block)[call]
-  # The kernel's grid is as wide as the most blocks can be: each step of it
-  # takes time, though it computes nothing.
+  # The kernel's grid is as wide as the maximum number of blocks, because even
+  # steps that compute nothing take time.
   longest = max(places.num_prompt, places.num_completion)
   axis, width = 1, -(-(longest - 1) // block) + 1
   if call == _PROMPT:
@@ -249,8 +250,8 @@ def _mask_info(
       x, 0, min(width, x.shape[axis]), axis=axis
   )
   order, seen = kept(order), kept(jnp.sort(~seen_QxS, axis=axis)) == 0
-  # The number that the function compares with a key's index: the index at which
-  # a prompt would have a token of the query's position.
+  # The function compares this number with a key's index: it is the index that a
+  # token at the query's position would have in the prompt's sequence.
   numbers = places.index
   if call == _PROMPT:
     numbers = places.prompt_start + places.position
@@ -269,9 +270,9 @@ def computed_blocks(
   """Returns the blocks [..., Q, S] bool that the two calls compute.
 
   Args:
-    places: [..., L], facts of each place of rows.
+    places: [..., L], description of each place in the rows.
     window: sliding window; 0 is none.
-    block: queries and keys of a block.
+    block: queries and keys per block.
   """
   cut = lambda x: x.reshape(*x.shape[:-1], -1, block)
   blocks = jax.tree.map(cut, places)
@@ -285,7 +286,8 @@ def computed_blocks(
   )
   _, _, start, num_own = packed.seen_blocks(blocks, window, block)
   own = between(start, start + num_own - 1)
-  # Blocks of the first completion's prompt, and of groups that begin here.
+  # Blocks of the first completion's prompt, and of groups that begin in this
+  # block.
   is_query = blocks.owner > 0
   at = jnp.argmax(is_query, axis=-1)[..., None]
   first = lambda x: jnp.take_along_axis(x, at, axis=-1)

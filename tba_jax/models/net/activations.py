@@ -7,7 +7,7 @@ import functools
 
 import jax
 
-# `config.activation` -> function.
+# Value of `config.activation` -> function.
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "gelu": functools.partial(jax.nn.gelu, approximate=False),

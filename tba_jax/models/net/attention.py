@@ -1,11 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Plain causal attention, of prefill and judges.
+"""Plain causal attention, for prefill and judges.
 
-Accelerators have `kernels.py`, packed rows `row_attention.py`, decode steps
+Accelerators use `kernels.py`, packed rows `row_attention.py`, and decode steps
 `cache.py`.
 
-Axes: B sequences, Q queries, S keys, G key-value heads, M query heads of one
+Axes: B sequences, Q queries, S keys, G key-value heads, M query heads per
 key-value head, Dh head width, L tokens.
 """
 
@@ -17,17 +17,17 @@ import jax.numpy as jnp
 
 from tba_jax.models.net import products
 
-# Finite, so that a row with all keys masked has no NaN gradient; so low that a
-# masked key has a weight of exactly 0.
+# Finite, so that a row with all keys masked has no NaN gradient, but so low
+# that a masked key has a weight of exactly 0.
 MASKED_SCORE = -1e30
-# Queries of a sequence whose scores a device holds at a time.
+# Maximum queries of a sequence whose scores a device holds at a time.
 BLOCK = 1024
 
 
 def masked_scores(
     spec: str, q: jax.Array, k: jax.Array, mask: jax.Array
 ) -> jax.Array:
-  """Returns the scaled scores in float32, with MASKED_SCORE where mask is 0."""
+  """Returns scaled float32 scores; MASKED_SCORE where the mask is False."""
   scores = jnp.einsum(spec, q, k, preferred_element_type=jnp.float32)
   mask = jnp.broadcast_to(mask, scores.shape)
   return jnp.where(mask, scores / math.sqrt(q.shape[-1]), MASKED_SCORE)
@@ -36,16 +36,16 @@ def masked_scores(
 def _exponentials(
     scores: jax.Array, sinks_GxM: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns [..., S] and [...]: keys' weights, and their sum with the sink's.
+  """Returns the weights [..., S] of keys, and their sum [...] with the sink's.
 
   Weights are exp(score - c), where c is the largest score or sink.
 
-  Source of sinks: Xiao et al. 2023 (arXiv:2309.17453), here a learned logit of
-  each head.
+  Source of sinks: Xiao et al. 2023 (arXiv:2309.17453); here a sink is a learned
+  logit of each head.
 
   Args:
     scores: [..., G, M, Q, S] float32.
-    sinks_GxM: logit of each head's sink; None without.
+    sinks_GxM: logit of each head's sink; None if there are none.
   """
   highest = scores.max(axis=-1)
   if sinks_GxM is not None:
@@ -64,17 +64,17 @@ def _exponentials(
 def join_sinks(
     out: jax.Array, logsumexp: jax.Array, sinks: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns a kernel's result, and its logsumexp, with sinks added.
+  """Returns a kernel's result and its logsumexp, with sinks added.
 
       out · exp(lse) / (exp(sink) + exp(lse)) = out · sigmoid(lse - sink)
 
-  From the returned numbers a kernel's backward pass computes the gradients of
-  attention with sinks.
+  Given these two, a kernel's backward pass computes the gradients of attention
+  with sinks.
 
   Args:
     out: [..., Dh], attention over keys alone.
     logsumexp: [...] float32, logarithm of the sum of exp(score).
-    sinks: broadcasts to `logsumexp`; None without.
+    sinks: logits that broadcast to `logsumexp`; None if there are none.
   """
   if sinks is None:
     return out, logsumexp
@@ -88,7 +88,7 @@ def sinks_gradient(
     logsumexp: jax.Array,
     sinks: jax.Array | None,
 ) -> jax.Array | None:
-  """Returns the gradient of sinks, None without.
+  """Returns the gradient of sinks, None if there are none.
 
       -exp(sink - lse) · Σ out · grad
 
@@ -96,7 +96,7 @@ def sinks_gradient(
     product: [...] float32, Σ out · grad of each query and head, with the `out`
       of `join_sinks`.
     logsumexp: [...] float32, log of exp(sink) + Σ exp(score).
-    sinks: broadcasts to `logsumexp`, with 1 at axes to sum over.
+    sinks: logits that broadcast to `logsumexp`, of size 1 on axes to sum over.
   """
   if sinks is None:
     return None
@@ -118,15 +118,15 @@ def attend_self(
     q: [B, Q, G, M, Dh].
     k: [B, S, G, Dh].
     v: [B, S, G, Dh].
-    mask: [B, Q, S] bool, True where query sees key.
-    sinks: [G, M], logits of heads' sinks; None without.
+    mask: [B, Q, S] bool, True where the query sees the key.
+    sinks: [G, M], logits of the heads' sinks; None if there are none.
 
   Returns:
     [B, Q, G, M, Dh].
   """
   scores = masked_scores("bqgmd,bsgd->bgmqs", q, k, mask[:, None, None])
   weights, total = _exponentials(scores, sinks)
-  # Divided after the product, the gradient has no sum over keys.
+  # Dividing after the product avoids a sum over keys in the gradient.
   out = jnp.einsum(
       "bgmqs,bsgd->bqgmd",
       weights.astype(v.dtype),
@@ -149,7 +149,7 @@ def window_mask(
 ) -> jax.Array:
   """Returns mask [..., Q, S] restricted to a sliding window.
 
-  A query sees itself and the size - 1 positions before it; size 0 is no window.
+  A query sees itself and the size - 1 positions before it; 0 means no window.
   """
   if not size:
     return mask
@@ -158,9 +158,9 @@ def window_mask(
 
 
 def sees(queries_Q: jax.Array, keys_S: jax.Array, window: int) -> jax.Array:
-  """Returns [Q, S] bool, True where a query sees a key, by their indices.
+  """Returns [Q, S] bool, True where a query sees a key, from their indices.
 
-  A query sees itself and the window - 1 tokens before it; window 0 is all.
+  A query sees itself and the window - 1 tokens before it; 0 means no window.
   """
   behind = queries_Q[:, None] - keys_S[None]
   seen = behind >= 0
@@ -184,8 +184,8 @@ def attend_causal(
     v: [B, L, G, Dh].
     mask_BxL: bool, True on real tokens, which are contiguous.
     window: sliding window, see `sees`.
-    num_parts: devices that L is split over.
-    sinks: [G, M], logits of heads' sinks; None without.
+    num_parts: number of parts that L is split into over devices.
+    sinks: [G, M], logits of the heads' sinks; None if there are none.
 
   Returns:
     [B, L, G, M, Dh].
@@ -205,17 +205,17 @@ def _by_blocks(
     v: jax.Array,
     num_parts: int,
 ) -> jax.Array:
-  """Returns `block` of up to `BLOCK` queries of each device at a time.
+  """Returns `block` applied to up to `BLOCK` queries per device at a time.
 
   The backward pass recomputes the scores of a block, so that memory holds the
   scores of one block only.
 
   Args:
-    block: (queries, their indices, k, v) -> array as its queries.
+    block: (queries, their indices, k, v) -> array shaped like the queries.
     q: [B, Q, ...].
-    k: seen by all blocks.
-    v: seen by all blocks.
-    num_parts: devices that Q is split over.
+    k: keys for all blocks.
+    v: values for all blocks.
+    num_parts: number of parts that Q is split into over devices.
   """
   Q = q.shape[1]
   own = Q // num_parts

@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Modules of a decoder, built from the facts of its family (`family.py`).
+"""Modules of a decoder, built from its family's description (`family.py`).
 
 Blocks are pre-norm: x + attention(norm(x)), then x + mlp(norm(x)), or both in
-parallel; results of attention and MLP may have a norm too, or instead.
+parallel. The outputs of attention and MLP may be normalized too, or instead.
 Attention has grouped queries; positions are rotary or learned.
 """
 
@@ -56,17 +56,17 @@ def _make_mlp(
 
 
 class Block(nnx.Module):
-  """Attention or another mixer of tokens, and MLP.
+  """An MLP, and attention or another token mixer.
 
-  Each has its norms and its residual. A block of all kinds has the modules of
-  every one; it is not run.
+  Each has its own norms and residual connection. A block of all kinds has the
+  modules of every kind, and is never run.
   """
 
   def __init__(self, config: ModelConfig, rngs: nnx.Rngs, kind: Sequence[str]):
-    """Initializes the modules of a kind, of `config.kinds`."""
+    """Initializes the modules of a kind from `config.kinds`."""
     self.config = config
     family = family_lib.FAMILIES[config.family]
-    # Keeps the stream's variance near 1 over its 2N branches.
+    # Keeps the variance of the residual stream near 1 over its 2N branches.
     out_scale = 1.0 / math.sqrt(2 * config.num_layers)
     self.kind = tuple(kind)
     self.has_in_norms = family.has_in_norms
@@ -103,11 +103,11 @@ class Block(nnx.Module):
       routes: jax.Array | None = None,
       recur: delta.RecurFn | None = None,
   ) -> tuple[jax.Array, object, jax.Array | None]:
-    """Returns the stream [..., D] after the block, and what its mixer keeps.
+    """Returns the stream [..., D], the mixer's second output, and the experts.
 
-    A layer with a state calls `recur` where others call `attend`. The third is
-    the experts of each token, [..., A], as in `routes` if given, or None
-    without experts.
+    A layer with a recurrent state calls `recur` where others call `attend`. The
+    experts of each token, [..., A], equal `routes` if given; they are None for
+    a layer without experts.
     """
 
     def attend_scaled(q, *others):
@@ -132,7 +132,7 @@ class Block(nnx.Module):
     return after + out, kept, chosen
 
   def _scaled(self, q: jax.Array, layer: jax.Array | int) -> jax.Array:
-    """Returns queries scaled for scores that get divided by sqrt(Dh)."""
+    """Returns queries scaled for scores that `attend` divides by sqrt(Dh)."""
     c = self.config
     score_dim = c.score_dim or c.head_dim
     scale = math.sqrt(c.head_dim / score_dim)
@@ -148,7 +148,7 @@ class Block(nnx.Module):
 class Decoder(nnx.Module):
   """Embeddings, N stacked blocks, final norm and head.
 
-  Every parameter of `blocks` has a leading axis of the layers that have it,
+  Every parameter in `blocks` has a leading axis over the layers that have it,
   which `transformer.py` scans over (`stacks.py`). Learned positions are added
   to the embeddings.
   """
@@ -193,9 +193,9 @@ class Decoder(nnx.Module):
   def tables(
       self, positions: jax.Array
   ) -> dict[int, tuple[jax.Array, ...] | None]:
-    """Returns rotary tables of positions [...], by the layers' windows.
+    """Returns rotary tables of positions [...] for each sliding window.
 
-    None in place of tables if positions are learned.
+    The tables are None if positions are learned.
     """
     windows = dict.fromkeys(self.config.windows)
     if self._learns_positions:
@@ -216,12 +216,12 @@ class Decoder(nnx.Module):
       x = x * jnp.asarray(math.sqrt(self.config.width), dtype)
     if not self._learns_positions:
       return x
-    # Idle rows of a sampler may be past the last position.
+    # A sampler's idle rows may be past the last position.
     own = jnp.take(self.positions[...], positions, axis=0, mode="clip")
     return x + own.astype(dtype)
 
   def unembed(self, x: jax.Array) -> jax.Array:
-    """Returns logits [..., V], or labels [..., C], of the stream, float32."""
+    """Returns float32 logits [..., V] or labels [..., C] of the stream."""
     x = self.final_norm(x)
     if self.config.num_labels:
       return self.score(x, jnp.float32)

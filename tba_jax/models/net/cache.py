@@ -3,38 +3,40 @@
 """The KV cache of decode steps.
 
 A cache is a list of blocks of columns. The first block holds the prompts, each
-once for S adjacent rows, the others the columns that decode steps write. A
-decode step may be given the first few blocks only, which is cheaper and changes
-no bits: a block with all columns masked adds exact zeros at the end of a sum.
+stored once for S adjacent rows; the others hold the columns that decode steps
+write. A decode step may be given only the first few blocks, which is cheaper
+and gives identical bits: a fully masked block adds exact zeros at the end of a
+sum.
 
     block = {
-        "layers": N times {"k" or "k_last", "v", "routes" if asked for}, or
-          {"state", "conv", "routes" if asked for} of the second block and
-          {"routes" if asked for} of the others if the layer has a state,
+        "layers": N times {"k" or "k_last", "v", "routes" if requested}, or for
+          a layer with a state {"state", "conv", "routes" if requested} in the
+          second block and {"routes" if requested} in the others,
         "position": [R, C] int32, only if layers have a sliding window,
     }
     "k", "v": [R, X, C, E];  "k_last": [R, X, E, C]
     "routes": [R, C, A] uint8 or uint16, the experts that each token used
 
-In the first block R / S takes the place of R. A layer with a state (`delta.py`)
-has one of each row, after its last fed token, and no columns. It is written in
-place: a row whose tokens are cut off can't go on.
+The first block has R / S in place of R. A layer with a state (`delta.py`) has
+one state per row, after the row's last fed token, and no columns. The state is
+overwritten in place: a row whose tokens are cut off cannot continue.
 
-The G heads form X parts; the heads of a part lie side by side, E = G / X * Dh.
+The G heads form X parts; the heads of a part are adjacent, E = G / X * Dh.
 
-- On CPUs and GPUs each head is a part. On a CPU keys have their columns last:
-  both products of attention then read memory row by row, a third faster there.
-  Its numbers are float32 whatever the model computes in, and so is attention: a
-  CPU has no batched product of bfloat16, and would widen all of it every step.
-- On TPUs a part is what one device holds of the heads, all of them without
-  tensor parallelism. Its rows fill the lanes, where heads of 64 would be padded
-  to twice their size, and a step writes one contiguous row. A query is padded
-  with zeros at the heads that are not its own: they add nothing, and reading
-  the cache still takes far longer than the products (H multiply-adds a number).
+- On CPUs and GPUs each head is a part. On a CPU, keys have their columns last:
+  both products of attention then read memory row by row, which is a third
+  faster. The CPU cache and its attention are float32 whatever the model's
+  compute dtype: a CPU has no batched bfloat16 product, and would convert the
+  whole cache in every step.
+- On TPUs a part is the heads of one device: all heads without tensor
+  parallelism. Its rows fill the lanes, whereas heads of 64 would be padded to
+  twice their size, and a step writes one contiguous row. A query is padded with
+  zeros at the other heads of its part. These add nothing, and reading the cache
+  still takes far longer than the products (H multiply-adds per number).
 
-Axes: R decode rows, S of them a prompt, N layers, G key-value heads, M query
-heads of one, H = G * M, Dh head width, C columns of a block, B prompts, L their
-columns, A experts of a token, X and E as above.
+Axes: R decode rows, S rows per prompt, N layers, G key-value heads, M query
+heads per key-value head, H = G * M, Dh head width, C columns of a block, B
+prompts, L columns of a prompt, A experts per token, X and E as above.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,9 +55,9 @@ from tba_jax.models.net import attention
 ModelConfig = config_lib.ModelConfig
 PyTree = types.PyTree
 
-# Name of a layer's leaf -> name of the prompt cache's leaf.
+# Name of a leaf in a layer -> name of its source in the prompt cache.
 _SOURCES = {"k": "k", "k_last": "k", "v": "v", "routes": "routes"}
-# Axis of the columns in a row of a leaf.
+# Name of a leaf -> axis of the columns within one of its rows.
 _COLUMN_AXES = {"k": 1, "k_last": 2, "v": 1, "routes": 0}
 
 
@@ -67,14 +69,14 @@ def empty(
     rows_per_prompt: int = 1,
     has_routes: bool = False,
 ) -> list[PyTree]:
-  """Returns blocks of zeros with `lengths` columns each.
+  """Returns blocks of zeros, one for each of `lengths`.
 
   Args:
     num_rows: R.
     lengths: C of each block.
-    num_parts: X; None takes the layout of a CPU.
+    num_parts: X; None selects the CPU layout.
     rows_per_prompt: S, a divisor of R.
-    has_routes: whether blocks also hold the experts of each token.
+    has_routes: whether blocks also store the experts of each token.
   """
   X = num_parts or config.num_kv_heads
   E = config.num_kv_heads // X * config.head_dim
@@ -108,10 +110,10 @@ def empty(
 
 
 def _empty_states(config: ModelConfig, num_rows: int, dtype: Any) -> PyTree:
-  """Returns the states of a delta net's rows before their first token.
+  """Returns a delta net's states of rows, before their first token.
 
   state: [R, heads, key width, value width] float32.
-  conv: [R, taps - 1, channels], the convolution's inputs of the last tokens.
+  conv: [R, taps - 1, channels], convolution inputs of the last tokens.
   """
   c = config
   heads = c.delta_value_heads, c.delta_key_dim, c.delta_value_dim
@@ -130,7 +132,7 @@ def num_columns(block: PyTree) -> int:
 def fill(
     cache: list[PyTree], prompt_cache: PyTree, slots: jax.Array
 ) -> list[PyTree]:
-  """Copies prompts to the first blocks of rows; other rows are not touched.
+  """Copies prompts into the first blocks of rows; keeps other rows as they are.
 
   Args:
     cache: KV cache of R rows.
@@ -138,8 +140,8 @@ def fill(
       "conv"} [B, ...], and "routes" [B, L, A] if the model has experts, and
       "position" [B, L] if the cache has it}; the L columns fill the first
       block, or the first few together.
-    slots: [R] int32, the prompt of each row; below 0 keeps the row. The first
-      of the S rows of a prompt fills the first block.
+    slots: [R] int32, index of each row's prompt; below 0 keeps the row. The
+      first of a prompt's S rows fills the first block.
   """
   length = next(x["v"].shape[1] for x in prompt_cache["layers"] if "v" in x)
   lengths = list(map(num_columns, cache))
@@ -151,7 +153,7 @@ def fill(
   if num_blocks == 1:
     shared = len(slots) // len(jax.tree.leaves(cache[0])[0])
     slots = jnp.where(jnp.arange(len(slots)) % shared > 0, -1, slots)
-  # Rows that take a prompt come first.
+  # Rows that get a prompt come first.
   rows_R = jnp.argsort(slots < 0, stable=True)
 
   def put(leaf: jax.Array, new: jax.Array, row: jax.Array) -> jax.Array:
@@ -190,7 +192,7 @@ def fill(
 def _fill_states(
     cache: list[PyTree], prompt_cache: PyTree, slots_R: jax.Array
 ) -> list[PyTree]:
-  """Returns the cache with the states of rows that take a prompt.
+  """Returns the cache with the states of rows that get a prompt.
 
   For arguments, see `fill`.
   """
@@ -214,14 +216,14 @@ def _fill_states(
 
 
 def _states(layer: PyTree) -> PyTree:
-  """Returns the leaves of a layer that are no columns."""
+  """Returns the leaves of a layer that are not made of columns."""
   return {name: x for name, x in layer.items() if name in ("state", "conv")}
 
 
 def _to_layout(name: str, x: jax.Array, num_parts: int) -> jax.Array:
-  """Returns keys or values [C, G, Dh] of a row in the layout of a leaf.
+  """Returns a row's keys or values [C, G, Dh] in the layout of a leaf.
 
-  Routes are [C, A] in both.
+  Routes are [C, A] in either layout.
   """
   if name == "routes":
     return x
@@ -231,9 +233,9 @@ def _to_layout(name: str, x: jax.Array, num_parts: int) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class BlockUpdate:
-  """What a decode step writes to and reads of a block, in every layer.
+  """Columns of a block that a decode step writes and reads, in every layer.
 
-  Of Q tokens a row, both have an axis Q after R.
+  With Q tokens per row, both fields have an axis Q after R.
 
   column: [R] int32, the column that each row writes; C writes none.
   seen: [R, C] bool, the columns that each row's query sees.
@@ -252,16 +254,16 @@ def plan_updates(
 ) -> tuple[list[PyTree], dict[int, list[BlockUpdate]]]:
   """Returns the cache with positions written, and each block's update.
 
-  The updates are by the window of a layer. Of Q tokens a row, all arguments but
-  the cache have an axis Q after R.
+  The updates are keyed by a layer's window. With Q tokens per row, all
+  arguments but the cache have an axis Q after R.
 
   Args:
     cache: blocks of R rows.
-    mask: [R, columns of all blocks] bool, columns that each row sees, the
-      written one included.
+    mask: [R, columns of all blocks] bool, columns that each row sees, including
+      the written one.
     positions: [R] int32, positions of the tokens.
-    write_index: [R] or [] int32, the column to write, not of the first block;
-      past the last block nothing is written.
+    write_index: [R] or [] int32, column to write, never in the first block;
+      nothing is written past the last block.
     windows: sliding window of each layer; 0 is none.
   """
   R = len(positions)
@@ -292,7 +294,7 @@ def plan_updates(
 
 
 def writes(updates: Sequence[BlockUpdate]) -> jax.Array:
-  """Returns [R] bool, or [R, Q], whether a token is written to some block."""
+  """Returns [R] or [R, Q] bool, whether a token is written to any block."""
   of_blocks = [x.column < x.seen.shape[-1] for x in updates[1:]]
   return functools.reduce(jnp.logical_or, of_blocks)
 
@@ -304,13 +306,13 @@ def recur(
     recur_fn: Callable[..., tuple[jax.Array, PyTree]],
     *inputs: jax.Array,
 ) -> tuple[jax.Array, list[PyTree]]:
-  """Runs a layer with a state: returns its output, and the layer after it.
+  """Runs a layer with a state; returns its output and the updated leaves.
 
   Args:
     config: shape of the model.
     layer: leaves of each block.
-    is_fed: [R] or [R, Q] bool, whether a row has the token.
-    recur_fn: `delta.step`, or `delta.steps` of Q tokens a row.
+    is_fed: [R] or [R, Q] bool, whether the token is fed to the row.
+    recur_fn: `delta.step`, or `delta.steps` for Q tokens per row.
     *inputs: arguments of `delta.RecurFn`.
   """
   prompts, own, *others = layer
@@ -323,12 +325,12 @@ def put_routes(
     updates: Sequence[BlockUpdate],
     routes: jax.Array | None,
 ) -> list[PyTree]:
-  """Returns a layer with the experts of tokens written, where it holds them.
+  """Returns a layer with the experts of tokens written, if it stores them.
 
   Args:
     layer: leaves of each block.
     updates: update of each block.
-    routes: [R, A], or [R, Q, A] of Q tokens a row.
+    routes: [R, A], or [R, Q, A] with Q tokens per row.
   """
   if "routes" not in layer[0]:
     return list(layer)
@@ -340,7 +342,7 @@ def _put(
     updates: Sequence[BlockUpdate],
     new: PyTree,
 ) -> list[PyTree]:
-  """Returns a layer with columns written to those leaves that are in `new`."""
+  """Returns a layer with columns written to the leaves that are in `new`."""
   # The first block holds prompts, which do not change.
   written = [layer[0]]
   for old, update in zip(layer[1:], updates[1:], strict=True):
@@ -358,7 +360,7 @@ def _put(
 def _write(
     leaf: jax.Array, new: jax.Array, column_R: jax.Array, axis: int
 ) -> jax.Array:
-  """Writes one or Q columns of each row; `axis` is theirs in a row."""
+  """Writes one or Q columns per row, along the row's axis `axis`."""
 
   def write_row(row: jax.Array, new: jax.Array, column: jax.Array) -> jax.Array:
     at = (*[slice(None)] * axis, column)
@@ -383,11 +385,11 @@ def attend(
     q: [R, G, M, Dh].
     k: [R, G, Dh].
     v: [R, G, Dh].
-    sinks: [G, M], logits of heads' sinks; None without.
+    sinks: [G, M], logits of the heads' sinks; None if there are none.
 
   Returns:
     [R, G, M, Dh], and the layer: on CPUs with keys and values written,
-    elsewhere with another block that holds them alone, for `write_columns`.
+    elsewhere with an extra block of only these, for `write_columns`.
   """
   dtype = layer[0]["v"].dtype
   if "k_last" in layer[0]:
@@ -417,11 +419,11 @@ def write_columns(
 ) -> tuple[jax.Array, list[Sequence[PyTree]]]:
   """Writes the columns that `attend` returned, after all layers.
 
-  If a layer wrote to its blocks before it read them, XLA would move them whole
-  to a TPU's fast memory and back.
+  If a layer wrote to its blocks before reading them, XLA would move entire
+  blocks to a TPU's fast memory and back.
 
   Args:
-    x: result of the last layer, before which nothing is written.
+    x: output of the last layer; nothing is written before it is computed.
     layers: blocks of each layer, as `attend` returned them.
     updates: results of `attend` for each layer.
   """
@@ -470,12 +472,12 @@ def attend_many(
   """Writes Q keys and values per row, then attends over all blocks.
 
   Args:
-    layer: keys and values of each block, of which no prompt is shared.
+    layer: keys and values of each block; no rows share a prompt.
     updates: update of each block.
     q: [R, Q, G, M, Dh].
     k: [R, Q, G, Dh].
     v: [R, Q, G, Dh].
-    sinks: [G, M], logits of heads' sinks; None without.
+    sinks: [G, M], logits of the heads' sinks; None if there are none.
 
   Returns:
     [R, Q, G, M, Dh], and the updated layer.
@@ -487,7 +489,7 @@ def attend_many(
   new = {"k": by_part(k), "v": by_part(v)}
   new["k_last"] = jnp.swapaxes(new["k"], 2, 3)
   written = _put(layer, updates, new)
-  # Q queries of M heads equal one query of Q M heads.
+  # Q queries with M heads are equivalent to one query with Q M heads.
   joined = jnp.swapaxes(q, 1, 2).reshape(R, G, Q * M, Dh)
   seen = [
       jnp.tile(jnp.repeat(update.seen, M, axis=1), (1, G // X, 1))
@@ -507,14 +509,14 @@ def _attend(
 ) -> jax.Array:
   """Returns attention [R, G, M, Dh] over blocks, with one softmax over all.
 
-  The queries of rows with one prompt are rows of one product with its keys.
+  The queries of rows that share a prompt form one product with its keys.
 
   Args:
     q: [R, G, M, Dh].
     pairs: keys and values of each block.
-    seen: [R, C] bool of each block, True on columns that a row sees; or
-      [R, H / X, C], those that each query of a part sees.
-    sinks: [G, M], logits of heads' sinks; None without.
+    seen: [R, C] bool for each block, True on columns that a row sees; or
+      [R, H / X, C], True on columns that each query of a part sees.
+    sinks: [G, M], logits of the heads' sinks; None if there are none.
   """
   R, X = len(q), pairs[0]["v"].shape[1]
   padded = pad_queries(q, X)
@@ -562,12 +564,12 @@ def _part_rows(x: jax.Array, num_rows: int) -> jax.Array:
 
 
 def _is_own(num_heads: int) -> jax.Array:
-  """Returns [1, 1, heads, 1, heads, 1] bool, where query and key heads meet."""
+  """Returns [1, 1, heads, 1, heads, 1] bool, True where both heads match."""
   return jnp.eye(num_heads, dtype=bool)[None, None, :, None, :, None]
 
 
 def pad_queries(q: jax.Array, num_parts: int) -> jax.Array:
-  """Returns queries [R, G, M, Dh] as [R, X, H / X, E], 0 at other heads."""
+  """Returns queries [R, G, M, Dh] as [R, X, H / X, E]; 0 at other heads."""
   R, G, M, Dh = q.shape
   X, heads = num_parts, G // num_parts
   q = q.reshape(R, X, heads, M, 1, Dh)
@@ -577,7 +579,7 @@ def pad_queries(q: jax.Array, num_parts: int) -> jax.Array:
 
 
 def own_heads(out: jax.Array, shape: Sequence[int]) -> jax.Array:
-  """Returns the entries [R, G, M, Dh] of [R, X, H / X, E] at their own head."""
+  """Returns the own-head entries [R, G, M, Dh] of [R, X, H / X, E]."""
   R, G, M, Dh = shape
   X = out.shape[1]
   heads = G // X

@@ -2,36 +2,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gated delta net: linear attention with a state in place of a KV cache.
 
-Each head has a matrix S, from keys to values, which a token decays, corrects
-towards its own value, and reads:
+Each head has a matrix S that maps keys to values. A token decays it, corrects
+it towards the token's value, and reads it:
 
     S_t = α_t S_{t-1} + β_t k_t (v_t - α_t S_{t-1}ᵀ k_t)ᵀ,   o_t = S_tᵀ q_t
 
 Queries, keys and values come from a causal convolution of a few tokens; queries
 and keys have length 1, and queries are divided by sqrt(Dk). S is float32.
 
-Decode steps run this line (`step`). A pass over rows runs chunks of C tokens
-one after another (`over_rows`): with γ_t the product of the decays from the
-chunk's begin up to t, and u_t = β_t (v_t - α_t S_{t-1}ᵀ k_t),
+Decode steps run these equations (`step`). A pass over rows runs chunks of C
+tokens in sequence (`over_rows`): with γ_t the product of the decays from the
+chunk's start up to t, and u_t = β_t (v_t - α_t S_{t-1}ᵀ k_t),
 
     u_t + β_t Σ_{s<t} γ_t/γ_s (k_t·k_s) u_s = β_t (v_t - γ_t S_0ᵀ k_t)
     o_t = γ_t S_0ᵀ q_t + Σ_{s≤t} γ_t/γ_s (q_t·k_s) u_s
     S_C = γ_C S_0 + Σ_s γ_C/γ_s k_s u_sᵀ
 
-a triangular system and products. In a packed row (`packed.py`) "before" means
-"seen": a completion's tokens follow its prompt's, whatever stands between them.
-Both sums, γ, and the tokens of the convolution run along that path, and S_0 is
-the path's state at the chunk's begin: of the sequence in which the chunk before
-ended, of its prompt, or zero. So each completion starts from its prompt's
-state, which is computed once.
+a triangular system and matrix products. In a packed row (`packed.py`) "before"
+means "seen": a completion's tokens follow its prompt's, whatever lies between
+them. Both sums, γ, and the convolution run along that path, and S_0 is the
+path's state at the chunk's start: the state of the sequence in which the
+previous chunk ended, of its prompt, or zero. So each completion starts from its
+prompt's state, which is computed once.
 
 Source: Yang et al. 2024 (arXiv:2412.06464), eq. 10 and §3.3, as computed by
 Hugging Face's `Qwen3_5GatedDeltaNet`.
 
-Axes: R rows, L places of a row, C tokens of a chunk, T tokens of the
-convolution, X channels of it, G key heads, M value heads of one key head, H = G
-* M, Dk and Dv head widths, D width, S states that a chunk starts from. Leading
-axes written `...` are free.
+Axes: R rows, L places of a row, C tokens of a chunk, T taps and X channels of
+the convolution, G key heads, M value heads per key head, H = G * M, Dk and Dv
+head widths, D width, S states that a chunk may start from. Leading axes written
+`...` are free.
 """
 
 from collections.abc import Callable
@@ -59,7 +59,7 @@ _EPSILON = 1e-6
 # the caller keeps).
 RecurFn = Callable[..., tuple[jax.Array, PyTree]]
 
-# The state is a sum over all tokens: its products are float32 everywhere.
+# The state is a sum over all tokens: its products are float32 on every backend.
 _product = functools.partial(
     jnp.einsum,
     precision=jax.lax.Precision.HIGHEST,
@@ -68,14 +68,14 @@ _product = functools.partial(
 
 
 class GatedDeltaNet(nnx.Module):
-  """out(norm(o) * silu(z)), with o the delta rule's results.
+  """out(norm(o) * silu(z)), where o is the output of the delta rule.
 
-  The caller's `recur` has the states, so that one module serves training,
+  The caller's `recur` manages the states, so that one module serves training,
   prefill and decoding.
 
   in_qkv: [X, D], queries, keys and values before the convolution.
   in_z: [H, Dv, D]. in_b, in_a: [H, D].
-  conv: [X, T], its last column is the token's own.
+  conv: [X, T]; the last column applies to the token itself.
   log_rate, step_bias: [H], log α = -exp(log_rate) softplus(in_a x + step_bias).
   norm: scale [Dv].
   out: [D, H, Dv].
@@ -97,7 +97,7 @@ class GatedDeltaNet(nnx.Module):
         (value / math.sqrt(taps)).astype(dtype),
         logical_axes=("delta_channels", "taps"),
     )
-    # Decays from nearly 1 to nearly 0, as Hugging Face's class begins.
+    # Decays from nearly 1 to nearly 0, initialized as in Hugging Face's class.
     rates = jax.random.uniform(rngs.params(), (H,), minval=0.01, maxval=16.0)
     of_heads = dict(logical_axes=("delta_heads",))
     self.log_rate = nnx.Param(jnp.log(rates).astype(dtype), **of_heads)
@@ -128,7 +128,7 @@ class GatedDeltaNet(nnx.Module):
 def _heads(
     config: ModelConfig, mixed: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Returns q and k [..., G, Dk] and v [..., G, M, Dv] of the convolution."""
+  """Splits convolved inputs into q, k [..., G, Dk] and v [..., G, M, Dv]."""
   c = config
   lead, keys = mixed.shape[:-1], c.delta_key_heads * c.delta_key_dim
   q, k, v = jnp.split(jax.nn.silu(mixed), (keys, 2 * keys), axis=-1)
@@ -149,11 +149,11 @@ def over_rows(
     log_decay_RxLxH: jax.Array,
     beta_RxLxH: jax.Array,
 ) -> tuple[jax.Array, PyTree]:
-  """Returns the delta rule over rows, and the states that they end in.
+  """Runs the delta rule over rows; returns its output and final states.
 
   Args:
     config: shape of the model.
-    places: [R, L] each.
+    places: description of each place, [R, L] per field.
     has_completions: whether a row may hold more than one sequence.
     mixed_RxLxX: queries, keys and values before the convolution.
     conv_XxT: kernel of the convolution.
@@ -161,9 +161,8 @@ def over_rows(
     beta_RxLxH: float32.
 
   Returns:
-    [R, L, H, Dv] float32, finite and meaningless at places without a token; and
-    "state" and "conv" of a row of a decode cache, see `step`, after the last
-    token.
+    [R, L, H, Dv] float32, finite but meaningless at places without a token; and
+    the rows' "state" and "conv" after the last token, as in `step`.
   """
   R, L, _ = mixed_RxLxX.shape
   G, taps = config.delta_key_heads, conv_XxT.shape[1]
@@ -176,7 +175,7 @@ def over_rows(
   def cut(x: jax.Array) -> jax.Array:
     padding = [(0, 0)] * x.ndim
     padding[1] = (0, count * size - L)
-    # Places are numbers, of which -1 is no group.
+    # Fields of places are integers, where group -1 means no token.
     is_place = jnp.issubdtype(x.dtype, jnp.integer)
     x = jnp.pad(x, padding, constant_values=-1 if is_place else 0)
     return jnp.moveaxis(x.reshape(R, count, size, *x.shape[2:]), 1, 0)
@@ -184,7 +183,7 @@ def over_rows(
   num_states = 2 if has_completions else 1
   shape = R, num_states, *v.shape[2:4], config.delta_key_dim, v.shape[-1]
   start = jnp.zeros(shape, jnp.float32), jnp.full((R, 2), -1, jnp.int32)
-  # What a chunk computes is recomputed for the gradient.
+  # The backward pass recomputes each chunk.
   (states, _), out = jax.lax.scan(
       jax.checkpoint(_chunk), start, jax.tree.map(cut, (inputs, places))
   )
@@ -200,9 +199,9 @@ def _chunk(
   """Runs one chunk.
 
   Args:
-    carry: states [R, S, G, M, Dk, Dv], of the sequence that the chunk before
-      ended in, and of its prompt unless S is 1; and [R, 2] int32, its group and
-      owner.
+    carry: states [R, S, G, M, Dk, Dv] of the sequence that the previous chunk
+      ended in, and of its prompt unless S is 1; and the group and owner of that
+      sequence, [R, 2] int32.
     chunk: q and k [R, C, G, Dk], v [R, C, G, M, Dv], log α and β [R, C, G, M],
       and places [R, C].
 
@@ -213,8 +212,8 @@ def _chunk(
   S, C = states.shape[1], q.shape[1]
   is_real_RxC = places.group >= 0
   seen_RxCxC = packed.sees(places, places, 0)
-  # Places without a token see each other, and no others do.
-  # [R, C, S], which state a place's path starts from; none is zero.
+  # Places without a token see only each other.
+  # [R, C, S], which state a place's path starts from; if none, from zero.
   is_group = places.group == last_Rx2[:, :1]
   is_same = is_group & (places.owner == last_Rx2[:, 1:])
   begins = jnp.stack([is_same, is_group & ~is_same], axis=-1)[..., :S]
@@ -234,7 +233,7 @@ def _chunk(
     return decay[..., None] * jnp.sum(jnp.where(own, each, 0.0), axis=1)
 
   similar = _product("rcgk,rsgk->rgcs", k, k)[:, :, None]
-  # The solver takes the diagonal as 1, and reads nothing above it.
+  # The solver assumes a unit diagonal and ignores entries above it.
   system = beta * similar * between
   wanted = beta * (jnp.moveaxis(v, 1, 3) - read(k))
   u = jax.lax.linalg.triangular_solve(
@@ -256,7 +255,7 @@ def _chunk(
   end = is_end.astype(jnp.float32)
   has_end = jnp.any(is_end, axis=-1)
   moves = jnp.any(is_end[..., None] & begins[:, None], axis=2)  # [R, S, S]
-  # Without a place of its own a state stays, unless its group has ended.
+  # A state without a place in this chunk stays, unless its group has ended.
   stays = ~has_end & (~has_end[:, :1] | place(is_group))
   moves |= stays[..., None] & jnp.eye(S, dtype=bool)[None]
   faded = jnp.exp(_product("rsc,rgmc->rsgm", end, log_decay))
@@ -283,13 +282,13 @@ def _convolve(
 
 
 def _take(x_RxLxX: jax.Array, at_RxN: jax.Array) -> jax.Array:
-  """Returns [R, N, X], places of each row; 0 where the index is below 0."""
+  """Returns [R, N, X], places of each row by index; 0 at negative indices."""
   taken = jnp.take_along_axis(x_RxLxX, jnp.maximum(at_RxN, 0)[..., None], 1)
   return jnp.where(at_RxN[..., None] >= 0, taken, jnp.zeros((), x_RxLxX.dtype))
 
 
 def _recent(x_RxLxX: jax.Array, places: packed.Places, count: int) -> jax.Array:
-  """Returns [R, count, X], inputs of the last tokens of each row's path."""
+  """Returns [R, count, X], inputs of the last tokens on each row's path."""
   is_real = places.group >= 0
   last_Rx1 = jnp.max(
       jnp.where(is_real, places.index, -1), axis=1, keepdims=True
@@ -315,9 +314,9 @@ def step(
 
   Args:
     config: shape of the model.
-    held: "state" [R, H, Dk, Dv] float32, and "conv" [R, T - 1, X], inputs of
-      the convolution of the last tokens.
-    is_fed_R: bool, False leaves a row's state as it is.
+    held: "state" [R, H, Dk, Dv] float32, and "conv" [R, T - 1, X], convolution
+      inputs of the last tokens.
+    is_fed_R: bool, False keeps a row's state unchanged.
     mixed_RxX: queries, keys and values before the convolution.
     conv_XxT: kernel of the convolution.
     log_decay_RxH: float32, log α.
@@ -336,7 +335,7 @@ def step(
   state = held["state"].reshape(R, G, M, -1, Dv)
   by_head = lambda x: x.reshape(R, G, M, 1)
   decay = by_head(jnp.exp(log_decay_RxH))
-  # The new state is not read: both products are of the old one.
+  # Both products use the old state, so that the new one is never read.
   of_key, of_query = jnp.moveaxis(
       _product("rgmkv,rgnk->rgmnv", state, both) * decay[..., None], 3, 0
   )
@@ -359,9 +358,9 @@ def steps(
     is_fed_RxQ: jax.Array,
     *inputs: jax.Array,
 ) -> tuple[jax.Array, PyTree]:
-  """Runs Q tokens of each row, as so many calls of `step` would.
+  """Runs Q tokens of each row, equivalent to Q calls of `step`.
 
-  All arguments but `held` and the kernel have an axis Q after R.
+  All arguments except `held` and the kernel have an axis Q after R.
   """
   mixed, conv, *others = inputs
   first = lambda x: jnp.moveaxis(x, 1, 0)

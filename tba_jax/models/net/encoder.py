@@ -45,7 +45,7 @@ class EncoderConfig:
   num_heads: H.
   mlp_width: F.
   max_positions: rows of the position embedding.
-  num_types: rows of the token type embedding, of which the first is used.
+  num_types: rows of the token type embedding; only the first is used.
   norm_epsilon: term added to the variance in a norm.
   activation: nonlinearity of the MLP.
   pad_id: id of the padding token; RoBERTa's positions start at the next id.
@@ -65,7 +65,7 @@ class EncoderConfig:
   pad_id: int
   num_labels: int = 0
 
-  # `models/net/layers.py` reads it, and the two below.
+  # `models/net/layers.py` reads this and the next two.
   param_dtype: str = "float32"
 
   @property
@@ -78,12 +78,12 @@ class EncoderConfig:
 
   @property
   def first_position(self) -> int:
-    """Position of a text's first token."""
+    """Position index of a text's first token."""
     return self.pad_id + 1 if self.family == "roberta" else 0
 
   @property
   def max_tokens(self) -> int:
-    """Tokens of the longest text."""
+    """Maximum number of tokens of a text."""
     return self.max_positions - self.first_position
 
 
@@ -91,8 +91,8 @@ def encoder_config_from_hf(hf_json: Mapping[str, Any]) -> EncoderConfig:
   """Returns the shape that a Hugging Face config.json describes.
 
   Raises:
-    ValueError: model_type is no encoder's, or settings are missing, unknown or
-      unsupported; the message lists all of them.
+    ValueError: model_type is not an encoder, or settings are missing, unknown
+      or unsupported; the message lists all of them.
   """
   family = hf_json.get("model_type")
   if family not in FAMILIES:
@@ -121,7 +121,7 @@ def encoder_config_from_hf(hf_json: Mapping[str, Any]) -> EncoderConfig:
     problems.append("hidden_size is not a multiple of num_attention_heads")
   if problems:
     raise ValueError("config.json: " + "; ".join(problems))
-  # The heads of other classes are not used.
+  # Heads of other classes are not used.
   num_labels = hf_config.read_num_labels(hf_json, problems)
   return EncoderConfig(family=family, num_labels=num_labels, **fields)
 
@@ -200,7 +200,8 @@ class Encoder:
   ) -> jax.Array:
     """Returns [B, L, D] float32 after the last block.
 
-    Finite but meaningless at padding. Raises ValueError if L is too large.
+    States are finite but meaningless at padding. Raises ValueError if L is too
+    large.
     """
     c = self.config
     if tokens.shape[1] > c.max_tokens:
@@ -210,7 +211,7 @@ class Encoder:
       )
     stack, parts = nnx.merge(self._stack_def, params), sequence.current_split()
     seen_BxL = mask.astype(bool)
-    # RoBERTa's padding has the position of its pad token.
+    # RoBERTa gives padding the position of its pad token.
     position_BxL = jnp.cumsum(seen_BxL, axis=-1) - 1
     position_BxL = jnp.where(
         seen_BxL, position_BxL + c.first_position, max(c.first_position - 1, 0)
@@ -263,7 +264,7 @@ def hf_rows(c: EncoderConfig, prefix: str) -> list[hf_names.TensorRow]:
 
   Args:
     c: the shape.
-    prefix: beginning of all names but the head's: "" or "<family>.".
+    prefix: start of all names except the head's: "" or "<family>.".
   """
   sizes = {
       "vocab": c.vocab_size,
@@ -321,12 +322,12 @@ def load_encoder(
 
   Args:
     folder: a path, or a model of the hub (`hf_hub`).
-    shardings_of: returns the shardings of its params; None is the default
+    shardings_of: (encoder) -> shardings of the params; None is the default
       device.
 
   Raises:
     ValueError: config.json is not supported, a file cannot be read, or tensors
-      are missing, unused, of a wrong shape, no floats or not finite.
+      are missing, unused, of a wrong shape, not floating-point or not finite.
   """
   path = hf_hub.find(folder)
   try:

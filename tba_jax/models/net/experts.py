@@ -1,16 +1,15 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A layer of experts: a router, and gated MLPs of which each token uses few.
+"""A layer of experts: a router, and gated MLPs of which each token uses a few.
 
-No token is dropped: a token's copies, one for each of its experts, are sorted
-by expert, and each expert's own run of them is multiplied by its weights
-(`grouped_matmul.py`).
+No token is dropped: the copies of a token, one per expert, are sorted by
+expert, and each expert multiplies its own run of copies (`grouped_matmul.py`).
 
 Sources: Yang et al. 2025 (arXiv:2505.09388) and OpenAI 2025 (arXiv:2508.10925),
 as computed by Hugging Face's `Qwen3MoeSparseMoeBlock` and `GptOssMLP`.
 
-Axes: T tokens, A experts of a token, R = T * A copies, E experts, D width, F
-hidden units of an expert. Leading axes written `...` are free.
+Axes: T tokens, A experts per token, R = T * A copies, E experts, D width, F
+hidden units per expert. Leading axes written `...` are free.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,23 +30,23 @@ from tba_jax.models.net import products
 from tba_jax.models.net import sequence
 from tba_jax.models.net import unpadded as kept_lib
 
-# Tokens of a device up to which an accelerator multiplies all of them by each
-# expert: reading the weights takes longer.
+# Up to this many tokens per device, an accelerator multiplies all of them by
+# every expert: reading the weights takes longer.
 _FEW = 128
 
 
 class Experts(nnx.Module):
   """Σ_e w_e down_e(activation(gate_e(x)) * up_e(x)) over a token's experts.
 
-  These are the A with the largest softmax(router x), whose values are the
-  weights w, divided by their sum with `config.norm_router`. gpt-oss has
-  other hidden units (`_gated`).
+  A token uses the A experts with the largest softmax(router x), whose values
+  are the weights w, divided by their sum with `config.norm_router`. gpt-oss has
+  a different activation (`_gated`).
 
   router: [E, D].
   gate, up: [E, F, D].
   down: [E, D, F].
-  router_bias: [E], and gate_bias, up_bias: [E, F], down_bias: [E, D], initially
-    zeros; of families with `has_expert_biases`.
+  router_bias: [E], gate_bias, up_bias: [E, F], down_bias: [E, D], initially
+    zeros; only in families with `has_expert_biases`.
   """
 
   def __init__(
@@ -85,12 +84,12 @@ class Experts(nnx.Module):
   def __call__(
       self, x: jax.Array, routes: jax.Array | None = None
   ) -> tuple[jax.Array, jax.Array]:
-    """Returns the layer's output, and the numbers of each token's experts.
+    """Returns the layer's output, and the indices of each token's experts.
 
     Args:
       x: [..., D].
-      routes: [..., A] uint8 or uint16, experts to use in place of those with
-        the largest weights; the weights stay the router's.
+      routes: [..., A] uint8 or uint16, experts to use instead of those with the
+        largest weights; their weights still come from the router.
 
     Returns:
       [..., D], and [..., A] of `config.route_dtype`.
@@ -119,11 +118,11 @@ def _over_mesh(
     routes: jax.Array | None,
     params: tuple[Any, Sequence[Any], Sequence[jax.Array] | None],
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns the layer of each device's own tokens.
+  """Returns the layer's output, computed from each device's own tokens.
 
   The compiler cannot split the products of sorted copies. Devices that hold
-  other experts of the same tokens add up their results; along all other mesh
-  axes weights are gathered.
+  different experts for the same tokens sum their results; along all other mesh
+  axes, weights are gathered.
   """
   mesh = parts.mesh
   axes = parts.experts
@@ -165,9 +164,9 @@ def route(
     routes_TxA: jax.Array | None = None,
     bias_E: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns [T, A] float32, weights of tokens' experts, and their numbers.
+  """Returns weights [T, A] float32 of each token's experts, and their indices.
 
-  The numbers equal `routes_TxA` if given.
+  The indices equal `routes_TxA` if given.
   """
   logits_TxE = products.product(x_TxD, router_ExD, jnp.float32)
   if bias_E is not None:
@@ -179,8 +178,8 @@ def route(
     )
   else:
     chosen_TxA = routes_TxA.astype(jnp.int32)
-  # A compare and a sum, whose gradient is elementwise; values returned by
-  # `top_k` would have a scatter as gradient.
+  # A comparison and a sum have an elementwise gradient; the gradient of values
+  # returned by `top_k` would be a scatter.
   is_chosen_TxAxE = _one_hot(chosen_TxA, config.num_experts)
   weights_TxA = jnp.sum(
       jnp.where(is_chosen_TxAxE, probs_TxE[:, None], 0.0), axis=-1
@@ -191,7 +190,7 @@ def route(
 
 
 def _one_hot(numbers: jax.Array, size: int) -> jax.Array:
-  """Returns [..., size] bool, True at each number; none for one outside."""
+  """Returns [..., size] bool, True at each number; all False out of range."""
   places = jax.lax.broadcasted_iota(
       numbers.dtype, (*numbers.shape, size), numbers.ndim
   )
@@ -209,17 +208,17 @@ def _apply(
     config: config_lib.ModelConfig,
     platform: str,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns the sum over those experts whose weights are given, and routes.
+  """Returns the sum over the experts whose weights are given, and the routes.
 
   Args:
     x: [..., D].
-    routes: [..., A], experts of each token; None has the router choose.
-    router: weights of all experts' scores, and their bias.
-    kernels: weights of some experts in a row, gate, up and down.
-    biases: added to their products, in the same order; None without.
-    first_expert: number of the first of them.
+    routes: [..., A], experts of each token; None lets the router choose.
+    router: kernel and bias of the router, over all experts.
+    kernels: gate, up and down kernels of a range of experts.
+    biases: vectors added to these products, in the same order; None if absent.
+    first_expert: index of the first expert in the range.
     config: shape of the model.
-    platform: JAX's name of the backend that will run it.
+    platform: JAX's name of the backend.
 
   Returns:
     [..., D], and [..., A] of `config.route_dtype`.
@@ -248,7 +247,7 @@ def _gated(
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
   """Returns (gate, up) -> hidden units of an expert.
 
-  In gpt-oss, with alpha and limit of `config`, they are
+  In gpt-oss, with alpha and limit from `config`, they are
 
       min(gate, limit) · σ(alpha · min(gate, limit)) · (clip(up, ±limit) + 1)
 
@@ -282,7 +281,7 @@ def _adapted(
 
 
 def _dense(x_TxD, weights_TxA, own_TxA, kernels, biases, hidden_fn, product):
-  """Returns the sum by products of all tokens with each expert's weights."""
+  """Returns the sum, multiplying all tokens by every expert."""
   del product
   gate, up, down = kernels
   is_own_TxAxE = _one_hot(own_TxA, len(gate))
@@ -301,10 +300,10 @@ def _dense(x_TxD, weights_TxA, own_TxA, kernels, biases, hidden_fn, product):
 
 
 def _sorted(x_TxD, weights_TxA, own_TxA, kernels, biases, hidden_fn, product):
-  """Returns the sum by products of each expert with its own tokens alone."""
+  """Returns the sum, multiplying each expert by its own tokens only."""
   (T, A), E = own_TxA.shape, _num_experts(kernels[0])
   own_R = own_TxA.reshape(-1)
-  # Copies for experts of other devices come last, in no group.
+  # Copies for experts on other devices come last, in no group.
   own_R = jnp.where((own_R >= 0) & (own_R < E), own_R, E)
   sizes_E = jnp.sum(_one_hot(own_R, E), axis=0, dtype=jnp.int32)
   order_R = jnp.argsort(own_R)
@@ -317,7 +316,7 @@ def _sorted(x_TxD, weights_TxA, own_TxA, kernels, biases, hidden_fn, product):
     out = _adapted(lambda x, k: product(x, k, sizes_E), x, kernels[n])
     if biases is None:
       return out
-    # A product: its gradient is one too, where a gather's is a scatter.
+    # A product's gradient is a product, whereas a gather's is a scatter.
     return out + jnp.dot(is_own_RxE, biases[n], precision="highest")
 
   hidden_RxF = hidden_fn(of_rows(rows_RxD, 0), of_rows(rows_RxD, 1))

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scalar heads: reward models, value models and classifiers.
 
-The stack is a policy's; in place of the token head is a linear map `score`,
-without bias, to `num_labels` numbers per position, as in Hugging Face's
+The stack is a policy's, but the token head is replaced by a linear map `score`
+without bias to `num_labels` numbers per position, as in Hugging Face's
 `AutoModelForSequenceClassification`. `hf.load` and `hf.save` handle both.
 
-Axes: B prompts, K completions, P prompt tokens, T completion tokens, L any run
-of tokens, C labels.
+Axes: B prompts, K completions, P prompt tokens, T completion tokens, L tokens,
+C labels.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ def _at(values_xLxC: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _last(mask: jax.Array) -> jax.Array:
-  """Returns the index of the last real token [...]; 0 without any."""
+  """Returns the index of the last real token [...]; 0 if there is none."""
   columns = jnp.arange(mask.shape[-1], dtype=jnp.int32)
   columns = jnp.expand_dims(columns, tuple(range(mask.ndim - 1)))
   return jnp.max(columns * mask.astype(jnp.int32), axis=-1)
@@ -65,9 +65,9 @@ class ScalarModel:
   def from_policy(
       self, policy_params: PyTree, rng: jax.Array | None = None
   ) -> PyTree:
-    """Returns a copy of a policy's params with a head of zeros.
+    """Returns a copy of a policy's params with a zero head.
 
-    It has the dtype of this model. With a key the head is random.
+    The copy has this model's dtype. Given a key, the head is random.
     """
     c = self.config
     shape, dtype = (c.num_labels, c.width), jnp.dtype(c.param_dtype)
@@ -82,7 +82,7 @@ class ScalarModel:
   def label_scores(
       self, params: PyTree, tokens_BxL: jax.Array, mask_BxL: jax.Array
   ) -> jax.Array:
-    """Returns `transformers`' logits at the last real token, [B, C] float32."""
+    """Returns the logits of `transformers`, [B, C], at the last real token."""
     scores_BxLxC = self._stack.logits(params, tokens_BxL, mask_BxL)
     return _at(scores_BxLxC, _last(mask_BxL))
 
@@ -91,17 +91,17 @@ class ScalarModel:
     return self.label_scores(*inputs)[..., 0]
 
   def values(self, *inputs: PyTree) -> jax.Array:
-    """Returns values [B, L] float32 of the inputs of `label_scores`.
+    """Returns values [B, L] float32 for the inputs of `label_scores`.
 
-    Entry l has seen tokens 0 to l; it is meaningless at padding.
+    Entry l depends on tokens 0 to l; it is meaningless at padding.
     """
     return self._stack.logits(*inputs)[..., 0]
 
   def completion_values(self, *inputs: PyTree) -> jax.Array:
-    """Returns values [B, K, T] float32; entry t has not seen token t.
+    """Returns values [B, K, T] float32; entry t does not depend on token t.
 
     Args:
-      *inputs: arguments of `Model.completion_stream`; of packed rows the
+      *inputs: arguments of `Model.completion_stream`; for packed rows the
         values are [R, L].
     """
     return self._stack.completion_logits(*inputs)[..., 0]
@@ -116,9 +116,9 @@ class ScalarModel:
   ) -> jax.Array:
     """Returns rewards [B, K] float32 at each completion's last real token.
 
-    For an empty completion, at the prompt's last token.
+    The reward of an empty completion is at the prompt's last token.
     """
-    # The value after the last token is the one before a next token.
+    # The value after the last token is the value before one more token.
     tokens_BxKxT1 = jnp.pad(completion_tokens, ((0, 0), (0, 0), (0, 1)))
     values_BxKxT1 = self.completion_values(
         params, prompt_tokens, prompt_mask, tokens_BxKxT1

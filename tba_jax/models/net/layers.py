@@ -3,12 +3,12 @@
 """Layers of the transformer families: products, norms, MLPs, attention.
 
 Axes: B prompts, K completions, P prompt tokens, T completion tokens, Q
-queries, S keys, L any run of tokens, D width, G key-value heads, M query heads
-of one key-value head (H = G * M), Dh head width, E rotated entries of it.
-Leading axes written `...` are free.
+queries, S keys, L tokens, D width, G key-value heads, M query heads per
+key-value head (H = G * M), Dh head width, E rotated entries of a head. Leading
+axes written `...` are free.
 
-Each `nnx.Param` has the metadata `logical_axes`, the names of its axes, which
-`policy.sharding.RULES` maps to the axes of the mesh.
+Each `nnx.Param` has the metadata `logical_axes`, the names of its axes;
+`policy.sharding.RULES` maps these to mesh axes.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,12 +25,12 @@ from tba_jax.models.net import activations
 from tba_jax.models.net import products
 from tba_jax.models.net import quantized
 
-# `jax.ad_checkpoint.checkpoint_name` of the results of splash attention.
+# `jax.ad_checkpoint.checkpoint_name` of attention results.
 ATTENTION = "attention"
 
 
 def logical_axes(state: nnx.State) -> types.PyTree:
-  """Returns a stack's params with a tuple of axis names in place of each."""
+  """Returns a module's params, each replaced by its tuple of axis names."""
   axes = {}
   for path, param in nnx.to_flat_state(state):
     stacked = ("layers",) if path[0] == "blocks" else ()
@@ -46,8 +46,8 @@ class Linear(nnx.Module):
 
   kernel: [*out_shape, *in_shape] in the param dtype, normal with a standard
     deviation of `scale` / sqrt(product of in_shape). Output axes come first, as
-    in torch: the kernel's gradient is then a product of row-major operands, a
-    third faster on XLA's CPU backend.
+    in torch: the kernel's gradient is then a product of row-major operands,
+    which is a third faster on XLA's CPU backend.
   bias: [*out_shape], initially zeros; optional.
   """
 
@@ -253,8 +253,8 @@ def rotate(x: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
   """Returns x [..., heads, Dh] rotated by tables [..., E / 2] in float32.
 
   Entry i is paired with entry i + E / 2, as Hugging Face stores heads; the
-  paper pairs 2i with 2i + 1, a permutation of it. Entries from E on pass
-  through.
+  paper pairs 2i with 2i + 1, which is a permutation. Entries from E on are
+  unchanged.
   """
   cos, sin = (table[..., None, :] for table in tables)
   half = cos.shape[-1]
@@ -270,12 +270,12 @@ class Attention(nnx.Module):
   The caller's `attend` implements masks and caches, so that one module serves
   training, prefill and decoding.
 
-  has_norms: whether each query and key head has a norm (Qwen3, Gemma 3).
-  joins_norms: whether it is over all heads together (OLMo 3).
+  has_norms: whether query and key heads are normalized (Qwen3, Gemma 3).
+  joins_norms: whether that norm is over all heads together (OLMo 3).
   has_sinks: whether each query head has a sink (gpt-oss), a logit without a
     value: `sinks` [H], initially zeros.
-  has_gate: whether results are multiplied by a sigmoid; `q` then has the gate
-    of each head's entries next to its query (Qwen3.5).
+  has_gate: whether the output is multiplied by a sigmoid gate, which `q` then
+    computes next to each head's query (Qwen3.5).
   """
 
   def __init__(
@@ -381,7 +381,7 @@ def rotary_frequencies(
   scaled according to `config.rope_type`; "llama3" scales as in Llama 3.1 (Dubey
   et al. 2024, arXiv:2407.21783), "yarn" as in Peng et al. 2023
   (arXiv:2309.00071, section 3.2), as computed by `transformers`. Local layers
-  have `config.local_rope_theta`, not scaled.
+  use `config.local_rope_theta` without scaling.
   """
   E = config.rotary_dim
   exponents = np.arange(0, E, 2, dtype=np.float32) / np.float32(E)
@@ -403,11 +403,11 @@ def rotary_frequencies(
 
 
 def _yarn_share(config: config_lib.ModelConfig) -> np.ndarray:
-  """Returns [E / 2] float32, the weight of each pair's own frequency.
+  """Returns [E / 2] float32, the weight of each pair's unscaled frequency.
 
-  It falls from 1 to 0 between the pairs that make `rope_beta_fast` and
-  `rope_beta_slow` rotations over the original context length, linearly in the
-  index of the pair.
+  It falls linearly in the pair's index, from 1 at the pair that makes
+  `rope_beta_fast` rotations over the original context length to 0 at the pair
+  that makes `rope_beta_slow`.
   """
   E, theta = config.rotary_dim, config.rope_theta
 
@@ -426,9 +426,9 @@ def _yarn_share(config: config_lib.ModelConfig) -> np.ndarray:
 
 
 def rotary_scale(config: config_lib.ModelConfig) -> float:
-  """Returns the factor of cosines and sines of "yarn", else 1.
+  """Returns the factor of cosines and sines with "yarn", else 1.
 
-  The root of the inverse temperature of Peng et al. 2023, section 3.4.
+  It is sqrt(1 / temperature) in Peng et al. 2023, section 3.4.
   """
   if config.rope_type != "yarn":
     return 1.0
@@ -449,8 +449,8 @@ def rotary_tables(
   """Returns cosines and sines [..., E / 2] float32 of positions [...].
 
   They are multiplied by `rotary_scale`, except in local layers. With
-  `config.query_growth` the factors of queries follow, [...] float32 (Llama 4's,
-  as computed by `transformers`).
+  `config.query_growth` they are followed by the factors of queries, [...]
+  float32 (as in Llama 4, as computed by `transformers`).
   """
   axes = tuple(range(positions.ndim))
   frequencies_E2 = jnp.expand_dims(

@@ -1,10 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of packed tokens: what each place of a row is fed, and what it sees.
+"""Rows of packed tokens: the token fed at each place, and what it sees.
 
-A row holds groups one after another, each a prompt and then some of its
-completions. A completion is fed its prompt's last token first, so that place t
-of a completion predicts its token t, and the prompt itself ends before it.
+A row holds groups in sequence, each a prompt followed by some of its
+completions. The first place of a completion is fed the prompt's last token, so
+that place t of a completion predicts its token t; the prompt itself leaves that
+token out.
 
 Axes: B prompts, K completions, P prompt tokens, T completion tokens, R rows, L
 places of a row.
@@ -24,13 +25,13 @@ from tba_jax import types
 class Places:
   """Places of rows, each [R, L] int32.
 
-  group: number b of the token's prompt, -1 without a token.
-  owner: number 0 of a prompt's token, 1 + b K + k of a completion's.
+  group: index b of the token's prompt, -1 without a token.
+  owner: 0 for a prompt token, 1 + b K + k for a completion token.
   index: place in the row.
   start: index at which the prompt or the completion begins.
   prompt_start, prompt_stop: indices of the group's prompt in the row; the
-    second one is of completions alone.
-  position: tokens of the sequence before this one.
+    second is only valid for completions.
+  position: number of tokens before this one in its sequence.
   num_prompt, num_completion: P and T.
   """
 
@@ -58,7 +59,7 @@ def places_of(
     shape: B, K, T.
   """
   (B, K, T), P = shape, prompt_mask_BxP.shape[1]
-  own_RxL = token_indices_RxL - B * P  # b K T + k T + t if a completion.
+  own_RxL = token_indices_RxL - B * P  # b K T + k T + t for a completion token.
   is_prompt = own_RxL < 0
   group = jnp.where(is_prompt, token_indices_RxL // P, own_RxL // (K * T))
   owner = jnp.where(is_prompt, 0, own_RxL // T + 1)
@@ -70,7 +71,7 @@ def places_of(
   )
   index = jax.lax.broadcasted_iota(jnp.int32, token_indices_RxL.shape, 1)
   changes = lambda x: jnp.diff(x, axis=1, prepend=x[:, :1] - 1) != 0
-  # The last place up to each one at which something is so.
+  # For each place, the last place up to it at which the condition holds.
   last = lambda is_so: jax.lax.cummax(jnp.where(is_so, index, 0), axis=1)
   begins = changes(group)
   return Places(
@@ -87,7 +88,7 @@ def places_of(
 
 
 def whole(mask_BxL: jax.Array) -> Places:
-  """Returns the places of rows with one sequence each, padding aside.
+  """Returns the places of rows with one sequence each and padding.
 
   Args:
     mask_BxL: bool, True on real tokens, which are contiguous.
@@ -109,9 +110,9 @@ def whole(mask_BxL: jax.Array) -> Places:
 
 
 def before(places: Places, count: int) -> jax.Array:
-  """Returns [R, L] int32, the place that many tokens before; -1 if none.
+  """Returns [R, L] int32, the place `count` tokens earlier; -1 if none.
 
-  Before a completion's tokens come its prompt's.
+  A completion's tokens are preceded by its prompt's.
   """
   index = places.index - count
   in_prompt = places.prompt_stop - (places.start - index)
@@ -134,16 +135,16 @@ def sees(queries: Places, keys: Places, window: int) -> jax.Array:
 def seen_blocks(
     queries: Places, window: int, size: int
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-  """Returns the blocks of keys that some query of a block sees, [...] each.
+  """Returns the blocks of keys that any query of a block sees, [...] each.
 
-  They are two ranges, each a first block and a number of blocks: the first
-  query's prompt, and from the start of the first query's sequence to the last
-  query.
+  These are two ranges, each given as a first block and a number of blocks: the
+  first query's prompt, and the keys from the start of the first query's
+  sequence to the last query.
 
   Args:
     queries: places [..., Q] of a block of queries.
     window: sliding window; 0 is none.
-    size: keys of a block.
+    size: keys per block.
   """
   is_real = queries.group >= 0
   at = jnp.argmax(is_real, axis=-1)[..., None]
@@ -153,7 +154,7 @@ def seen_blocks(
   start, prompt = first.start, first.prompt_start
   if window:
     start = jnp.maximum(start, first.index - window + 1)
-    # A completion that begins later is nearer to the prompt.
+    # Later completions start over at the end of the prompt.
     is_same = (queries.group == first.group[..., None]) & (queries.owner > 0)
     nearest = jnp.min(jnp.where(is_same, queries.position, 2**30), axis=-1)
     prompt += jnp.maximum(nearest - window + 1, 0)
@@ -174,7 +175,7 @@ def fed(
     prompts_BxPx: jax.Array,
     completions_BxKxTx: jax.Array,
 ) -> jax.Array:
-  """Returns [R, L, ...], the tokens fed at each place, or facts of them.
+  """Returns [R, L, ...], the tokens fed at each place, or values for them.
 
   Args:
     token_indices_RxL: `types.Rows.token_indices` of one micro-batch.
@@ -195,7 +196,7 @@ def fed(
 def predicted(
     token_indices_RxL: jax.Array, x_BxKxT: jax.Array, P: int
 ) -> jax.Array:
-  """Returns [R, L], what the tokens predicted at each place have; 0 if none."""
+  """Returns [R, L], the values of the tokens predicted at each place, or 0."""
   own_RxL = token_indices_RxL - len(x_BxKxT) * P
   values_RxL = x_BxKxT.reshape(-1)[jnp.maximum(own_RxL, 0)]
   return jnp.where(own_RxL < 0, 0, values_RxL)
@@ -204,7 +205,7 @@ def predicted(
 def unpacked(
     prompt_mask_BxP: jax.Array, shape: tuple[int, int, int], multiple: int = 1
 ) -> jax.Array:
-  """Returns [B, L], token indices of one row per group, with its padding.
+  """Returns [B, L], token indices with one row per group, including padding.
 
   Place P - 1 + k T + t predicts token t of completion k.
 
@@ -228,19 +229,19 @@ def merge(
     n: jax.Array | int,
     others_BxKxTx: jax.Array,
 ) -> jax.Array:
-  """Returns [B, K, T, ...], a micro-batch's outputs merged into the others'.
+  """Returns [B, K, T, ...], a micro-batch's outputs merged into the others.
 
   Args:
-    outputs_RxLx: [R, L, ...], predictions of each place of the micro-batch.
+    outputs_RxLx: [R, L, ...], predictions at each place of the micro-batch.
     rows: `types.Batch.rows`.
     n: index of the micro-batch.
-    others_BxKxTx: values of completions of other micro-batches.
+    others_BxKxTx: values for completions in other micro-batches.
   """
   R, _, L = rows.token_indices.shape
   place_indices_BxKxT = rows.place_indices - n * (R * L)
   is_here = (place_indices_BxKxT >= 0) & (place_indices_BxKxT < R * L)
   rest = outputs_RxLx.shape[2:]
-  # Tokens in other micro-batches add no gradient to any place.
+  # Tokens in other micro-batches contribute no gradient.
   place_indices_BxKxT = jnp.where(is_here, place_indices_BxKxT, R * L)
   here = outputs_RxLx.reshape(R * L, *rest)
   here = here.at[place_indices_BxKxT].get(mode="fill", fill_value=0)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products, and their gradients, as the backends compute them fast.
+"""Matrix products and their gradients, in forms that backends compute fast.
 
 Axes: D inputs, F outputs, R rank of an adapter; axes written `...` are free.
 """
@@ -18,7 +18,7 @@ from tba_jax.models.net import sequence
 
 # `jax.ad_checkpoint.checkpoint_name` of the results of matrix products.
 PRODUCT = "product"
-# Whether it keeps results of products for its gradient as bits (`keep`).
+# Whether results of products are saved for the gradient as bits (`keep`).
 KEEPS_BITS = contextvars.ContextVar("keeps_bits", default=False)
 
 
@@ -35,7 +35,7 @@ def product(
   Args:
     x: [..., D].
     kernel: [F, D].
-    dtype: type of the result and the sums; the dtype of `x` by default.
+    dtype: type of the result and of the sums; by default the dtype of `x`.
 
   Returns:
     [..., F].
@@ -46,9 +46,9 @@ def product(
 def keep(out: jax.Array) -> jax.Array:
   """Returns a product's result, named for `train.remat`.
 
-  To write a layer's bfloat16 into the stack of all layers, XLA's CPU backend
-  converts the stack to float32 and back, and to read one keeps a float32 copy
-  of it. Integers it leaves as they are.
+  To write a layer's bfloat16 result into the stack over layers, XLA's CPU
+  backend converts the whole stack to float32 and back; to read a layer, it
+  keeps a float32 copy of the stack. It does neither for integers.
   """
   if KEEPS_BITS.get() and out.dtype == jnp.bfloat16:
     return _keep_bits(out)
@@ -66,7 +66,7 @@ def _keep_bits(out: jax.Array) -> jax.Array:
 def _keep_bits_jvp(
     primals: tuple[jax.Array], tangents: tuple[jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-  # Not `_keep_bits` itself, whose name a policy would not see.
+  # Not `_keep_bits` itself: it would hide the name from a checkpoint policy.
   return _keep_bits.fun(*primals), tangents[0]
 
 
@@ -76,8 +76,8 @@ def _product(
 ) -> jax.Array:
   """Returns x @ kernel.T, with a gradient that transposes no operand.
 
-  The compiler's own recomputes what comes before the product while it
-  transposes the cotangent: on a CPU that took a sixth of a training step.
+  JAX's default gradient transposes the cotangent and recomputes what precedes
+  the product meanwhile: on a CPU that took a sixth of a train step.
   """
   return summed("...d,fd->...f", x, kernel_FxD, dtype)
 
@@ -95,8 +95,8 @@ def _product_backward(
   x, kernel_FxD = operands
   grad_x = summed("...f,fd->...d", grad, kernel_FxD, x.dtype)
   if sequence.current_split().count == 1:
-    # The backend would transpose operands of more than two axes; if two axes
-    # are split over devices, merging them would gather the array.
+    # The backend would transpose operands with more than two axes; merging two
+    # axes that are both split over devices would gather the array.
     x, grad = (y.reshape(-1, y.shape[-1]) for y in (x, grad))
   rows = tuple(range(x.ndim - 1))
   plain = lambda grad, x: jax.lax.dot_general(
@@ -121,8 +121,9 @@ def summed(
 ) -> jax.Array:
   """Returns `jnp.einsum(spec, x, y)` with sums in `dtype`.
 
-  On a CPU bfloat16 operands are summed in float32: other bfloat16 products are
-  two to six times as slow there, and slower than float32 products.
+  On a CPU, products of bfloat16 operands sum in float32: other bfloat16
+    products
+  are two to six times as slow, and slower than float32 products.
   """
   plain = lambda x, y: jnp.einsum(spec, x, y, preferred_element_type=dtype)
   if y.dtype != jnp.bfloat16:
@@ -134,16 +135,16 @@ def summed(
 
 
 def _sum_over_rows(grad: jax.Array, x: jax.Array) -> jax.Array:
-  """Returns grad.T @ x in float32, for the CPU's bfloat16 product."""
+  """Returns grad.T @ x with float32 sums, by the CPU's bfloat16 product."""
   turned = _transposed(grad.astype(x.dtype))
   return jnp.matmul(turned, x, preferred_element_type=jnp.float32)
 
 
 def _transposed(x: jax.Array) -> jax.Array:
-  """Returns x.T, which the compiler does not fold into a product.
+  """Returns x.T such that the compiler does not fold it into a product.
 
-  Folded, the product has no fast kernel. What leaves a conditional exists in
-  memory, and the compiler does not see through the condition of this one.
+  A product with a folded transpose has no fast kernel. The result of a
+  conditional is materialized, and the compiler cannot evaluate this condition.
   """
   true = jax.lax.optimization_barrier(jnp.bool_(True))
   return jax.lax.cond(
@@ -159,8 +160,8 @@ _product.defvjp(_product_forward, _product_backward)
 class Adapted:
   """A kernel W with a low-rank adapter: W x + B A x.
 
-  It takes a kernel's place in params. With W frozen, its gradient is never
-  computed. Of a layer of experts all three have an axis of experts in front.
+  It takes a kernel's place in params. If W is frozen, its gradient is never
+  computed. In a layer of experts, all three have a leading axis of experts.
 
   kernel: [*out_shape, *in_shape].
   a: [rank, *in_shape].
@@ -183,10 +184,10 @@ def quantized_product(
 ) -> jax.Array:
   """Returns x @ kernel.T in `dtype`.
 
-  The result is scaled, so the operand remains integers, which are exact in
-  bfloat16: no kernel of floats is made.
+  Only the result is scaled, so the operand stays integer, which is exact in
+  bfloat16: no float kernel is materialized.
   """
   values = kernel_FxD.values.astype(x.dtype)
-  # Devices that share a product add up results in `dtype`, as for floats.
+  # Devices that share a product sum their results in `dtype`, as for floats.
   out = product(x, values, dtype)
   return (out * expand_to(kernel_FxD.scale, out.ndim)).astype(dtype)

@@ -1,10 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Matrices rounded to int8, for samplers: decoding reads half the bytes.
+"""Int8 quantization of a sampler's matrices: decoding reads half the bytes.
 
-Each output channel has a scale of its own, so that a product with the rounded
-matrix is one with its integers, times the scale: an accelerator's compiler
-reads the integers and widens them inside the product.
+Each output channel has its own scale, so that a product with the rounded matrix
+is a product with its integers, times the scale: an accelerator's compiler reads
+the integers and widens them inside the product.
 
 Axes: [*out_shape, *in_shape], as in a kernel.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# The largest integer; -128 is left out, so that signs are symmetric.
+# The largest integer; -128 is unused, so that the range is symmetric.
 _MOST = 127
 
 
@@ -41,7 +41,7 @@ class Quantized:
     return self.values.ndim
 
   def reshape(self, *shape: int) -> "Quantized":
-    """Returns it with one output axis, [F, D]; `shape` is that."""
+    """Returns the kernel with one output axis, of shape [F, D]."""
     return Quantized(self.values.reshape(shape), self.scale.reshape(-1))
 
   def rows(self, indices: jax.Array) -> jax.Array:
@@ -55,7 +55,7 @@ def quantize(kernel: jax.Array, num_out: int) -> Quantized:
 
       scale = max |kernel| / 127, values = round(kernel / scale)
 
-  Rounding is off by at most half a scale. A channel of zeros stays zero.
+  The rounding error is at most half a scale. A zero channel stays zero.
 
   Args:
     kernel: [*out_shape, *in_shape], floats.
@@ -72,18 +72,17 @@ def quantize(kernel: jax.Array, num_out: int) -> Quantized:
 def num_out(axes: Sequence[str]) -> int:
   """Returns the number of a kernel's output axes, given its logical axes.
 
-  One side of every kernel is the residual stream.
+  Either the inputs or the outputs of every kernel are the residual stream.
   """
   return len(axes) - 1 if axes[-1] == "width" else 1
 
 
 def quantize_tree(params: Any, num_outs: Any) -> Any:
-  """Returns params with a `Quantized` in place of some.
+  """Returns params with some arrays replaced by a `Quantized`.
 
   Args:
     params: nested dicts of arrays.
-    num_outs: number of output axes of each that is to be quantized, 0 for the
-      others.
+    num_outs: number of output axes of each array to quantize, 0 for the others.
   """
   return jax.tree.map(
       lambda x, count: quantize(x, count) if count else x, params, num_outs

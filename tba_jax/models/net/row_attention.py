@@ -2,14 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plain attention of packed rows (`packed.py`).
 
-A query sees its own prompt or completion up to itself, and a completion's sees
-its prompt too. Short rows are computed at once: a block of queries scores the
-keys just before it and one prompt. Long rows are computed block by block: keys
-that no query sees are skipped, and only one block of scores is held at a time
-(Dao et al. 2022, arXiv:2205.14135, algorithms 1 and 4).
+A query sees its own prompt or completion up to itself; a completion's query
+also sees the prompt. Short rows are computed at once: each block of queries
+scores the keys just before it and one prompt. Long rows are computed block by
+block: keys that no query sees are skipped, and only one block of scores is held
+  at a
+time (Dao et al. 2022, arXiv:2205.14135, algorithms 1 and 4).
 
 Axes: R rows, L places of a row, Q queries, S keys, G key-value heads, M query
-heads of one key-value head, Dh head width.
+heads per key-value head, Dh head width.
 """
 
 from collections.abc import Callable
@@ -25,12 +26,13 @@ from tba_jax.models.net import attention
 from tba_jax.models.net import layers
 from tba_jax.models.net import packed
 
-# Places of a row up to which all scores are held.
+# Longest row whose scores are all held at once.
 WHOLE = 512
-# Queries and keys of a block: on a CPU they stay in its cache, elsewhere larger
-# ones are faster, and leave more of short sequences' blocks empty.
+# Queries and keys per block. On a CPU, blocks should fit into its cache;
+# elsewhere larger blocks are faster, but leave more of a short sequence's
+# blocks empty.
 BLOCK = {"cpu": 128, "short": 256, "long": 512}
-# Tokens of a long prompt or completion.
+# Prompts or completions with more tokens count as long.
 _LONG = 16384
 
 _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
@@ -52,14 +54,14 @@ def attend_rows(
     q: [R, Q, G, M, Dh].
     k: [R, L, G, Dh].
     v: [R, L, G, Dh].
-    queries: places of the queries, adjacent ones of each row.
+    queries: places of the queries, which are adjacent in each row.
     keys: places of whole rows.
     window: sliding window of positions; 0 is none.
     platform: name of the backend, such as "cpu".
-    sinks: [G, M], logits of heads' sinks; None without.
+    sinks: [G, M], logits of the heads' sinks; None if there are none.
 
   Returns:
-    [R, Q, G, M, Dh]; of places without a token finite and meaningless.
+    [R, Q, G, M, Dh]; finite but meaningless at places without a token.
   """
   if k.shape[1] > WHOLE:
     return _attend_blocks(q, k, v, sinks, queries, keys, window, platform)
@@ -72,9 +74,10 @@ def attend_rows(
 
 
 def _near_size(places: packed.Places) -> int:
-  """Returns the queries of a block of `_attend_near`, 0 if it saves nothing.
+  """Returns the queries per block of `_attend_near`, 0 if it saves nothing.
 
-  They are at least the keys that a query sees before it in its own sequence.
+  This is at least the number of earlier keys that a query sees in its own
+  prompt or completion.
   """
   L = places.index.shape[1]
   before = max(places.num_prompt, places.num_completion) - 1
@@ -91,22 +94,22 @@ def _attend_near(
     window: int,
     size: int,
 ) -> jax.Array:
-  """Returns `attend_rows`, each block of queries with a few keys.
+  """Returns `attend_rows`, where each block of queries attends to a few keys.
 
-  They are the prompt of the block's first query, the block itself and the one
-  before it. Any other sequence of the block begins within the block.
+  These keys are the prompt of the block's first query, the block itself and the
+  block before it. All other sequences in the block begin within it.
   """
   (R, L), P = places.index.shape, places.num_prompt
   q, k, v, places = _cut((q, k, v, places), size)
   first = jax.tree.map(lambda x: x[:, :, :1], places)
   prompts = jnp.maximum(first.prompt_start, 0) + jnp.arange(P - 1)[None, None]
   indices = first.index - size + jnp.arange(2 * size)[None, None]
-  # A prompt's token that is also near counts once.
+  # Prompt tokens that are also near must count only once.
   is_key = [prompts < first.index - size, indices >= 0]
   is_key = jnp.concatenate(is_key, axis=2)[:, :, None]
 
   def seen_by_block(x: jax.Array) -> jax.Array:
-    """Returns [R, blocks, P - 1 + 2 size, ...] of [R, blocks, size, ...]."""
+    """Gathers [R, blocks, P - 1 + 2 size, ...] from [R, blocks, size, ...]."""
     rows = x.reshape(R, -1, *x.shape[3:])
     far = jax.vmap(lambda row, at: row.at[at].get(mode="clip"))(rows, prompts)
     before = jnp.pad(x, ((0, 0), (1, 0)) + ((0, 0),) * (x.ndim - 2))[:, :-1]
@@ -120,7 +123,7 @@ def _attend_near(
 
 
 def block_size(places: packed.Places, platform: str) -> int:
-  """Returns the queries and keys of a block of rows."""
+  """Returns the number of queries and keys per block."""
   if platform == "cpu":
     return BLOCK["cpu"]
   longest = max(places.num_prompt, places.num_completion)
@@ -134,14 +137,14 @@ def _attend_blocks(q, k, v, sinks, queries, keys, window, platform):
 
 
 def _over_rows(platform: str) -> Callable[..., Any]:
-  """Returns `jax.vmap`, or the same one row after the other."""
-  # A CPU is busy with a row, and skips what its own blocks do not see.
+  """Returns `jax.vmap`, or its equivalent that runs rows one by one."""
+  # One row keeps a CPU busy, and skips the blocks that it does not see itself.
   one_by_one = lambda fn: functools.partial(jax.lax.map, fn)
   return one_by_one if platform == "cpu" else jax.vmap
 
 
 def _forward(q, k, v, sinks, queries, keys, window, platform):
-  """Returns the result, and what its gradient reads."""
+  """Returns the result, and the residuals for its gradient."""
   size, sinks = block_size(keys, platform), _per_query(sinks)
 
   def of_block(k, v, keys, block):
@@ -164,7 +167,7 @@ def _forward(q, k, v, sinks, queries, keys, window, platform):
         add,
         (zeros, zeros + attention.MASKED_SCORE, jnp.zeros((G, M, Q, Dh))),
     )
-    # A block without a token has seen nothing.
+    # Blocks without a token see no keys.
     total = jnp.where(total > 0, total, 1.0)
     out, logsumexp = attention.join_sinks(
         out / total[..., None], shift + jnp.log(total), sinks
@@ -178,7 +181,7 @@ def _forward(q, k, v, sinks, queries, keys, window, platform):
 
   rows = *_whole((k, v, keys), size), *_cut((q, queries), size)
   out, logsumexp = _over_rows(platform)(of_row)(rows)
-  # Named, so that "dots" keeps them.
+  # Named so that `train.remat="dots"` keeps them.
   named = lambda x: ad_checkpoint.checkpoint_name(x, layers.ATTENTION)
   out, logsumexp = named(_joined(out, q.shape[1])), named(logsumexp)
   return out, (q, k, v, sinks, queries, keys, out, logsumexp)
@@ -246,7 +249,7 @@ _attend_blocks.defvjp(_forward, _backward)
 
 
 def _per_query(sinks: jax.Array | None) -> jax.Array | None:
-  """Returns sinks [G, M] as float32 [G, M, 1]; None stays."""
+  """Returns sinks [G, M] as float32 [G, M, 1]; None stays None."""
   return None if sinks is None else sinks.astype(jnp.float32)[..., None]
 
 
@@ -256,9 +259,9 @@ def _count(queries: packed.Places, window: int, size: int) -> jax.Array:
 
 
 def _scores(q, k, v, queries, keys, window, size, n):
-  """Returns [G, M, Q, S] scores with the nth block of keys, and that block.
+  """Returns [G, M, Q, S] scores against the nth block of keys, and the block.
 
-  It is its first key, and its keys and values.
+  The block is given as its first index, and its keys and values.
   """
   prompt, num_prompt, start, _ = packed.seen_blocks(queries, window, size)
   first = size * jnp.where(n < num_prompt, prompt + n, start + n - num_prompt)
@@ -273,11 +276,11 @@ def _scores(q, k, v, queries, keys, window, size, n):
 
 
 def _whole(rows: Any, size: int) -> Any:
-  """Returns arrays [R, L, ...] with L padded to whole blocks."""
+  """Returns arrays [R, L, ...] with L padded to a multiple of `size`."""
 
   def pad(x: jax.Array) -> jax.Array:
     padding = ((0, 0), (0, -x.shape[1] % size)) + ((0, 0),) * (x.ndim - 2)
-    # Places have numbers, of which -1 is no group.
+    # Fields of places have two axes, where group -1 means no token.
     return jnp.pad(x, padding, constant_values=-1 if x.ndim == 2 else 0)
 
   return jax.tree.map(pad, rows)

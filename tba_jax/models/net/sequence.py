@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharding of activations on the trainer's mesh; sequence parallelism.
 
-Rows are split over the mesh axes `data` and `fsdp`. Without a
-constraint the compiler would shard activations as weights are, along the width,
-and sum every product over all devices.
+Rows are split over the mesh axes `data` and `fsdp`. Without a constraint, the
+compiler would shard activations like weights, along the width, and sum every
+product over all devices.
 
-Tokens are split over the axis `sequence`. Only attention mixes
-tokens (`kernels.py`): its kernels get all tokens of a share of the heads. Plain
-attention leaves queries on their devices, and gathers keys and values there
-layer by layer, the all-gather context parallelism of Llama 3 (arXiv:2407.21783,
+Tokens are split over the axis `sequence`. Only attention mixes tokens
+(`kernels.py`): its kernels get all tokens of a share of the heads. Plain
+attention keeps queries on their devices and gathers keys and values layer by
+layer, like the all-gather context parallelism of Llama 3 (arXiv:2407.21783,
 §3.3.2).
 
 `split_tokens` sets the mesh while a function is traced; the model reads it with
@@ -36,9 +36,9 @@ from jax.sharding import PartitionSpec
 class Split:
   """Sharding of the activations of a forward pass.
 
-  mesh: None leaves it to the compiler.
-  batch, length, heads, experts: the mesh axes that split rows, their tokens,
-    heads and experts.
+  mesh: device mesh; None leaves the sharding to the compiler.
+  batch, length, heads, experts: mesh axes that split rows, their tokens, heads
+    and experts.
   """
 
   mesh: Mesh | None
@@ -64,23 +64,23 @@ class Split:
 
   @property
   def platform(self) -> str:
-    """Platform of the mesh; the default one if that is not known."""
+    """Platform of the mesh; the default platform if there is no mesh."""
     if self.mesh is None:
       return jax.default_backend()
     return self.mesh.devices.flat[0].platform
 
   @property
   def accelerated(self) -> bool:
-    """Whether the mesh is known, and is not one of CPUs."""
+    """Whether the mesh is known and does not consist of CPUs."""
     return self.mesh is not None and self.platform != "cpu"
 
   def place(self, x: jax.Array, *axes: str | None) -> jax.Array:
-    """Constrains the sharding of `x` on a mesh of several devices.
+    """Constrains the sharding of `x` if the mesh has several devices.
 
     Args:
       x: array of any shape.
-      axes: names of its first axes, each "batch", "length", or None for
-        replicated; the compiler chooses for the others.
+      axes: sharding of its first axes, each "batch", "length", or None for
+        replicated; the compiler chooses for the other axes.
     """
     if self.mesh is None or self.mesh.size == 1:
       return x
@@ -92,7 +92,7 @@ class Split:
   def copy_to_each(self, x: jax.Array) -> jax.Array:
     """Returns [num_parts, ...], a copy of `x` on the devices of each part.
 
-    The gradient is summed over the copies. With one part it is `x` itself.
+    The gradient is summed over the copies. With one part, returns `x` itself.
     """
     if self.num_parts == 1:
       return x
@@ -101,10 +101,10 @@ class Split:
   def cut_to_each(self, x: jax.Array) -> jax.Array:
     """Returns [num_parts, R L / num_parts, ...], the tokens of each part.
 
-    With one part it is [R L, ...].
+    With one part, the result is [R L, ...].
 
     Args:
-      x: [R, L, ...]; the parts divide both.
+      x: [R, L, ...]; both axes must divide evenly into their parts.
     """
     R, L, *rest = x.shape
     if self.num_parts == 1:
@@ -135,7 +135,7 @@ CURRENT: contextvars.ContextVar[Split] = contextvars.ContextVar(
 
 
 def current_split() -> Split:
-  """Returns the split of the function that is being traced."""
+  """Returns the split of the function being traced."""
   return CURRENT.get()
 
 

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers of several kinds: stacks of their params, and scans over periods.
 
-A kind is the set of modules of a layer's block, except its norms
-(`ModelConfig.kinds`). Params have one stack a module, of the layers with it:
+A kind is the set of modules in a layer's block, except norms
+(`ModelConfig.kinds`). Params have one stack per module, of the layers that have
+it:
 
     kinds = delta mlp, delta mlp, attention mlp, delta mlp, …
     params["blocks"] = {
@@ -11,14 +12,14 @@ A kind is the set of modules of a layer's block, except its norms
         "delta": leaves [number of layers with it, ...], "attention": likewise
     }
 
-With one kind that is a stack of N blocks. A path names the same matrix in every
-family, so adapters, shardings, optimizers and files know nothing of kinds: they
-see stacks of different lengths.
+With one kind, this is a stack of N blocks. A path names the same matrix in
+every family, so adapters, shardings, optimizers and files need not know about
+kinds: they just see stacks of different lengths.
 
-Layers run as segments, each a number of kinds that repeat: a model that
-alternates is one segment, one whose first layers differ has two. A segment is
-one `jax.lax.scan` over its repetitions, whose body runs each layer of a period
-in turn; with one kind, over the layers.
+Layers run in segments, each a repeating sequence of kinds: a model whose kinds
+alternate is one segment; a model whose first layers differ has two. A segment
+is one `jax.lax.scan` over its repetitions, whose body runs the layers of one
+period in order; with one kind, it is a scan over the layers.
 """
 
 from collections.abc import Sequence
@@ -53,7 +54,7 @@ class Segment:
 
 
 def segments(kinds: Sequence[Any]) -> list[Segment]:
-  """Returns the segments of layers, each as long as it can be."""
+  """Returns the segments of layers, each as long as possible."""
   found, start = [], 0
   while start < len(kinds):
     best = Segment(start, 1, 1)
@@ -72,7 +73,7 @@ def segments(kinds: Sequence[Any]) -> list[Segment]:
 def of_kind(
     config: ModelConfig, blocks: dict[str, Any], kind: Sequence[str]
 ) -> dict[str, Any]:
-  """Returns the entries of a block's tree that a layer of a kind has."""
+  """Returns the entries of a block's tree that exist in layers of a kind."""
   named = {name for other in config.kinds for name in other}
   return {
       name: node
@@ -95,8 +96,8 @@ def layer(config: ModelConfig, blocks: PyTree, index: int) -> PyTree:
 def cut(config: ModelConfig, blocks: PyTree, segment: Segment) -> PyTree:
   """Returns a segment's part of the stacks, for `pick`.
 
-  Its leaves are [count, ...] where a period has one layer with the module, and
-  [count, layers, ...] where it has more.
+  Leaves are [count, ...] if a period has one layer with the module, and [count,
+  layers, ...] if it has more.
   """
   parts = {}
   for name, node in blocks.items():
@@ -117,7 +118,7 @@ def cut(config: ModelConfig, blocks: PyTree, segment: Segment) -> PyTree:
 def pick(
     config: ModelConfig, period: PyTree, segment: Segment, place: int
 ) -> PyTree:
-  """Returns the params of the layer at a place of a period, of `cut`'s."""
+  """Returns the params of the layer at a place in a period from `cut`."""
   start, picked = segment.start, {}
   for name, node in of_kind(
       config, period, config.kinds[start + place]
@@ -131,6 +132,6 @@ def pick(
 
 
 def _within(config: ModelConfig, name: str, start: int, stop: int) -> list[int]:
-  """Returns the places in a module's stack of the layers in a range."""
+  """Returns the indices in a module's stack of the layers in a range."""
   layers = config.layers_with(name)
   return [at for at, n in enumerate(layers) if start <= n < stop]

@@ -3,8 +3,8 @@
 """A model as pure functions over plain params: `make_model`.
 
 Axes: B prompts, K completions, P prompt tokens, T completion tokens, R rows, L
-tokens, D width, N layers, G key-value heads, M query heads of one
-key-value head, Dh head width, V vocabulary, A experts of a token.
+tokens, D width, N layers, G key-value heads, M query heads per key-value head,
+Dh head width, V vocabulary, A experts per token.
 """
 
 from collections.abc import Callable
@@ -67,9 +67,8 @@ def definitions_of(config: ModelConfig) -> Definitions:
   return Definitions(model_def, block_defs, axes, no_blocks)
 
 
-# `train.remat` -> policy of `jax.checkpoint` for a layer. "dots" keeps the
-# results of matrix products and of attention's kernels, "full" only the layer's
-# input.
+# Value of `train.remat` -> policy of `jax.checkpoint` for a layer. "dots" keeps
+# the results of matrix products and attention, "full" only the layer's input.
 REMATS = {
     "none": None,
     "dots": jax.checkpoint_policies.save_only_these_names(
@@ -84,8 +83,8 @@ def _remat_layer(
 ) -> Callable:
   """Returns a layer of a scan with the rematerialization of `REMATS`.
 
-  Without repetitions there is no loop that would keep the compiler from reusing
-  results of the forward pass.
+  Without repetitions, there is no loop that would stop the compiler from
+  reusing results of the forward pass.
   """
   if REMATS[remat] is None:
     return layer
@@ -105,14 +104,14 @@ def _remat_layer(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodeParams:
-  """Params as a sampler holds them: layers apart, matrices cast once.
+  """Params of a sampler: layers are separate, matrices are cast once.
 
-  A scan over a stack would copy each layer's weights and cache out of it at
+  A scan over a stack would copy each layer's weights and cache out of it for
   every token, which takes longer than the products.
 
-  layers: params of each layer, matrices in the compute dtype.
-  others: params outside the blocks, likewise.
-  tables: attention's tables of positions from 0 on, by the layers' windows.
+  layers: params of each layer, with matrices in the compute dtype.
+  others: params outside the blocks, with matrices in the compute dtype.
+  tables: rotary tables for positions from 0 on, by sliding window.
   """
 
   layers: list[PyTree]
@@ -128,8 +127,8 @@ class Model:
   does not change a sequence's logits.
 
   config: the shape.
-  init: (rng) -> params; the leaves of params["blocks"] are [N, ...], or have as
-    many entries as there are layers with their module (`stacks.py`).
+  init: (rng) -> params; the leaves of params["blocks"] are [N, ...], or have
+    one entry for each layer that has their module (`stacks.py`).
   logits: (params, tokens_BxL, mask_BxL) -> logits_BxLxV float32; entry l
     predicts token l + 1. Padding may be left or right; logits at padding are
     finite but meaningless.
@@ -138,37 +137,37 @@ class Model:
     stream_BxKxTxD, from which `unembed` predicts completion token t. Prompts
     are left-padded, completions right-padded. Each prompt is computed once and
     shared by its K completions. With token_indices_RxL (a micro-batch of
-    `types.Rows.token_indices`) it is stream_RxLxD of these places. With routes
-    (`types.Routes`) tokens use these experts.
+    `types.Rows.token_indices`) the result is stream_RxLxD at these places. With
+    routes (`types.Routes`) tokens use the given experts.
   stream_and_routes: arguments of completion_stream -> stream_BxKxTxD,
-    routes_BxKxTxNxA, the experts that predict each completion token; or those
-    of rows. None for a model without experts.
+    routes_BxKxTxNxA, the experts that predict each completion token; or both
+    for rows. None for a model without experts.
   unembed: (params, stream_...xD) -> logits_...xV float32.
   completion_logits: arguments of completion_stream -> logits_BxKxTxV float32.
   last_logits: (params, tokens_BxL, mask_BxL) -> logits_BxV float32 that predict
     the token after the last one.
-  decode_params: (params, num_positions) -> `DecodeParams`, with tables of that
-    many positions. Host arrays are cut and cast on the host.
-  quantize: (decode_params) -> `DecodeParams` with matrices in int8, also those
-    of a tied head (`quantized.py`); experts stay as they are. Some layers, or
-    others, may be missing.
+  decode_params: (params, num_positions) -> `DecodeParams`, with tables for that
+    many positions. Host arrays are sliced and cast on the host.
+  quantize: (decode_params) -> `DecodeParams` with int8 matrices, including a
+    tied head (`quantized.py`); experts are not quantized. Some layers or other
+    params may be missing.
   prefill: (decode_params, prompt_tokens_BxP, prompt_mask_BxP) -> (logits_BxV
     float32 that predict the first completion token, prompt_cache).
   init_cache: (num_rows, lengths, num_parts=None, rows_per_prompt=1,
-    has_routes=False) -> KV cache of zeros: blocks with that many columns, of
-    which the first is for prompts, each shared by that many adjacent rows
+    has_routes=False) -> KV cache of zeros with blocks of these lengths; the
+    first block is for prompts, each shared by rows_per_prompt adjacent rows
     (`cache.py`).
   fill_cache: (cache, prompt_cache, slots_R) -> cache. Copies prompt slots_R[r]
     to row r; a slot below 0 keeps the row.
   decode_step: (decode_params, tokens_R, positions_R, cache, cache_mask_RxC,
     write_index, kernel="plain") -> (logits_RxV float32, cache). Runs one token
     of each row and writes its key and value at column write_index ([R] or []
-    int32, not of the first block). cache_mask_RxC is True on the columns that
-    the row sees, the written one included. The cache may be the first blocks of
-    a longer one. The kernel is of `ragged_attention.choose`.
+    int32, never in the first block). cache_mask_RxC is True on the columns that
+    the row sees, including the written one. The cache may be the first blocks
+    of a longer one. The kernel is a result of `ragged_attention.choose`.
   feed: (decode_params, tokens_RxQ, positions_RxQ, cache, cache_mask_RxQxC,
-    write_index_RxQ) -> cache. Runs Q tokens of each row, as so many decode
-    steps would; none of the rows share a prompt.
+    write_index_RxQ) -> cache. Runs Q tokens of each row, equivalent to Q decode
+    steps; no rows may share a prompt.
   logical_axes: params with a tuple of axis names in place of each leaf.
   """
 
@@ -199,14 +198,14 @@ class _Forward:
     self.definitions = definitions_of(config)
 
   def module(self, params: PyTree) -> nnx.Module:
-    """Returns the stack without arrays in its blocks."""
+    """Returns the decoder without arrays in its blocks."""
     others = params.others if isinstance(params, DecodeParams) else params
     return nnx.merge(
         self.definitions.model, {**others, "blocks": self.definitions.no_blocks}
     )
 
   def block(self, index: int, layer_params: PyTree) -> nnx.Module:
-    """Returns the block of a layer, or of another one of its kind."""
+    """Returns a block of the layer's kind with the given params."""
     kind = self.config.kinds[index]
     return nnx.merge(self.definitions.blocks[kind], layer_params)
 
@@ -219,8 +218,8 @@ class _Forward:
   ) -> PyTree:
     """Returns fn(*args, window=...) with the sliding window of a layer.
 
-    A scan, whose index of the layer is traced, takes one of two branches:
-    kernels need to know the window when they are compiled.
+    In a scan, where the layer's index is traced, this branches on the window,
+    because kernels need to know it at compile time.
     """
     windows = self.config.windows
     branches = {w: functools.partial(fn, window=w) for w in windows}
@@ -235,9 +234,9 @@ class _Forward:
   def tables_of(
       self, layer: jax.Array | int, tables: PyTree
   ) -> tuple[jax.Array, ...] | None:
-    """Returns the rotary tables of a layer, of those by window.
+    """Returns the rotary tables of a layer from the tables by window.
 
-    A layer without positions has None, and in a scan tables that rotate by 0.
+    A layer without positions gets None, or, in a scan, tables that rotate by 0.
     """
     found = self.by_window(layer, lambda tables, window: tables[window], tables)
     is_rotary = self.config.rotary_layers
@@ -259,17 +258,17 @@ class _Forward:
       recur: delta.RecurFn,
       routes_Nx: jax.Array | None = None,
   ) -> tuple[jax.Array, PyTree, PyTree]:
-    """Returns the stream [..., D] after all blocks, and the mixers' outputs.
+    """Returns the stream [..., D], the mixers' outputs, and tokens' experts.
 
-    The outputs are a list over the layers of decode params, and None otherwise;
-    the third, the experts of each token, likewise a list, or [N, ..., A].
+    With decode params, the outputs are a list over layers, otherwise None. The
+    experts are a list over layers, or otherwise [N, ..., A].
 
     Args:
       x: [..., D].
       tables: rotary tables by window.
       attend: `layers.AttendFn` with the layer's index as `layer`.
-      recur: function of layers with a state.
-      routes_Nx: [N, ..., A], experts to use; None has the routers choose.
+      recur: function that runs layers with a state.
+      routes_Nx: [N, ..., A], experts to use; None lets the routers choose.
     """
 
     def run(
@@ -285,7 +284,7 @@ class _Forward:
       return block(x, own, attend_n, n, routes, recur)
 
     if isinstance(params, DecodeParams):
-      # Unrolled, as decode steps are: a scan would need the stack.
+      # Unrolled like decode steps: a scan would need stacked params.
       kept, chosen = [], []
       for n, layer_params in enumerate(params.layers):
         x, kept_n, chosen_n = run(x, n, n, layer_params)
@@ -293,7 +292,7 @@ class _Forward:
         chosen.append(chosen_n)
       return x, kept, chosen
     parts, dtype = sequence.current_split(), x.dtype
-    # The stream before each layer is kept too, see `products.keep`.
+    # The stream before each layer is saved too, see `products.keep`.
     stream = jnp.float32 if parts.platform == "cpu" else dtype
 
     def step(kind_of, x, layer):
@@ -344,7 +343,7 @@ class _Forward:
   ) -> tuple[jax.Array, PyTree]:
     """Returns the stream [B, L, D] after all blocks.
 
-    With decode params also the cache of a prompt, see `cache.fill`.
+    With decode params, also returns the prompt cache, see `cache.fill`.
     """
     module, parts = self.module(params), sequence.current_split()
     positions_BxL = attention.positions_of(mask_BxL)
@@ -423,7 +422,7 @@ class _Forward:
 
     recur = functools.partial(delta.over_rows, self.config, places, True)
     inputs_RxL = packed.fed(rows, prompt_tokens, completion_tokens)
-    # Each device looks up its own tokens alone.
+    # Each device looks up only its own tokens.
     inputs_RxL = parts.place(inputs_RxL, "batch", "length")
     x_RxLxD = module.embed_tokens(inputs_RxL, places.position)
     x_RxLxD = parts.place(x_RxLxD, "batch", "length")
@@ -455,16 +454,16 @@ class _Forward:
 
   def decode_params(self, params: PyTree, num_positions: int) -> DecodeParams:
     dtype = jnp.dtype(self.config.compute_dtype)
-    # Matrices are cast once, where a step would cast them at each token. Norms
-    # are computed in float32, with weights as they are.
+    # Matrices are cast once, instead of at every token. Norms are computed in
+    # float32 from weights in their own dtype.
     cast = lambda x: x.astype(dtype, copy=False) if x.ndim > 1 else x
     layer = lambda n: jax.tree.map(
         cast, stacks.layer(self.config, params["blocks"], n)
     )
     others = {name: x for name, x in params.items() if name != "blocks"}
-    # Looked up by each step: otherwise the compiler would recompute the cosines
-    # for every head of every layer. Computed now, also where this is traced, so
-    # that host and devices give the same bits.
+    # Each step looks these up: otherwise the compiler would recompute the
+    # cosines for every head of every layer. Computed eagerly, even when traced,
+    # so that host and devices give the same bits.
     with jax.ensure_compile_time_eval():
       positions_L = jnp.arange(num_positions, dtype=jnp.int32)
       tables = self.module(params).tables(positions_L)
@@ -492,7 +491,7 @@ class _Forward:
 
   @functools.cached_property
   def num_outs(self) -> PyTree:
-    """Output axes of each param of decoding that is quantized, 0 elsewhere."""
+    """Number of output axes of each quantized decode param, 0 for others."""
 
     def count(path: Any, axes: tuple[str, ...]) -> int:
       names = tuple(entry.key for entry in path)

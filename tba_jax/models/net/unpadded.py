@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of tokens without their padding.
 
-All of a layer but its attention is the same for each token, so that padding
-need not pass through it. `take` leaves it out, `put` puts the tokens back where
-attention expects them. Both are gathers, and so are their gradients: the
-scatter that would be one's is slow on every backend.
+Everything in a layer except attention treats tokens independently, so padding
+need not pass through it. `take` removes padding, and `put` puts the tokens back
+where attention expects them. Both are gathers, and so are their gradients: the
+default gradient, a scatter, is slow on every backend.
 
-Axes: B rows, L tokens of a row with padding, C without.
+Axes: B rows, L tokens of a row with padding, C tokens without.
 """
 
 import dataclasses
@@ -19,12 +19,12 @@ import jax.numpy as jnp
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Unpadded:
-  """Places of the tokens that are kept.
+  """Indices between padded rows and the kept tokens.
 
-  places: [B, C] int32, place in its row of each token that is kept, in any
-    order; L or more is none.
-  found: [B, L] int32, place of each token of a row among those that are kept; C
-    is one that is not.
+  places: [B, C] int32, index of each kept token in its padded row, in any
+    order; L or more means none.
+  found: [B, L] int32, index of each token of a padded row among the kept ones;
+    C if it is not kept.
   """
 
   places: jax.Array
@@ -35,7 +35,7 @@ def find(places_BxC: jax.Array, length: int) -> Unpadded:
   """Returns the places with their inverse.
 
   Args:
-    places_BxC: `Unpadded.places`; each below L is there once.
+    places_BxC: `Unpadded.places`; values below L are unique.
     length: L.
   """
   C = places_BxC.shape[1]
@@ -50,10 +50,10 @@ def find(places_BxC: jax.Array, length: int) -> Unpadded:
 def _gather(x: jax.Array, there: jax.Array, back: jax.Array) -> jax.Array:
   """Returns x[b, there[b, i]], 0 past the end of `x`.
 
-  The gradient is the same with `there` and `back` exchanged.
+  The gradient is the same function with `there` and `back` exchanged.
   """
   del back
-  # Under vmap the partitioner sees that rows do not mix.
+  # With vmap, the partitioner sees that rows do not mix.
   one = lambda x, there: x.at[there].get(mode="fill", fill_value=0)
   return jax.vmap(one)(x, there)
 
@@ -65,10 +65,10 @@ _gather.defvjp(
 
 
 def take(x_BxLx: jax.Array, kept: Unpadded) -> jax.Array:
-  """Returns [B, C, ...], the kept tokens of [B, L, ...]; 0 where is none."""
+  """Returns [B, C, ...], the kept tokens of [B, L, ...]; 0 where none is."""
   return _gather(x_BxLx, kept.places, kept.found)
 
 
 def put(x_BxCx: jax.Array, kept: Unpadded) -> jax.Array:
-  """Returns [B, L, ...], kept tokens in their places and 0 in all others."""
+  """Returns [B, L, ...], the kept tokens in their places and 0 elsewhere."""
   return _gather(x_BxCx, kept.found, kept.places)
