@@ -28,7 +28,7 @@ STILTED = {
     "say": r"\b(say|says|said)\b",
     "that of": r"\b(that|those) of\b",
     "bear": r"\bbears?\b",
-    "where there is": r"\b(where|if) there (is|are)\b",
+    "where there is": r"\b(where|if) there (is|are)\b(?! (one|none|no|any)\b)",
     "too": r", too\b",
     "anew": r"\banew\b",
 }

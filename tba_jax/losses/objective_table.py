@@ -68,7 +68,7 @@ class Objective:
   needs_ratio_clip: whether `loss.ratio_clip` must be above 0.
   needs_beta: whether the loss divides by β, or learns nothing at β = 0.
   anchor: policy that the target is relative to: "reference", or the default of
-    `loss.anchor`; "" if there is neither a KL nor such a target.
+    `loss.anchor`; "" for a loss with neither a KL nor such a target.
   baseline: default of `loss.baseline`; "" if the loss does not read it.
   reads_behavior: whether the loss reads the behavior log-probs whatever the
     correction.

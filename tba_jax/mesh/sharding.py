@@ -259,7 +259,7 @@ def split_rows(
 
   Args:
     fn: (params, arrays [B, L]) -> [B, ...]; any B.
-    mesh: mesh of the params; None is the first device.
+    mesh: placement of the params; None is the first device.
   """
   mesh = mesh or first_device_mesh()
   # Rows are many and independent, so they are also split over the token axis.

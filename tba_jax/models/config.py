@@ -49,7 +49,7 @@ class ModelConfig:
   num_heads: query heads, H; a multiple of num_kv_heads.
   num_kv_heads: key-value heads, G.
   head_dim: Dh, even.
-  mlp_width: hidden units of an MLP, F; of each expert if there are experts.
+  mlp_width: hidden units of an MLP, F; of each expert in a layer of experts.
   rope_theta: base of the rotary frequencies; unused by GPT-2.
   norm_epsilon: term added to the mean square in a norm.
   tie_embeddings: whether the head is the embedding's transpose.

@@ -606,7 +606,7 @@ class Tokenizer:
 class _Words:
   """A fast word-level tokenizer with the interface that `Tokenizer` uses.
 
-  Ids and texts equal those of the equivalent transformers tokenizer, which is
+  Ids and texts equal the equivalent transformers tokenizer's, which is
   only created for chats and files.
   """
 

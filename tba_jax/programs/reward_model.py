@@ -323,7 +323,7 @@ def leave_out_shared(
 ) -> list[Pair]:
   """Returns the training pairs that are not also held-out pairs.
 
-  Raises ValueError if there are shared pairs, unless `overlap` is "leave_out",
+  Raises ValueError for shared pairs, unless `overlap` is "leave_out",
   and if no pair is left.
   """
   key = lambda pair: (

@@ -55,7 +55,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def fits_rows(num_bytes: int, limit: int, where: str) -> TableRows:
-  """Returns a row that says whether bytes fit into a memory."""
+  """Returns a row on whether bytes fit into a memory."""
   verdict = "NO" if num_bytes > limit else "yes"
   sizes = f"{format_bytes(num_bytes)} of {format_bytes(limit)} of {where}"
   return [("fits", f"{verdict}: {sizes} ({num_bytes / limit:.0%})")]

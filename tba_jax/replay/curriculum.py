@@ -58,7 +58,7 @@ class CurriculumOrder(prompt_order.PromptOrder):
 
     Args:
       num_prompts: N.
-      seed: seed of the permutation and the draws.
+      seed: start of the random numbers of permutation and draws.
       weight: name in `WEIGHTS`.
       solved_threshold: least reward of a solved completion.
       prompt_ids: N ids of the prompts; None is 0 to N - 1.

@@ -86,7 +86,7 @@ class Step:
   decision: asynchronous decisions about the step.
   draw: checksums of its draw, see `sums_of`.
   metrics: values of the train step, [] float32 by name.
-  start: start of the trainer that took the step.
+  start: trainer's start that took the step.
   """
 
   decision: Decision

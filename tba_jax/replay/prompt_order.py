@@ -39,7 +39,7 @@ class PromptOrder:
 
     Args:
       num_prompts: N.
-      seed: seed of the permutations.
+      seed: start of the permutations' random numbers.
       prompt_ids: N ids of the prompts; None is 0 to N - 1.
     """
     if num_prompts < 1:

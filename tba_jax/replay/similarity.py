@@ -68,7 +68,7 @@ class SimilarityFilter:
     Args:
       group: new completions.
       candidates: indices of completions that may be stored.
-      rows: rows of the prompt.
+      rows: the prompt's rows.
 
     Returns:
       Indices of the admitted completions, rows that they replace, and the

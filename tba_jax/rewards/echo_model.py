@@ -50,7 +50,7 @@ def echo_params(params: types.PyTree, silent: Sequence[int]) -> types.PyTree:
   """Returns params of the echo model, shaped as `params`.
 
   Args:
-    params: params of an `echo_config` model, with any values.
+    params: any values of an `echo_config` model.
     silent: ids of the special tokens, which are never preferred.
   """
   out = jax.tree.map(jnp.zeros_like, params)

@@ -315,7 +315,7 @@ class RedTeamJudge(judges.Judge):
 
     Args:
       victim: model that answers attacks.
-      classifier: classifier of the answers.
+      classifier: model that scores the answers.
       embed: sentence embeddings, for diversity.
       success_threshold: t.
       on_event: event sink, see `Judge`.

@@ -277,7 +277,7 @@ class Lock:
     """Takes the lock; waits to see whether another holder is alive.
 
     Args:
-      token: token of a holder that is known to be dead.
+      token: id of a holder that is known to be dead.
       gone_s: longest wait for a renewal by another holder.
 
     Raises:

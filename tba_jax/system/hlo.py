@@ -275,7 +275,7 @@ def _walk(
   Args:
     computations: all computations of the module, by name.
     name: computation to walk.
-    channels: channels already counted in this run; an asynchronous collective
+    channels: ids already counted in this run; an asynchronous collective
       appears in several fusions under one channel.
     received: (computation, collective, kind) -> bytes.
     trips: argument of `costs`.

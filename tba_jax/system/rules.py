@@ -106,7 +106,7 @@ class Section:
 class Values(dict[str, Any]):
   """Values by key, for checks. A check of a missing value raises KeyError.
 
-  program: program that reads the settings.
+  program: reader of the settings.
   sections: names of the sections that the program reads, "" for top-level keys.
   elsewhere: whether files and packages are on other machines.
   """
@@ -234,7 +234,7 @@ def require(
   """Requires values of other settings if the value of `key` passes a test.
 
   Args:
-    key: key of the tested setting.
+    key: name of the tested setting.
     test: predicate of its value.
     required: key of another setting -> its allowed values, or "above 0".
   """
@@ -263,7 +263,7 @@ def unread(
     key: setting that is read only with some values of `other`.
     default: value of `key` that is always allowed.
     other: key of the setting that decides.
-    values: values of `other` with which `key` is read, or "above 0".
+    values: settings of `other` with which `key` is read, or "above 0".
   """
   value, is_above_0 = c[other], values == _IS_ABOVE_0
   if c[key] == default or (value > 0 if is_above_0 else value in values):

@@ -195,7 +195,7 @@ def make_box(
   Args:
     readable: files and whole folders that processes read after `enter`.
     shown: files and whole folders that processes read before `enter`.
-    folders: folders shown like Python's path and the working directory, without
+    folders: paths shown like Python's path and the working directory, without
       entries that start with a dot or contain hidden paths.
     hidden: paths not to show; the user's home is hidden too.
     network: whether processes keep the network.
@@ -466,7 +466,7 @@ def enter(
 class Confinement:
   """Confinement of a completion's process, a fork of one that called `enter`.
 
-  folders: folders used only by the forks, emptied by `clean`.
+  folders: paths used only by the forks, emptied by `clean`.
   modes: permissions of these folders and their initial contents, by path.
   is_limited: whether the forks can write nowhere else.
   missing: keys of `FREEDOMS` that `enter` could not take away.

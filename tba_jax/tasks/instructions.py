@@ -545,7 +545,7 @@ def _make_prompts(
 ) -> list[InstructionPrompt]:
   """Returns distinct prompts whose instructions can all be followed.
 
-  Raises ValueError if there are too few.
+  Raises ValueError if they are too few.
   """
   prompts: dict[str, InstructionPrompt] = {}
   for number in range(count):

@@ -28,7 +28,7 @@ _STOPS = ("stop", "tool_calls")
 class Completion:
   """A completion in a log.
 
-  text: content without the stop token; None if there are only token ids.
+  text: content without the stop token; None with token ids alone.
   token_ids: ids, including the final stop token; None if unknown.
   reward: task units; None if it is not read.
   logprobs: natural logs, one per token, of the policy that sampled it; None if

@@ -60,7 +60,7 @@ _DEVICES = ("mesh.", "trainer.")
 
 
 class Different(Exception):
-  """A step differs from the recorded one; the message says in what."""
+  """A step differs from the recorded one; the message names the difference."""
 
 
 def run(

@@ -69,7 +69,7 @@ class _Gpu:
 
 
 # Sources: NVIDIA's architecture white papers and data sheets of A100 (SXM4),
-# H100 (SXM5) and H200, without sparsity. Networks are those of DGX A100 and
+# H100 (SXM5) and H200, without sparsity. Networks as of DGX A100 and
 # H100, with one card per GPU of 200 and 400 Gb/s.
 _A100 = _Gpu(
     "NVIDIA A100-SXM4-80GB", 8, 108, 64, 164, 40, 79.2, 2.04e12, 1.41,

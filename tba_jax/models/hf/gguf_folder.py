@@ -273,7 +273,7 @@ def _llama3(factors: np.ndarray, head_dim: int, theta: float) -> dict[str, Any]:
     theta: base of the frequencies.
 
   Raises:
-    ValueError: the factors are not those of Llama 3.1 or 3.2.
+    ValueError: the factors differ from Llama 3.1's and 3.2's.
   """
   scaling = {
       "rope_type": "llama3",

@@ -4,7 +4,7 @@
 
 Every setting in the file is either used, or must have a fixed value, or is
 known not to affect the logits and is logged as ignored. Any other setting is
-refused by name unless it is null. Defaults equal those of `transformers`
+refused by name unless it is null. Defaults equal the ones of `transformers`
 (tested), whose config classes would import torch.
 """
 

@@ -63,7 +63,7 @@ def first_of(problems: Sequence[str]) -> str:
 class WeightFiles:
   """The tensors of a folder by name.
 
-  Files are opened anew for each read: an open file stays memory-mapped, and the
+  Files are opened for each read: an open file stays memory-mapped, and the
   pages read would count as the process's memory.
 
   shapes: tensor name -> dimensions.
@@ -303,7 +303,7 @@ def save_tokenizer(fast: Any, folder: pathlib.Path) -> None:
 def copy_files(
     names: Iterable[str], source: pathlib.Path, target: pathlib.Path
 ) -> None:
-  """Copies those of the named files and folders that exist."""
+  """Copies the named files and folders that exist."""
   for name in names:
     if (source / name).is_dir():
       shutil.copytree(

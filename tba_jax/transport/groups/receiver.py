@@ -115,7 +115,7 @@ class Receiver(abc.ABC):
   def drain(self) -> bool:
     """Stops granting until `resume`.
 
-    Returns whether all granted positions are in the inbox, except those of lost
+    Returns whether the inbox has all granted positions but the ones of lost
     searchers.
     """
     with self.lock:

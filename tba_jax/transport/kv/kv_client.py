@@ -253,7 +253,7 @@ class KvTransport(byte_store.Transport):
         remaining_s = deadline - time.monotonic()
         time.sleep(max(0.0, min(remaining_s, pause_s)))
         if remaining_s <= pause_s:
-          # The last attempt was cut short; the previous reason may say more.
+          # The last attempt was cut short; the one before may explain it.
           reasons = "; before that: ".join(obstacles[:-3:-1])
           raise byte_store.DeadlineExceededError(
               f"no store to attach to within {wait_s:.1f} s (locator"

@@ -59,7 +59,7 @@ class PackedVersion:
   """A version in the trainer, ready to be sent.
 
   version: number of the version.
-  carrier: carrier that packed the version.
+  carrier: transport that packed the version.
   specs: shape and dtype of every leaf, by path.
   carried: facts by which a reader finds and verifies the leaves, in JSON types.
   content: the carrier's own data, until the version is dropped.

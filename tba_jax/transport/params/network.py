@@ -157,7 +157,7 @@ class ParamsServer:
       except OSError:
         if self._is_closed:
           return
-        time.sleep(_ACCEPT_PAUSE_S)  # For example, too many open files.
+        time.sleep(_ACCEPT_PAUSE_S)  # For example, open files have reached their limit.
         continue
       with self._lock:
         if len(self._connections) >= _MAX_CONNECTIONS:
@@ -222,7 +222,7 @@ class ParamsServer:
 class Network(carrier.Carrier):
   """The carrier "network".
 
-  server: server of a trainer process, once it has published; else None.
+  server: listener of a trainer process, once it has published; else None.
 
   Args:
     find_address: returns where this process serves; called only in a trainer.
