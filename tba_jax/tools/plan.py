@@ -539,7 +539,7 @@ def parse(operands: Sequence[str]) -> tuple[list[str], str, bool]:
   """Returns the devices of trainer and searchers, a run, and `elsewhere`.
 
   Args:
-    operands: at most two kinds or slices, the second for the searchers;
+    operands: kinds or slices, at most two, the second for the searchers;
       `--calibrate=RUN`; `--elsewhere`.
 
   Returns:

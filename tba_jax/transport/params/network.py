@@ -157,7 +157,7 @@ class ParamsServer:
       except OSError:
         if self._is_closed:
           return
-        time.sleep(_ACCEPT_PAUSE_S)  # For example, open files have reached their limit.
+        time.sleep(_ACCEPT_PAUSE_S)  # Perhaps out of file handles.
         continue
       with self._lock:
         if len(self._connections) >= _MAX_CONNECTIONS:
