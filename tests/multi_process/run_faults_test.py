@@ -151,9 +151,18 @@ class RunFaultsTest(absltest.TestCase):
   def test_counts_announced_completions_after_all_roles_died(
       self,
   ):
-    # A searcher that is far ahead of a slow trainer would have nothing to do.
     run = self.start(**{"train.num_steps": 120, "search.lead_steps": 100})
-    run.wait_for_step(5)
+    replay = self.workdir / "replay"
+    run.wait_for(
+        lambda: replay.exists() and _journaled(self.workdir) > 300,
+        "completions",
+    )
+    pids = {role: run.pids(role)[0] for role in ("trainer", "searcher")}
+    # No trainer comes back before the searcher dies, and the searcher has work
+    # left when the trainer dies, however slow that is to start.
+    waiting.stop(run.process.pid)
+    os.kill(pids["searcher"], signal.SIGSTOP)
+    run.wait_for_step(1)
     info = run_directory.open_run(
         str(self.workdir), run_directory.load_config(str(self.workdir))
     )
@@ -172,13 +181,11 @@ class RunFaultsTest(absltest.TestCase):
           announced[sid] = max(announced.get(sid, 0), completions)
       return sum(announced.values())
 
-    pids = {role: run.pids(role)[0] for role in ("trainer", "searcher")}
-    # No trainer comes back before the searcher dies.
-    waiting.stop(run.process.pid)
     os.kill(pids["trainer"], signal.SIGKILL)
     waiting.wait_until(lambda: not waiting.is_running(pids["trainer"]))
     # The searcher samples on, and no trainer reads its lease.
     delivered = _journaled(self.workdir)
+    os.kill(pids["searcher"], signal.SIGCONT)
     run.wait_for(lambda: read() > delivered, "announcement")
     os.kill(pids["searcher"], signal.SIGKILL)
     run.kill("kvservice")
