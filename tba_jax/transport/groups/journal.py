@@ -181,7 +181,8 @@ def read_records(
   """
   segments = find_segments(directory)
   ends = [*list(segments)[1:], None]
-  for (start, path), end in zip(segments.items(), ends, strict=True):
+  # A journal without segments has one end more.
+  for (start, path), end in zip(segments.items(), ends, strict=False):
     if end is not None and end <= from_offset:
       continue
     for span in read_segment(path, start)[0]:

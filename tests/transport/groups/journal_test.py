@@ -123,6 +123,10 @@ class RestartTest(JournalTestCase):
     self.assertEqual(result, offsets[1:])
     self.assertEqual([path.read_bytes() for path in self.files()], before)
 
+  def test_file_reader_of_empty_journal_yields_nothing(self):
+    self.directory.mkdir()
+    self.assertEqual(list(journal_lib.read_records(self.directory, 0)), [])
+
   def test_positions_continue(self):
     journal = self.open()
     offsets = journal.append([b"a", b"b"])
