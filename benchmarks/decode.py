@@ -62,8 +62,8 @@ class Work:
   completions: completions of each prompt.
   prompt_tokens: tokens of each prompt.
   completion_tokens: tokens of each completion.
-  runs: runs per repeat, of which the fastest counts: ours is short relative to
-    the start of the peer's process.
+  runs: samplings per repeat, the fastest of which counts, since ours is short
+    relative to the start of the peer's process.
   model: shape of the model if no peer makes it.
   """
 

@@ -54,7 +54,7 @@ class Ideal:
   flops: FLOP of a step that keeps all results.
   recomputed_flops: FLOP of a step that only keeps what `train.remat` keeps, and
     neither logits nor attention scores.
-  received_bytes: bytes from other devices: bfloat16 weights forward and
+  received_bytes: traffic from other devices: bfloat16 weights forward and
     backward, their gradients, and all-to-alls.
   """
 

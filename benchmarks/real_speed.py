@@ -76,7 +76,7 @@ class Work:
 
   decode: B, K, P and T of what is sampled.
   gradient: B, K, P and T of a gradient.
-  runs: runs of a turn, of which the fastest counts.
+  runs: repetitions in a turn, the fastest of which counts.
   """
 
   decode: tuple[int, int, int, int] = (2, 16, 64, 64)

@@ -102,7 +102,7 @@ class Collector:
       num_completions: S, completions per prompt.
       loss: `config.loss`, which weights rewards and sets the reward of
         truncated completions; None keeps the judge's rewards.
-      part_weights: weights of the reward's components, each normalized over a
+      part_weights: factors of the reward's components, each normalized over a
         prompt's completions before they are summed; None keeps the total.
       reference: `GroupReference`; None leaves reference log-probs to the
         trainer.

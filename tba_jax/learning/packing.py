@@ -57,7 +57,7 @@ class Packing:
 
   shape: B, K, P, T.
   micro_prompts: full-length prompts that fit into a micro-batch.
-  micro_completions: completions per prompt if groups are cut, otherwise 0.
+  micro_completions: size of the pieces that groups are cut into; 0 if not.
   shards: devices that rows are split over.
   sequence: devices that each row is split over.
   """

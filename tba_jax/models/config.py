@@ -83,8 +83,8 @@ class ModelConfig:
   rope_beta_fast, rope_beta_slow: bounds of "yarn": pairs with more rotations
     than the first over rope_original_positions keep their frequency; pairs with
     fewer than the second count as low; those in between are interpolated.
-  rope_attention_factor: factor of the cosines and sines of "yarn"; None derives
-    it from rope_factor.
+  rope_attention_factor: multiplier of "yarn" for cosines and sines; None has it
+    derived from rope_factor.
   rope_mscale, rope_mscale_all_dim: weights of log(rope_factor) in the numerator
     and denominator of the derived factor; unless both are set, the numerator's
     weight and the denominator are 1.

@@ -159,6 +159,16 @@ class PackTest(parameterized.TestCase):
       needed = lengths.sum() + prompts.sum()
       self.assertLess(computed, 1.12 * needed)
 
+  @parameterized.parameters(
+      (8, 0, 1, 320), (3, 0, 1, 240), (8, 0, 8, 80), (8, 2, 1, 80)
+  )
+  def test_short_rows_have_room_for_several_groups(
+      self, prompts, completions, shards, length
+  ):
+    shape = 32, 4, 9, 18  # A group of full length has 80 tokens.
+    shapes = packing.Packing(shape, prompts, completions, shards)
+    self.assertEqual(shapes.length, length)
+
   def test_few_sizes_share_the_first_one_s_capacity(self):
     for changes in ({}, dict(train__micro_batch_prompts=B), dict(mesh__data=4)):
       sizes = make(**changes).sizes()

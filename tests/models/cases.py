@@ -52,6 +52,13 @@ _SHAPE = dict(
     max_position_embeddings=128,
 )
 _GATED = dict(_SHAPE, num_key_value_heads=2)
+_ODD = dict(
+    _GATED,
+    hidden_size=30,
+    intermediate_size=37,
+    num_attention_heads=5,
+    num_key_value_heads=1,
+)
 _DELTA = dict(
     # A first token's result is normed whatever its size: if small, noise.
     rms_norm_eps=1e-3,
@@ -102,11 +109,7 @@ CASES = {
     "ministral3_plain": (
         "Ministral3",
         dict(
-            _GATED,
-            hidden_size=30,
-            intermediate_size=37,
-            num_attention_heads=5,
-            num_key_value_heads=1,
+            _ODD,
             head_dim=6,
             sliding_window=7,
             tie_word_embeddings=True,
@@ -170,11 +173,7 @@ CASES = {
     "olmo3_bias": (
         "Olmo3",
         dict(
-            _GATED,
-            hidden_size=30,
-            intermediate_size=37,
-            num_attention_heads=5,
-            num_key_value_heads=1,
+            _ODD,
             head_dim=8,
             attention_bias=True,
             tie_word_embeddings=True,
@@ -188,11 +187,7 @@ CASES = {
     "smollm3_yarn": (
         "SmolLM3",
         dict(
-            _GATED,
-            hidden_size=30,
-            intermediate_size=37,
-            num_attention_heads=5,
-            num_key_value_heads=1,
+            _ODD,
             no_rope_layer_interval=2,
             attention_bias=True,
             mlp_bias=True,
@@ -201,7 +196,7 @@ CASES = {
         ),
     ),
     # Published ones: more value heads than key heads, a quarter of each head
-    # rotated, and settings of images beside the rotary ones.
+    # rotated, and rotary settings of images.
     "qwen3_5_text": (
         "Qwen3_5",
         dict(

@@ -217,7 +217,7 @@ class ConfigTest(parameterized.TestCase):
       validate.validate(base_config.make(lora__rank=2), program="sweep")
 
   def test_checks_targets_of_a_folder(self):
-    # The MLPs of qwen2 have gates, those of gpt_neox none.
+    # qwen2 has gated MLPs, gpt_neox does not.
     for family, wrong in (("qwen2", 0), ("gpt_neox", 1)):
       shape = next(s for s in _FAMILIES if s["family"] == family)
       model = tiny_model.make_model(**shape)

@@ -468,9 +468,9 @@ class SuperviseTest(supervise_case.SuperviseCase):
     tail = lambda child, _: words.get(child.name, "Traceback")
     with mock.patch.object(self.children, "tail", tail):
       self.assertEqual(self.run_to_end(supervisor), 0)
-    told = [e["message"] for e in self.events() if e["kind"] == "died"]
+    died = [e["message"] for e in self.events() if e["kind"] == "died"]
     why = "trainer-0: status 1, step 0 has 0 of 4 prompts"
-    self.assertCountEqual(told, [why, "searcher-1: status 1"])
+    self.assertCountEqual(died, [why, "searcher-1: status 1"])
 
   def test_continues_if_failing_child_makes_progress(self):
     supervisor = self.make(_NO_DEATHS_COUNT, trainer_0=[1, 1, 1, 1, 0])

@@ -44,7 +44,7 @@ class StatesTest(parameterized.TestCase):
     return sampler_case.make(self.model, **(settings | changes))
 
   def check(self, sampler, found):
-    """Log-probs are those of a pass over the whole completion."""
+    """Log-probs agree with a forward pass over the whole completion."""
     count = 0
     for request, completions in zip(self.requests, found, strict=True):
       P = len(request.prompt_tokens)

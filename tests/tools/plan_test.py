@@ -238,24 +238,22 @@ class PlanTest(parameterized.TestCase):
     # The plan of other machines is none of this one.
     self.assertNotIn("fits", _rows(self.config, None, ["--elsewhere"]))
 
-  def test_real_model_fits_into_24_gb(self):
+  def start_from(self, name):
+    """Has the config start from a published model's config.json."""
     published = pathlib.Path(__file__).parents[1] / "models"
     shapes = json.loads((published / "published_configs.json").read_text())
     folder = pathlib.Path(self.create_tempdir().full_path)
-    shape = shapes["HuggingFaceTB/SmolLM2-135M"]
-    (folder / "config.json").write_text(json.dumps(shape))
+    (folder / "config.json").write_text(json.dumps(shapes[name]))
     self.config.init = str(folder)
+
+  def test_real_model_fits_into_24_gb(self):
+    self.start_from("HuggingFaceTB/SmolLM2-135M")
     memory = lambda: (24 * 10**9, "a test")
     with mock.patch.object(processes, "memory", memory):
       self.assertStartsWith(_rows(self.config, None, ["cpu"])["fits"], "yes: ")
 
   def test_adapters_of_gpt_oss_fit_into_eight_h100(self):
-    published = pathlib.Path(__file__).parents[1] / "models"
-    shapes = json.loads((published / "published_configs.json").read_text())
-    folder = pathlib.Path(self.create_tempdir().full_path)
-    shape = shapes["openai/gpt-oss-20b"]
-    (folder / "config.json").write_text(json.dumps(shape))
-    self.config.init = str(folder)
+    self.start_from("openai/gpt-oss-20b")
     self.config.lora.update(rank=16, targets="q,k,v,o")
     self.config.model.param_dtype = "bfloat16"
     self.config.mesh.update(data=1, fsdp=4, tensor=1)

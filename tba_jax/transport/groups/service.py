@@ -29,6 +29,8 @@ Amount = ledger_lib.Amount
 
 # Period of checking whether searchers have left.
 _LEAVE_TICK_S = 0.02
+# Most `search.starvation_s` without data, though searchers are at work.
+MOST_WAITS = 10
 
 
 class ReplayService:
@@ -137,8 +139,8 @@ class ReplayService:
 
     Raises:
       DeadlineExceededError: nothing was delivered for `starvation_s`, while no
-        searcher was at work and no params were in transit; the error names the
-        searchers.
+        searcher was at work and no params were in transit, or for `MOST_WAITS`
+        times that; the error names the searchers.
       TransportError: the receiver has ended.
     """
     self.open(step)
@@ -239,7 +241,8 @@ class ReplayService:
   def _await(self, step: int, should_stop: Callable[[], bool]) -> bool:
     """Waits for the step's data."""
     needed = self._schedule.needed(step)
-    deadline = time.monotonic() + self._starvation_s
+    begun = time.monotonic()
+    deadline = begun + self._starvation_s
     before = -1
     while True:
       self._receiver.check()
@@ -250,11 +253,12 @@ class ReplayService:
         return False
       now = time.monotonic()
       if arrived != before:
-        before, deadline = arrived, now + self._starvation_s
+        before, begun, deadline = arrived, now, now + self._starvation_s
       if self._is_on_its_way():
-        deadline = now + self._starvation_s
+        most_s = MOST_WAITS * self._starvation_s
+        deadline = min(now + self._starvation_s, begun + most_s)
       if now > deadline:
-        limit_s, searchers = self._starvation_s, self._describe()
+        limit_s, searchers = now - begun, self._describe()
         if arrived >= needed:
           raise byte_store.DeadlineExceededError(
               f"step {step} waits for what searchers have in work and nothing"
@@ -269,7 +273,8 @@ class ReplayService:
   def _is_on_its_way(self) -> bool:
     """Returns whether a searcher samples, or may wait for params in transit.
 
-    A sampling round has no deadline: completions may be long, devices slow.
+    Completions may be long and devices slow: the trainer then waits for up to
+    `MOST_WAITS` times `search.starvation_s`.
     """
     return self.is_publishing() or any(
         lease["alive"]

@@ -60,7 +60,8 @@ SETTINGS = {
     "search.lease_s": _s(15.0, rules.WAIT, "silence after which a searcher's"
         " prompts are granted to others", hosts="searcher"),
     "search.starvation_s": _s(180.0, rules.WAIT, "the trainer ends after this"
-        " long without fresh data or a searcher at work", hosts="searcher"),
+        " long without fresh data or a searcher at work, and after ten times"
+        " that without fresh data", hosts="searcher"),
     "search.mesh.data": _s(1, rules.COUNT, "devices of a searcher that split"
         " its slots", hosts="searcher", auto=True),
     "search.mesh.fsdp": _s(1, rules.COUNT, "devices that split slots and the"

@@ -8,9 +8,9 @@ Instruct and 7B Instruct, Qwen3 0.6B, 8B and 30B-A3B, Llama 3.1 8B and 8B
 Instruct, Llama 3.2 1B and 1B Instruct (a copy saved in float16), Mistral 7B
 v0.1 and v0.3 (its Instruct's), Pythia 1B (not the deduped one's), GPT-2, MiniLM
 and SmolLM2 135M.
-SmolLM3 3B has the keys and values that a public test of its config.json names,
-OLMo 3 7B Instruct and 32B Think those of a public survey, with the token ids of
-their tokenizer.
+SmolLM3 3B has the keys and values of a public test of its config.json. OLMo 3
+7B Instruct and 32B Think are taken from a public survey, their token ids from
+their tokenizer. Ministral 3 and Qwen3.5 are put together from public code.
 The larger Qwen2.5 base, Math and distilled models have the keys of
 R1-Distill-Qwen 7B, the other Pythias those of the 1B. Gemma 3 1B, rho-math,
 Llama Guard 3 and the RoBERTa classifier have those of copies on the hub that

@@ -144,7 +144,7 @@ class DeltaTest(parameterized.TestCase):
     expected, _ = self.over_rows(
         packed.whole(jnp.ones((2, 12), bool)), inputs, 4, False
     )
-    # The second row's states are those of two tokens: of fewer than the taps.
+    # The second row has two tokens, fewer than the taps.
     mask = np.arange(9) < np.array([[9], [2]])
     _, held = self.over_rows(packed.whole(jnp.asarray(mask)), part(9), 4, False)
     is_fed = np.array([True, False])

@@ -5,10 +5,12 @@
 import dataclasses
 import threading
 import time
+from unittest import mock
 
 import numpy as np
 
 from tba_jax.transport import byte_store
+from tba_jax.transport.groups import service
 from tests.replay import invariants
 from tests.support import waiting
 from tests.transport.groups import queue_case
@@ -245,6 +247,15 @@ class GroupsContract:
     # Twice the limit passes before the first block.
     enough = lambda: time.monotonic() > begun + 1.0
     self.assertFalse(trainer.service.begin_step(0, enough))
+    begun = time.monotonic()
+    with (
+        mock.patch.object(service, "MOST_WAITS", 3),
+        self.assertRaisesRegex(
+            byte_store.DeadlineExceededError, "step 0 has 0 of 4 .*slow"
+        ),
+    ):
+      trainer.service.begin_step(0, lambda: time.monotonic() > begun + 30.0)
+    self.assertGreater(time.monotonic() - begun, 1.4)
     slow.client.works = lambda: False
     with self.assertRaisesRegex(
         byte_store.DeadlineExceededError, "step 0 has 0 of 4 .*slow .silent for"
