@@ -519,22 +519,28 @@ class Tokenizer:
     )
     return text[len(self._inside) :] if within else text
 
-  def tokens(self, ids: Sequence[int]) -> list[str]:
-    """Returns the token string of each id."""
+  def tokens(self, ids: Sequence[int]) -> list[str | None]:
+    """Returns the token string of each id; None if the tokenizer lacks it.
+
+    A model's vocabulary is often padded to a round size.
+    """
     return self._fast.convert_ids_to_tokens([int(i) for i in ids])
 
   def pieces(self, ids: Sequence[int]) -> list[str]:
     """Returns the text of each id, with "�" for an incomplete character.
 
-    A byte-level "Ġ" or a SentencePiece "▁" becomes a space.
+    A byte-level "Ġ" or a SentencePiece "▁" becomes a space. An id that the
+    tokenizer lacks has no text.
     """
-    return [
-        " " * token.startswith("▁")
-        + self._fast.convert_tokens_to_string([token]).lstrip(
-            " " if token.startswith("▁") else ""
-        )
-        for token in self.tokens(ids)
-    ]
+
+    def text_of(token: str | None) -> str:
+      if token is None:
+        return ""
+      space = " " * token.startswith("▁")
+      text = self._fast.convert_tokens_to_string([token])
+      return space + text.lstrip(space)
+
+    return [text_of(token) for token in self.tokens(ids)]
 
   def ids_of(self, tokens: Sequence[str | None]) -> list[int] | None:
     """Returns the ids of token strings; None if any is unknown."""

@@ -232,6 +232,8 @@ class PartsTest(parameterized.TestCase):
     )
     ids = fast.encode("a é\n")
     self.assertEqual(fast.pieces(ids), ["a", " ", "\ufffd", "\ufffd", "\n"])
+    # A model's vocabulary may be larger.
+    self.assertEqual(fast.pieces([*ids[:1], 10**6]), ["a", ""])
     blanks = sentencepiece_case.make()
     ids = blanks.encode("hello a\n")
     self.assertEqual(blanks.pieces(ids), [" hello", " a", "\n"])
