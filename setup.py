@@ -60,6 +60,7 @@ REQUIREMENTS = [
 
 EXTRAS = {
     "test": [
+        "anthropic>=2.14,<3",
         "datasets>=4.4,<6",
         "gcsfs>=2025.5",
         "ipykernel>=6.29",
@@ -123,6 +124,9 @@ EXTRAS = {
     "ifbench": ["if-verifiable>=0.1.2,<0.2", "nltk>=3.9"],
     # `--program=serve`.
     "serve": [
+        # Types of the APIs that agents speak: Messages and Responses.
+        "anthropic>=2.14,<3",
+        "openai>=3,<4",
         # Schemas of requests: each wrong one is refused by field, strictly.
         "pydantic>=2.11,<3",
         "starlette>=0.46",

@@ -14,6 +14,7 @@ BENCHMARKS = (
     "cost_ratios",
     "decode",
     "decode_lengths",
+    "delta",
     "end_to_end",
     "environments",
     "first_hour",
@@ -44,6 +45,6 @@ BENCHMARKS = (
 MODULES = {name: f"benchmarks.{name}" for name in BENCHMARKS}
 
 if __name__ == "__main__":
-  # The roles of a run, and peers, inherit this environment.
+  # Roles of a run and other libraries inherit this environment.
   processes.restart_as_role()
   sys.exit(runner.run("benchmarks", MODULES, sys.argv[1:]))

@@ -1,20 +1,20 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Speed-up by asynchrony for different costs of generation and training.
+"""Speedup by asynchrony for different costs of generation and training.
 
     python -m benchmarks cost_ratios [RATIOxSEARCHERS …]
 
-The same steps, each with new completions, are run in three ways:
+Runs the same steps, each on new completions, in three modes:
 
     synchronous   one process generates and trains in turn, at staleness 0
     lockstep      store, trainer and searchers as processes, at staleness 0
     asynchronous  the same processes, sampling ahead by `search.lead_steps`
 
-All parts are real, with a tiny model, but the costs of generation and training
-are delays (`delays.py`): G seconds per step in the reward, which stand for a
-verifier, an environment or the searchers' own accelerators, and T seconds in
-the loss, which stand for the trainer's. So n searchers divide G by n on any
-machine, and a step takes at least
+The model is tiny. Delays (`delays.py`) simulate the cost of generation (G
+seconds per step in the reward: a verifier, an environment or the searchers'
+accelerators) and of training (T seconds in the loss: the trainer's
+accelerator). n searchers thus divide G by n on any machine, and a step takes at
+least
 
     synchronous      G + T
     lockstep         G/n + T
@@ -62,14 +62,13 @@ def run(
 
   Args:
     config: config of countdown; it is shrunk, and evaluations are turned off.
-    operands: cases RATIOxSEARCHERS, as `4x2`: G = 4 T, for two searchers.
+    operands: cases RATIOxSEARCHERS; `4x2` is G = 4 T with two searchers.
     num_steps: timed steps of each run; 0 = 12, or 4 if G exceeds T.
 
   Returns:
-    `train_s`: T. `rows`: seconds per step and their bound for each way;
-    speedup: synchronous over asynchronous; ideal: (G + T) / max(G/n, T); share:
-      bound
-    over asynchronous; speedup_over_lockstep; staleness in steps.
+    `train_s`: T. `rows`: seconds per step and their bound for each mode;
+    speedup: synchronous over asynchronous; ideal: (G + T) / max(G/n, T);
+    share: bound over asynchronous; speedup_over_lockstep; staleness in steps.
 
   Raises:
     ValueError: an operand is invalid.
@@ -99,7 +98,7 @@ def make_row(
     seconds: Mapping[str, float],
     staleness: float,
 ) -> dict[str, Any]:
-  """Returns a row of `run` from the seconds per step of each way."""
+  """Returns a row of `run` from the seconds per step of each mode."""
   generate = ratio / searchers
   bounds = {
       "synchronous": ratio + 1,

@@ -2,24 +2,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sampled tokens per second, versus PyTorch and the machine's limit.
 
-Fixed-length decoding, without a stop token: 2 prompts of 64 tokens with 16
-completions of 64 tokens each, a Llama of 25.7 M parameters in float32, or in
+Samples 2 prompts x 16 completions of 64 + 64 tokens, without a stop token, from
+a Llama of 25.7 M params in float32, or in
 `--config.model.compute_dtype=bfloat16`.
 
-With the environment variable TBA_JAX_PEERS, a folder with `make_checkpoint.py`
-(DIR llama 30m) and `decode_hf.py` (DIR rows P T K, prints JSON with
-`tokens_per_s`), the same checkpoint is sampled by both in turn, each alone on
-the machine; `ratio` is of the best runs, `ratios` of each pair. Without it, or
-where PyTorch is not installed, only ours is measured, on random params. Where
-TBA_JAX_TUNIX names a Python that has tunix, its sampler takes its turn too
-(`decode_tunix.py`, DIR rows P T: it prefills each row).
+TBA_JAX_PEERS names a folder with `make_checkpoint.py` (DIR llama 30m) and
+`decode_hf.py` (DIR rows P T K, prints JSON with `tokens_per_s`). Both programs
+then sample the same checkpoint in turn, each alone on the machine; `ratio`
+compares the best runs, `ratios` each pair. Without the folder or PyTorch, only
+ours is measured, on random params. If TBA_JAX_TUNIX names a Python with tunix,
+its sampler is timed as well (`decode_tunix.py`, DIR rows P T; it prefills each
+row).
 
-`steps_tokens_per_s` is of decode steps alone: the time of prefill and first
-tokens, measured by itself, is taken off.
+`steps_tokens_per_s` excludes prefill and first tokens, which are timed
+separately.
 
-The limit is the time of a decode step's matrix products alone: 2 flops per
-parameter and token at the speed of a [32, 512] x [512, 1536] product whose
-weights do not fit the cache, measured in the same run.
+The limit is the time of a decode step's matrix products: 2 flops per parameter
+and token at the speed of a [32, 512] x [512, 1536] product whose weights do not
+fit the cache, measured in the same run.
 """
 
 from collections.abc import Callable, Sequence
@@ -87,8 +87,7 @@ def run(
   """Returns tokens/s of ours and the peer, their ratio, and the limit.
 
   Args:
-    config: reads `model.compute_dtype` and `publish.dtype`; the work is what
-      the peer does.
+    config: only `model.compute_dtype` and `publish.dtype` are read.
     operands: repeats (default 3).
     work: sizes of what is timed.
 
@@ -155,7 +154,7 @@ def run(
 
 
 def find_peers() -> pathlib.Path | None:
-  """Returns the folder of peers, or None if there are no peers."""
+  """Returns the folder of peers; None if it is unset or PyTorch is missing."""
   folder = os.environ.get(_PEERS)
   if not folder or importlib.util.find_spec("torch") is None:
     return None
@@ -169,7 +168,7 @@ def find_peers() -> pathlib.Path | None:
 def load_model(
     peers: pathlib.Path | None, folder: str, shape: config_lib.ModelConfig
 ) -> tuple[config_lib.ModelConfig, types.PyTree]:
-  """Returns the peers' model, left in `folder`, or random params without."""
+  """Returns the peers' model, saved in `folder`, or else a random one."""
   if peers is None:
     init = jax.jit(transformer.make_model(shape).init)
     return shape, init(jax.random.key(0))
@@ -199,7 +198,7 @@ def run_script(
 
 
 def _best_of_ours(ours: Callable[[int], float], work: Work) -> dict[str, float]:
-  """Returns tokens/s in total, and of decode steps by themselves."""
+  """Returns tokens/s in total and of decode steps alone."""
   least = lambda tokens: min(ours(tokens) for _ in range(work.runs))
   whole_s, first_s = least(work.completion_tokens), least(1)
   num_steps = work.completion_tokens - 1

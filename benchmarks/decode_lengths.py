@@ -1,16 +1,16 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Sampled tokens per second where most completions are short.
+"""Sampled tokens per second if most completions are short.
 
-Any of 16 tokens of 512 stops a completion of a model that finds all tokens
-about as likely, so lengths are drawn as sampling draws them: geometric, with a
-mean of a quarter of the most, 128. 8 prompts of 64 tokens with 16 completions
-each go through 32 rows; what counts is the tokens up to the stop.
+The model assigns all 512 tokens about the same probability, and 16 of them stop
+a completion, so lengths are geometric with a mean of about a quarter of the
+limit, 128. 8 prompts of 64 tokens x 16 completions pass through 32 rows. Only
+tokens up to the stop count.
 
-With TBA_JAX_PEERS (see `decode.py`), Hugging Face `generate` makes batches of
-32 rows of the same checkpoint, each as long as its longest row. Its
-time is measured with 32 rows as long as the longest of 32 consecutive
-completions of ours is on average; the tokens counted are the same as ours.
+With TBA_JAX_PEERS (see `decode.py`), Hugging Face `generate` samples the same
+checkpoint in batches of 32 rows, each as long as its longest row. It is timed
+on rows as long as the longest of 32 consecutive completions of ours is on
+average, and credited with the same tokens.
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A task and a loss with delays, for `cost_ratios.py`.
 
-They are loaded like custom ones: `task.name="benchmarks.delays:SlowCountdown"`
-and `loss.name="benchmarks/delays.py:slow_tb"`.
+Configs name them like custom ones:
+`task.name="benchmarks.delays:SlowCountdown"` and
+`loss.name="benchmarks/delays.py:slow_tb"`.
 """
 
 import time

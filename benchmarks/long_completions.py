@@ -1,18 +1,18 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Train steps of an 8 B model on long completions, from the compilers alone.
+"""Compiled train steps of an 8 B model on long completions.
 
     python -m benchmarks long_completions [DEVICES TOKENS REMAT MESH …]
 
-compiles the train step of each row (without operands, of `ROWS`), and
-prints a row of Markdown for it to standard error. MESH is such as
-`fsdp=16,sequence=4`; params are split over both axes. The model has the shape
-of Qwen3-8B, the step one micro-batch: on each of the `fsdp` shards a prompt of
-1,024 tokens with 8 completions of TOKENS. A row takes minutes of a core.
+compiles the train step of each row (default: `ROWS`) without the devices, and
+prints it as Markdown to standard error. A MESH such as `fsdp=16,sequence=4`
+splits params over both axes. The model has the shape of Qwen3-8B. A step is one
+micro-batch: for each `fsdp` shard, a prompt of 1,024 tokens with 8 completions
+of TOKENS. A row takes minutes on one core.
 
-Figures of one device with their lower bounds. FLOP: 6 a weight and
-token, 12 a layer, head entry, query and key that it sees; then with what has to
-be computed again.
+Figures are per device, next to lower bounds. The FLOP bound is 6 per weight and
+token plus 12 per layer, head entry, query and visible key; a second one adds
+the required recomputation.
 """
 
 from collections.abc import Sequence
@@ -51,9 +51,9 @@ _COLUMNS = (
 class Ideal:
   """Lower bounds on the figures of a device.
 
-  flops: FLOP of a step that keeps all results.
-  recomputed_flops: FLOP of a step that only keeps what `train.remat` keeps, and
-    neither logits nor attention scores.
+  flops: FLOP of a step without recomputation.
+  recomputed_flops: FLOP of a step that recomputes logits, attention scores and
+    everything that `train.remat` does not keep.
   received_bytes: traffic from other devices: bfloat16 weights forward and
     backward, their gradients, and all-to-alls.
   """

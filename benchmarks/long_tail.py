@@ -1,18 +1,18 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What completions of very different lengths cost.
+"""Cost of completions with very different lengths.
 
     python -m benchmarks long_tail trainer
 
-The lengths of completions are lognormal, cut off at the longest: a few are ten
-times as long as most.
+Completion lengths are lognormal with a cutoff: a few are ten times as long as
+most.
 
-`trainer` counts the FLOP of the train step of a model of Qwen2.5-0.5B's shape
-on 32 prompts with 8 completions each, relative to variable-length attention
-that computes each prompt once per group. It counts matrix products at all
-places of the micro-batches, the computed chunks of logits and the tiles that
-attention visits, as packing and kernels choose them: nothing is compiled.
-Neither figure includes recomputation by `train.remat`.
+`trainer` counts the FLOP of a train step of Qwen2.5-0.5B's shape on 32 prompts
+x 8 completions, relative to ideal variable-length attention that computes each
+prompt once per group. From the choices of packing and kernels it counts matrix
+products at all positions of the micro-batches, computed chunks of logits, and
+tiles visited by attention; nothing is compiled. Neither figure includes
+recomputation by `train.remat`.
 """
 
 from collections.abc import Sequence
@@ -52,11 +52,11 @@ _BACKENDS = ("cpu", "gpu", "tpu")
 def run(
     config: ml_collections.ConfigDict, operands: Sequence[str]
 ) -> dict[str, Any]:
-  """Returns the figures of the part that the first operand names.
+  """Returns the figures of the part in the first operand.
 
   Returns:
     For `trainer`: for each (mean, longest, backend, devices of `mesh.sequence`)
-    the ratio of FLOP to the FLOP needed, and of places to the tokens needed.
+    the ratio of FLOP to the minimum, and of row positions to tokens.
   """
   del config
   if list(operands) != ["trainer"]:
@@ -101,12 +101,12 @@ def count(
     backend: str,
     sequence: int,
 ) -> dict[str, float]:
-  """Returns the ratios of FLOP to those needed, and of places to tokens.
+  """Returns the ratios of FLOP to the minimum, and of row positions to tokens.
 
-  A weight of a layer or the head takes 6 FLOP per token, and a key that a query
-  sees 12 for each entry of its heads: a third of these forward, two thirds
-  backward. Recomputed logits of chunks, and scores in attention's backward
-  pass, are not counted on either side.
+  A weight of a layer or the head takes 6 FLOP per token, and a visible key 12
+  per query and head entry: a third of these forward, two thirds backward.
+  Recomputed logits, and scores in attention's backward pass, are excluded on
+  both sides.
   """
   prompt_mask, lengths_BxK, rows = batch
   prompts_B = prompt_mask.sum(axis=1)
@@ -191,10 +191,10 @@ def _visited(
 def lognormal_lengths(
     mean: int, longest: int, shape: tuple[int, ...], seed: int
 ) -> np.ndarray:
-  """Returns lengths of completions in tokens, int64 of a shape.
+  """Returns random lengths of completions in tokens, int64 of a shape.
 
-  They are exp(m + s z) with s = 1, rounded, and at most `longest`, as for
-  completions that are cut off. m is chosen such that their mean is `mean`.
+  Lengths are exp(m + s z) with s = 1, rounded and cut off at `longest`. m is
+  chosen to give them the mean `mean`.
 
   Args:
     mean: average tokens, below `longest`.
@@ -204,7 +204,7 @@ def lognormal_lengths(
   def lengths(m: float, z: np.ndarray) -> np.ndarray:
     return np.clip(np.exp(m + _SPREAD * z), 1, longest)
 
-  # The mean after the cut has no closed form; it grows with m.
+  # The mean after the cutoff has no closed form; it grows with m.
   many = np.random.default_rng(0).standard_normal(2**16)
   low, high = 0.0, np.log(longest) + 3 * _SPREAD
   for _ in range(40):

@@ -1,24 +1,24 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a searcher samples where a few completions are very long.
+"""Speed of a searcher if a few completions are very long.
 
     python -m benchmarks long_tail_searcher [MEAN LONGEST]
 
-Lengths are lognormal (`long_tail.py`), by default of mean 128 and at most
-1,024, and each completion is cut off at its own. 32 slots decode 12 blocks of 4
-prompts with 8 completions each, in two ways that take turns: block after block,
-each until its longest completion is over, and as a stream, where a block joins
-while slots are free. Tokens of the stream are counted until its last block has
-joined: a searcher's stream goes on. `config.init` names the model; without it,
-it is a Llama of 25.7 M random parameters in float32.
+Completions are cut off at lognormal lengths (`long_tail.py`), by default with
+mean 128 and maximum 1,024. 32 slots decode 12 blocks of 4 prompts x 8
+completions in two alternating modes: block after block, each until its longest
+completion ends, and as a stream, in which a block joins while slots are free.
+A stream's tokens count until its last block has joined, since a searcher's
+stream has no end. `config.init` names the model; the default is a Llama of
+25.7 M random params in float32.
 
-Where PyTorch and transformers are installed, Hugging Face's `generate` makes
-batches of the same 32 rows on the same cores. It decodes as many tokens as a
-block's longest completion has on average; only tokens within each length count.
+With PyTorch and transformers installed, Hugging Face's `generate` samples
+batches of 32 rows on the same cores. It decodes as many tokens as a block's
+longest completion has on average; only tokens within each length count.
 
-`idle` is the share of slots that decode nothing, of all slots and decode steps
-until the last block has joined: of the run, and simulated for `IDLE_LENGTHS`.
-The simulation runs the sampler's own bookkeeping on lengths alone.
+`idle` is the share of slot steps that decode nothing until the last block has
+joined, measured in the run and simulated for `IDLE_LENGTHS`. The simulation
+runs the sampler's bookkeeping on lengths alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -77,10 +77,10 @@ def run(
   """Returns tokens/s of blocks, stream and peer, their ratios, and idle shares.
 
   Args:
-    config: reads `init`.
+    config: only `init` is read.
     operands: mean and longest length (default 128 and 1,024).
     work: sizes of what is timed.
-    has_peer: whether to time the peer, too, where it is installed.
+    has_peer: whether to time the peer if it is installed.
 
   Raises:
     ValueError: the operands are not lengths.
@@ -125,7 +125,7 @@ def run(
 
 @dataclasses.dataclass
 class Counts:
-  """What a stream has decoded by the time its last block has joined.
+  """Work of a stream until its last block has joined.
 
   row_steps: slots times decode steps.
   num_decoded: slot steps that decoded a token.
@@ -188,7 +188,7 @@ class _Counting:
 
 
 class CountedSampler(decode.JaxSampler):
-  """Sampler of completions with given lengths, which counts what it decodes.
+  """Sampler of completions with given lengths that counts its work.
 
   counts: figures of the last call, by name.
   """
@@ -293,7 +293,8 @@ class _Simulated:
     zeros = np.broadcast_to(
         0, (len(lengths_R), self._settings.max_completion_tokens)
     )
-    return zeros, zeros, None, lengths_R, np.zeros(len(lengths_R), bool), None
+    stopped_R = np.zeros(len(lengths_R), bool)
+    return zeros, zeros, None, lengths_R, stopped_R, None, None
 
 
 def simulate(mean: int, longest: int, work: Work) -> float:
@@ -372,7 +373,7 @@ def _peer_s(
     work: Work,
     longest: int,
 ) -> float:
-  """Returns the seconds that the peer takes to sample a batch."""
+  """Returns the seconds in which the peer samples a batch."""
   sizes = (
       work.rows // work.completions,
       work.completions,

@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cost of each objective relative to trajectory balance, and step memory.
 
-`objectives [NAME …]` times the update of each objective in turn with TB's, on a
-Llama of 25.7 M params in float32 and 2 prompts x 8 completions of 32 + 32
-tokens: small, so that what a loss adds weighs more than in a real run. A value
-model is a second network, so its cost is reported for each forward-backward
-pass of a network.
+`objectives [NAME …]` alternates between the updates of an objective and of TB,
+on a Llama of 25.7 M params in float32 and 2 prompts x 8 completions of 32 + 32
+tokens. This batch is small, so the loss weighs more than in a real run. An
+objective with a value model or teacher has two networks, so costs are per
+forward-backward pass of a network.
 
-`objectives memory` compiles TB's update of 64 completions of 256 tokens over a
-vocabulary of 150,000 in one layer, so that little but the logits could fill the
-memory, from shapes alone, and reports the memory that XLA plans.
+`objectives memory` compiles TB's update, from shapes alone, for 64 completions
+of 256 tokens, a vocabulary of 150,000 and one layer, so that logits would
+dominate memory, and reports the memory that XLA plans.
 """
 
 from collections.abc import Callable, Sequence
@@ -71,7 +71,7 @@ def run(
     `all_logits_bytes`, the size of an array of all logits.
 
   Raises:
-    ValueError: an objective is not known.
+    ValueError: an operand is not an objective.
   """
   if list(operands) == ["memory"]:
     return _memory(config, work)

@@ -18,7 +18,7 @@ ROLES = ("trainer", "searcher")
 class PeakMemory:
   """Peak memory of this process's descendants.
 
-  Includes earlier processes, whose peak is read from a file.
+  Includes the peak of earlier processes, kept in a file.
 
   peak_bytes: peak of the summed proportional memory (PSS), which counts a
     shared page once.

@@ -3,10 +3,10 @@
 """Runs of other libraries, each in its own interpreter.
 
 `run` starts `trl_grpo.py`, `tunix_grpo.py` or another script with the
-interpreter that `TBA_JAX_TRL` or `TBA_JAX_TUNIX` names, by default this one. It
-reads FOLDER/settings.json, trains, and writes FOLDER/step20 (Hugging Face
-folders) and so on, and FOLDER/result.json. Apart from the library it needs only
-the packages of `tba_jax.tasks`.
+interpreter in `TBA_JAX_TRL` or `TBA_JAX_TUNIX` (default: this one). The script
+reads FOLDER/settings.json, trains, and writes snapshots (Hugging Face folders
+such as FOLDER/step20) and FOLDER/result.json. Apart from the library it needs
+only the packages of `tba_jax.tasks`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -63,10 +63,11 @@ def run(
     settings: learning_rate (decays linearly to a tenth), beta (of the KL),
       model (a Hugging Face folder), prompts (in the order of training),
       prompts_per_batch, completions_per_prompt, max_completion_tokens,
-      full_length (whether no completion stops before that), num_steps,
-      snapshot_steps, seed, and keywords of the peer alone. `trl` also takes
-      task (as `config.task`) with prompt_ids for other tasks than countdown,
-      micro_batch_prompts, and limit_s and snapshot_s, seconds of training.
+      full_length (whether every completion has that length), num_steps,
+      snapshot_steps, seed, and keywords of one peer. For tasks other than
+      countdown, `trl` takes task (as `config.task`) and prompt_ids; it also
+      takes micro_batch_prompts, and limit_s and snapshot_s in seconds of
+      training.
     deadline_s: time limit of the process.
     script: module of this package to run instead of PEER_grpo, with its own
       settings.
@@ -105,7 +106,7 @@ def run(
 
 
 class Clock:
-  """Clock of a peer's steps, which pauses while a snapshot of params is taken.
+  """Clock of a peer's steps that pauses during snapshots.
 
   is_over: whether the last step or the time limit is reached.
   step_ends: Unix time in seconds, minus the time of earlier snapshots.

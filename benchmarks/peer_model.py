@@ -32,7 +32,7 @@ SHAPE = config.ModelConfig(
 
 
 def make_batch(shape: Sequence[int], vocab_size: int) -> types.Batch:
-  """Returns full-length random completions; their content costs nothing."""
+  """Returns full-length random completions; content does not affect times."""
   B, K, P, T = shape
   rng = np.random.default_rng(0)
   tokens = lambda *shape: rng.integers(3, vocab_size, shape).astype(np.int32)

@@ -1,15 +1,14 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Times PyTorch or vLLM on a Hugging Face folder, in a process of its own.
+"""Times PyTorch or vLLM on a Hugging Face folder, in a separate process.
 
     python peer_speed.py generate|vllm|gradient FOLDER DTYPE B K P T RUNS
 
-A line of its output, which may have others, is RESULT with the list of the
-seconds of each run, after one that warms up: `generate` and `vllm` sample B x K
-completions of T tokens, `gradient` takes the loss of as many and its gradient,
-by float32 params and, for bfloat16, autocast. All use a GPU that PyTorch finds.
-A FOLDER without weights, only a config.json, gets random ones. Needs no other
-package than transformers with torch, or vllm.
+Prints RESULT and the list of seconds per run in one line, after a warm-up run.
+`generate` and `vllm` sample B x K completions of T tokens; `gradient` computes
+the loss of as many and its gradient, with float32 params and autocast for
+bfloat16. All use a GPU if PyTorch finds one. A FOLDER with only a config.json
+gets random weights. Needs only transformers with torch, or vllm.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,12 +1,12 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the probe of a version costs, and the gap that rounding leaves.
+"""Cost of a version's probe, and the log-prob gap due to rounding.
 
-With the model of `init`, or a random one of the config's shape: the trainer's
-answer, which the devices compute with each version, and a searcher's, which it
-waits for before it samples. Each is the fastest of some repeats (the operand,
-20 by default), since slower ones measure other load. Compare them
-with the time of a step and of a round.
+Times the log-probs that the trainer's devices compute with each version, and
+those that a searcher computes before it samples, for the model of `init` or a
+random one of the config's shape. Each time is the fastest of several repeats
+(the operand, default 20), which excludes other load. Compare them with the
+times of a step and of a round.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,15 +34,15 @@ def run(
   """Returns times in ms, the mean gap and its limit in nats a token.
 
   Args:
-    config: config of the model.
-    operands: none, or the number of repeats.
+    config: settings of the model.
+    operands: number of repeats, if any.
 
   Raises:
     ValueError: an operand is not a number of 1 or more.
   """
   repeats = int(operands[0]) if operands else _REPEATS
   if repeats < 1:
-    raise ValueError(f"operands {list(operands)}: must be a number from 1 on")
+    raise ValueError(f"operands {list(operands)}: must be a number >= 1")
   if config.init == "sft":
     config.init = "scratch"
   policy = policy_lib.make_policy(config, "")
@@ -62,7 +62,7 @@ def run(
   limit = probe.max_gap(config, backend, compute_dtype)
   check = probe.Check(sampler.token_logprobs, limit)
   if problem := check.problem(leaves, params_used):
-    raise RuntimeError(f"the right params were refused: {problem}")
+    raise RuntimeError(f"correct params were rejected: {problem}")
   tokens_BxL, logprobs_BxL = (
       np.asarray(leaves[f"['probe']['{name}']"])
       for name in ("tokens", "logprobs")

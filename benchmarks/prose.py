@@ -1,12 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of the prose: stilted words, empty fields, long names, lengths.
+"""Counts of stilted words, redundant docstring fields, and words of docs.
 
     python -m benchmarks prose
 
-Counts in files that git tracks. The figures follow from clear sentences: a
-sentence with a counted word is rewritten, the word is not replaced.
-`tests/prose_test.py` holds the limits.
+Only files tracked by git count; `tests/prose_test.py` has the limits. Rewrite a
+sentence with a counted word; a synonym does not make it clearer.
 """
 
 import ast
@@ -21,7 +20,7 @@ from typing import Any
 import ml_collections
 
 _ROOT = pathlib.Path(__file__).parents[1]
-# What a native writer of the field rarely needs, by what it stands for.
+# Patterns that native writers of the field rarely use, by name.
 STILTED = {
     "beside": r"\bbeside\b",
     "tell": r"\b(tell|tells|told)\b",
@@ -32,9 +31,13 @@ STILTED = {
     "too": r", too\b",
     "anew": r"\banew\b",
 }
+# Anything between spaces with a letter or digit: no rules of tables.
+_WORD = re.compile(r"\S*\w\S*")
+# Page made by `tba_jax.config.reference`.
+_GENERATED = "settings.md"
 _RELATIVE = re.compile(r"_(that|which|who|whose|where)_")
-# A field of a docstring, or a row of a table of settings; not an annotation
-# such as "hardware: hardware.Hardware".
+# Docstring field or row of a settings table; excludes annotations such as
+# "hardware: hardware.Hardware".
 _FIELD = re.compile(
     r"^\s+(\w+)(?: \([^)]*\))?: (?:the |a |an )?(\w[\w ]*+)(?!\.\w)"
 )
@@ -74,7 +77,11 @@ def figures() -> dict[str, Any]:
           re.findall(r"[:;] allowed (?!values|names|ports)", in_code)
       ),
       "words_of_readme": len(readme.read_text().split()),
-      "words_of_docs": sum(len(path.read_text().split()) for path in pages),
+      "words_of_docs": sum(
+          len(_WORD.findall(path.read_text()))
+          for path in pages
+          if path.name != _GENERATED
+      ),
   }
 
 
@@ -90,7 +97,7 @@ def _count(text: str) -> dict[str, int]:
 
 
 def _prose(path: pathlib.Path) -> Iterator[str]:
-  """Yields the comments and the texts of a file of Python."""
+  """Yields the comments and strings of a Python file."""
   source = path.read_text()
   for token in tokenize.generate_tokens(io.StringIO(source).readline):
     if token.type == tokenize.COMMENT:

@@ -1,15 +1,15 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How long a version of params takes from a trainer to a searcher, by carrier.
+"""Time to move a params version from trainer to searcher, by carrier.
 
-Leaves of 16 MB are published by this process and pulled by another, in turn
-with one plain copy of the same bytes in memory, and with their way through a
-plain socket of the loopback interface. Publishing is what the publisher's
-thread does (pack, seal, send), pulling what the puller's does (fetch, check)
-and the move to the device. The store has a process of its own.
+This process publishes leaves of 16 MB and another pulls them; a memory copy and
+a plain loopback socket move the same bytes in alternation. Publishing is the
+work of the publisher's thread (pack, seal, send); pulling is the work of the
+puller's thread (fetch, check) and the move to the device. The store runs in a
+separate process.
 
-The operand "links" gives the age of params instead, for large models, and times
-throttled links to check the simulation (`publish_links.py`).
+The operand "links" instead simulates the age of large models' params, and
+checks the simulation on throttled links (`publish_links.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,14 +68,14 @@ def run(
   """Returns medians of three rounds for each carrier and size.
 
   Args:
-    config: `publish.directory`, `publish.carrier` and `store` are read; all
-      carriers are measured unless one is named.
-    operands: sizes in MB, default 10 100 500 2000; those for which memory has
-      no room are left out, and named. Or "links".
+    config: `publish.directory`, `publish.carrier` and `store` are read; "auto"
+      measures all carriers.
+    operands: sizes in MB (default 10 100 500 2000), skipped if they exceed the
+      free memory; or "links".
 
   Returns:
-    rows of carrier, mb, publish_s, pull_s, copy_s, socket_s, and the speeds as
-    shares of copy and socket; left_out_mb, the skipped sizes. For "links"
+    rows of carrier, mb, publish_s, pull_s, copy_s, socket_s, and the speeds
+    relative to copy and socket; left_out_mb, the skipped sizes. For "links":
     simulated, assumed and measured.
 
   Raises:
@@ -111,7 +111,7 @@ def run(
         if is_asked and (name != "store" or mb <= _STORE_MB):
           with contextlib.closing(_Searcher(config, run_info, mb)) as searcher:
             rows.append(_measure(run_info, carrier, searcher, mb))
-          # A row may take a minute; the result is only the last line.
+          # Show progress: a row may take a minute.
           print(rows[-1], file=sys.stderr, flush=True)
         carrier.close()
   return {"rows": rows, "left_out_mb": left_out}
@@ -145,7 +145,7 @@ def _measure(
       seconds, ends = searcher.ask("pull", version)
     times["pull"].append(seconds)
     if ends != {name: float(leaf[-1]) for name, leaf in host.items()}:
-      raise RuntimeError(f"{carrier.name}: something else came than was sent")
+      raise RuntimeError(f"{carrier.name}: received other bytes than sent")
     manifest.drop_version(transport, packed)
   transport.close()
   median = {name: statistics.median(values) for name, values in times.items()}
@@ -291,7 +291,7 @@ def _pull(
 def _serving(
     run_info: run_directory.RunInfo, packed: carrier_lib.PackedVersion
 ) -> Iterator[None]:
-  """Answers readers as the publisher's thread does between versions."""
+  """Serves readers like the publisher's thread between versions."""
   stop, transport = threading.Event(), _connect(run_info)
 
   def serve() -> None:
@@ -319,7 +319,7 @@ def _start_store(
     folder: pathlib.Path,
     stack: contextlib.ExitStack,
 ) -> run_directory.RunInfo:
-  """Starts a store that ends with the stack; returns a run that has it."""
+  """Starts a store that ends with the stack; returns its run."""
   host = kv_host.KvHost(
       folder / "spool",
       f"benchmark-{os.getpid()}",

@@ -1,11 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How old the params of searchers are, by size, links and number of searchers.
+"""Age of searchers' params, by model size, link speed and number of searchers.
 
-`simulate` follows versions through a trainer that publishes and searchers that
-pull the newest whenever they are done with the last, over links that are shared
-evenly. `check` sends real versions over links that `tc` throttles between
-network namespaces (root alone), and compares the time of a pull.
+`simulate` follows versions from a publishing trainer to searchers, which pull
+the newest one whenever a pull ends, over evenly shared links. `check` sends
+real versions over links that `tc` throttles between network namespaces (needs
+root), and compares the time of a pull.
 """
 
 from collections.abc import Iterator, Sequence
@@ -62,7 +62,7 @@ def simulate(
       the switch. used: share of the versions that a searcher uses.
   """
   pack_s = num_bytes / (pack_bytes_per_s * num_processes)
-  # Time at which each version that is not skipped becomes readable.
+  # Time at which each version becomes readable, unless it is skipped.
   readable: list[tuple[float, int]] = []
   free_s = 0.0
   for version in range(_NUM_VERSIONS):

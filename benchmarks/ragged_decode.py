@@ -1,23 +1,20 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that a decode step touches with rows of mixed lengths.
+"""Memory traffic of a decode step with rows of mixed lengths.
 
     python -m benchmarks ragged_decode [DEVICES TENSOR …]
 
 compiles a searcher's decode steps with plain attention and with the kernel
-(`models/kernels/ragged_attention.py`) for each row, by default all `ROWS`, and
-prints a row of Markdown for it to standard error. The model has
-the shape of Llama 3.2 1B. 64 slots of up to 512 + 2,048 tokens are full to
-(r / 64)³, so that the mean is a quarter of the longest; prompts of all lengths
-meet completions of all lengths.
+(`models/kernels/ragged_attention.py`) for each row (default: `ROWS`), and
+prints it as Markdown to standard error. The model has the shape of Llama 3.2
+1B. Slot r of 64 is filled to (r / 64)³ of 512 + 2,048 tokens, a quarter on
+average; prompt and completion lengths are combined independently.
 
-Figures of one device: the weights, the keys and values of the tokens that are
-there, what is touched outside of the layers (logits, mostly), and what the
-layers touch in addition to their weights. Models of two and of four layers are
-compiled: what two layers add, eight times, is what 16 touch. Figures of plain
-steps are the compiler's. A program does not know how many pages a kernel reads:
-these are counted by the kernel's grid, everything else is the compiler's.
-Nothing is run, so the figures do not include time.
+Figures are per device: weights, keys and values of present tokens, traffic
+outside the layers (mostly logits), and traffic of the layers besides their
+weights. The difference between compiled models of four and two layers, times
+eight, gives 16 layers. The compiler cannot count the pages that a kernel reads,
+so these come from the kernel's grid. Nothing runs, so times are unknown.
 """
 
 from collections.abc import Sequence
@@ -38,7 +35,7 @@ from tba_jax.tools import compile as compile_lib
 
 _MODEL = "meta-llama/Llama-3.2-1B"
 _NUM_ROWS, _NUM_PROMPT, _NUM_TOKENS = 64, 512, 2048
-# Devices, and how many of them split the heads.
+# Devices, and size of the mesh axis that splits the heads.
 ROWS = (("v5e:2x2", "1"), ("h100:1", "1"))
 _COLUMNS = (
     "devices", "tensor", "weights, GB", "live tokens, GB", "outside, GB",
@@ -109,7 +106,7 @@ def _measure(folder: str, devices: str, tensor: int) -> dict[str, float]:
   weights = num_bytes(memory.decode_params.layers[0])
   other_params = dict(memory.decode_params.others)
   if not c.tie_embeddings:
-    # A step only reads its tokens' rows of the embedding.
+    # A step reads only its tokens' rows of the embedding.
     del other_params["embed"]
   lengths = _NUM_PROMPT, _NUM_TOKENS
   rows = spans(_NUM_ROWS, lengths)
@@ -140,7 +137,7 @@ def _searcher(
   c.sampling.num_slots = _NUM_ROWS
   c.sampling.max_prompt_tokens = _NUM_PROMPT
   c.sampling.max_completion_tokens = _NUM_TOKENS
-  # Completions wait for rows: their lengths are mixed.
+  # Completions wait for rows, so rows have mixed lengths.
   c.search.samples_per_prompt = 2 * _NUM_ROWS
   _, (_, chips) = compile_lib.devices_of(c, [devices])
   mesh = compile_lib.sharding.make_mesh(

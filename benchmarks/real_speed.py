@@ -5,20 +5,19 @@
     python -m benchmarks --config=configs/instructions.py real_speed [REPEATS]
 
 The model of `config.init` samples 2 prompts x 16 completions of 64 + 64 tokens
-(`decode`), and takes the loss of the config and its gradient on 2 prompts x 8
-(`gradient`); Hugging Face's `generate` and PyTorch do the same on all cores, in
-float32 and bfloat16 each. vLLM samples where TBA_JAX_VLLM names an interpreter
-that can import it. All take turns in each repeat, each alone; a figure is the
-median over repeats of the fastest of a turn's runs.
+(`decode`), and computes the config's loss and its gradient on 2 prompts x 8
+(`gradient`). Hugging Face's `generate` and PyTorch do the same on all cores, in
+float32 and bfloat16. vLLM is timed if TBA_JAX_VLLM names an interpreter with
+it. Each repeat times all programs in turn; a figure is the median over repeats
+of the fastest run. Only completion tokens count.
 
-A limit is the time of the matrix products alone, each in the layout in which
-it is fastest here, with weights that no cache holds: of a decode step, without
-prefill and attention; of a gradient three for each matrix, on each prompt once
-for all of its completions, as ours computes it. Only completion tokens
-count.
+A limit is the time of the matrix products alone, in the fastest layout on this
+machine, with weights larger than the caches. For `decode` it excludes prefill
+and attention. For `gradient` it has three products per matrix, and computes
+each prompt once for all its completions, as ours does.
 
-The same folder has the result, real_speed.json, and its tables, real_speed.md
-and real_speed_goals.md.
+Writes real_speed.json and the tables real_speed.md and real_speed_goals.md to
+this folder.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -63,7 +62,7 @@ GOALS = (
 _REPEATS = 3
 RESULTS = pathlib.Path(__file__).parent
 _PEER_DEADLINE_S = 1800.0
-# Minimum total bytes, and maximum number, of weights that a limit cycles over.
+# Minimum total bytes and maximum number of weights that a limit cycles over.
 _COLD_BYTES, MOST_WEIGHTS = 64 << 20, 64
 
 # (work, program, dtype).
@@ -96,14 +95,15 @@ def run(
   """Times all sides in turn; writes real_speed.json and its tables.
 
   Args:
-    config: reads `init` and `loss`, `train.remat` and `sampling.temperature`.
+    config: only `init`, `loss`, `train.remat` and `sampling.temperature` are
+      read.
     operands: repeats (default 3).
     work: sizes of what is timed.
 
   Returns:
     `tokens_per_s`: work, program, dtype and the figure of each repeat; `goals`:
-    work, program, asked and found factor, None where the program is missing;
-    `folder`, and sizes.
+    work, program, required factor, and measured factor (None without the
+    program); `folder`, and sizes.
 
   Raises:
     ValueError: `config.init` names no model, or the operand is invalid.
@@ -145,9 +145,9 @@ def run(
 def _factor(
     speeds: Mapping[Side, Sequence[float]], goal: tuple[str, str, float]
 ) -> float | None:
-  """Returns ours over a program, each in its faster dtype; None without it.
+  """Returns our speed over a program's, each in its faster dtype.
 
-  For the limit, it is the largest share over the dtypes.
+  For the limit, returns the largest share over dtypes; None without figures.
   """
   work, program, _ = goal
   medians = lambda name: {
@@ -261,7 +261,7 @@ def _make_gradient(
 def _matrices(c: config_lib.ModelConfig) -> list[tuple[int, int, int]]:
   """Returns (inputs, outputs, number) of the layers' matrices.
 
-  Matrices with the same input count as one: a wider product is not slower.
+  Matrices with the same input are merged: a wider product is not slower.
   """
   heads = c.num_heads + 2 * c.num_kv_heads
   return [
@@ -307,7 +307,7 @@ def _gradient_limit_s(
 
 
 def _product_s(dtype: str, M: int, K: int, N: int) -> float:
-  """Returns the seconds of a product [M, K] x [K, N], in the best layout."""
+  """Returns the seconds of a product [M, K] x [K, N] in the fastest layout."""
   matrix_bytes = K * N * jnp.dtype(dtype).itemsize
   count = min(max(1, _COLD_BYTES // matrix_bytes), MOST_WEIGHTS)
   return min(
@@ -391,6 +391,6 @@ def run_peer(
         f"{program} ended with status {process.returncode}:"
         f" {process.stderr[-2000:]}"
     )
-  # vLLM also writes its log there, even after the result.
+  # vLLM also logs to stdout, even after the result.
   _, _, rest = f"\n{process.stdout}".rpartition(f"\n{peer_speed.RESULT}")
   return min(json.loads(rest.partition("\n")[0]))

@@ -1,12 +1,12 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Savings without a reference: of a searcher's round, of a trainer's step.
+"""Time saved without a reference, in a searcher's round and a train step.
 
-With the config's sizes and a random model of its shape, in turn: a round of a
-searcher with and without the log-probs of the reference (`reference.role` of
-searcher and none), and a step of the trainer of TB, whose batch lacks them
-(role trainer), and of OAPL, which reads none. The operand is the number of
-turns, 20 by default. Read the ratios, medians over the turns.
+Alternates, at the config's sizes and with a random model, between a searcher's
+round with and without reference log-probs (`reference.role` `searcher` and
+`none`), and between train steps of TB (role `trainer`) and of OAPL, which needs
+no reference. The operand is the number of turns (default 20). Ratios are
+medians over the turns.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,8 +32,8 @@ def run(
   """Returns median seconds, and their ratios without and with the reference.
 
   Args:
-    config: config of sizes and model.
-    operands: none, or the number of turns.
+    config: settings of sizes and model.
+    operands: number of turns, if any.
   """
   turns = int(operands[0]) if operands else _TURNS
   config = sweep.set_exact_lag(config, 0)

@@ -1,8 +1,8 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Replay: CPU time to insert and to draw, with few and with many completions.
+"""CPU time of inserts and draws in small and large replay buffers.
 
-At each size the buffer is full, so that every insert also evicts.
+Buffers are full, so every insert also evicts.
 """
 
 from collections.abc import Sequence
@@ -33,8 +33,8 @@ def run(
 ) -> dict[str, Any]:
   """Returns CPU microseconds for each completion inserted and drawn, by size.
 
-  Completions have 64 tokens, all different; S = K = 8, B = 32. A draw is
-  followed by `mark_trained`, as in training.
+  Completions are distinct and have 64 tokens; S = K = 8, B = 32. A draw is
+  followed by `mark_drawn`, as in training.
 
   Args:
     config: `seed` and `replay` are read: `recent_fraction`, `selection`,
@@ -112,7 +112,7 @@ def _measure(
     for group in arrived:
       buffer.insert(group, step)
     middle = time.process_time()
-    buffer.mark_trained(buffer.sample(_BATCH_PROMPTS, _SAMPLES, step).ids)
+    buffer.mark_drawn(buffer.sample(_BATCH_PROMPTS, _SAMPLES, step).ids)
     insert_s.append(middle - start)
     draw_s.append(time.process_time() - middle)
   scale = 1e6 / (_BATCH_PROMPTS * _SAMPLES)
@@ -136,7 +136,7 @@ class Groups:
     self._count += 1
     index, turn = count % _POOL_GROUPS, count // _POOL_GROUPS
     tokens = self._tokens[index].copy()
-    # The turn's number makes the pool's completions distinct in each turn.
+    # The turn's number makes completions of different turns distinct.
     tokens[:, 0] = turn
     return types.Group(
         prompt_id=count % self._num_prompts,

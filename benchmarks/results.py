@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Results of several runs: rows of one file, and tables made from them."""
+"""Results of several runs: rows in a file, and tables."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 import fcntl
@@ -26,7 +26,7 @@ def parse(
 ) -> tuple[list[int], list[str]]:
   """Returns the seeds and names of `[SEED,… [NAME …]]`; 0 and all by default.
 
-  `table` in place of seeds means none: tables are redrawn from stored results.
+  `table` in place of seeds gives no seeds, to redraw tables of stored results.
 
   Raises:
     ValueError: an operand is invalid.
@@ -73,9 +73,9 @@ def keep(
     result: Mapping[str, Any],
     key: Sequence[str] = ("name", "seed"),
 ) -> None:
-  """Puts a result into a folder's file, replacing one with the same key.
+  """Adds a result to a folder's file, replacing one with the same key.
 
-  Several processes may do so at once. The file's bytes depend only on its rows.
+  Safe for concurrent processes. The file's bytes depend only on its rows.
 
   Args:
     folder: destination, created if it is missing.
@@ -103,10 +103,10 @@ def measure(
     run: Callable[[str, int], dict[str, Any]],
     summarize_run: Callable[[dict[str, Any]], Any] = last_items,
 ) -> None:
-  """Executes the runs that have no result in the folder yet.
+  """Executes the runs without a result in the folder.
 
   Args:
-    seeds: numbers to run; all runs of one come before the next.
+    seeds: numbers to run; all runs of a seed come before the next seed.
     names: names of the runs of a seed.
     folder: destination of a row for each name and seed.
     run: (name, seed) -> result, with lists that have an item per evaluation.
@@ -114,7 +114,7 @@ def measure(
   """
   for seed in seeds:
     for name in names:
-      # Other processes may have done some.
+      # Another process may have finished this run.
       if is_kept(name, seed, folder):
         continue
       result = {"name": name, "seed": seed, **run(name, seed)}
@@ -152,8 +152,8 @@ def make_rows(
   """Returns a row per name with results: its two parts, seeds, and last values.
 
   Args:
-    names: "FIRST-SECOND", in their order.
-    runs: results; of their seeds a row has the mean and the range.
+    names: "FIRST-SECOND", in order.
+    runs: results; a row has the mean and range over seeds.
     ends: key to title and digits.
   """
   rows = []

@@ -4,8 +4,8 @@
 
     python -m PACKAGE [--config=FILE] [--config.key=value …] NAME [OPERAND …]
 
-The default config is `configs/countdown.py`. Each module has
-`run(config, operands) -> dict`; its docstring describes the measurement.
+The default config is `configs/countdown.py`. Each module defines
+`run(config, operands) -> dict` and documents its measurement.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,12 +21,12 @@ _CONFIG = pathlib.Path(__file__).parent.parent / "configs" / "countdown.py"
 
 
 def run(package: str, modules: Mapping[str, str], argv: Sequence[str]) -> int:
-  """Runs the program that `argv` names; prints its JSON line.
+  """Runs the program named in `argv`; prints its JSON line.
 
   Args:
     package: name of the package, for messages.
     modules: program name -> name of its module.
-    argv: words of the command after the package.
+    argv: command-line words after the package.
 
   Returns:
     Exit status.

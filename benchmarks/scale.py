@@ -2,14 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many searchers on one store and one drain, measured and modeled.
 
-Searchers sleep in place of sampling, each for a time of its own, are granted
-prompts and hand over groups of 8 completions of 64 tokens as real ones do,
-through outbox, store, drain and synced journal; all of them share one process.
-The trainer is a thread that takes what comes and counts 32 groups as a step.
+Searchers share a process and sleep for random times instead of sampling.
+Everything else is real: they are granted prompts and deliver groups of 8
+completions of 64 tokens through outbox, store, drain and synced journal. The
+trainer is a thread that receives groups and counts 32 of them as a step.
 
-The model, `Pipeline`, is calibrated by two runs: one searcher, and the most
-searchers with half of the sleep, which fill the store. They give the time of a
-poll of the drain and of each further group. The model predicts the other runs.
+Two runs calibrate the model, `Pipeline`: one searcher, and the largest number
+of searchers with half the sleep, which saturates the store. They give the time
+of a poll of the drain and of each further group. The model predicts the other
+runs.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,8 +39,8 @@ _GROUPS_PER_STEP = 32
 # Before a measurement: seconds, and times of sampling a group.
 _WARM_S = 1.0
 _WARM_SAMPLES = 2
-# Share of the sleep in the run that fills the store. Without sleep, a searcher
-# would hand over everything granted at once, and get a single answer for it.
+# Share of the sleep in the run that saturates the store. Without sleep, a
+# searcher would deliver everything granted at once, and get a single answer.
 _FULL_SHARE = 0.5
 _START_S = 120.0
 _STOP_S = 60.0
@@ -64,10 +65,10 @@ class Pipeline:
   groups_per_step: groups that are sampled for each optimizer step.
   round_groups: groups of a searcher's round, sent as one block.
   credits: maximum number of a searcher's unacknowledged blocks.
-  granted_rounds: maximum number of rounds granted to a searcher and not handed
-    over, including the one being sampled.
+  granted_rounds: maximum number of undelivered rounds granted to a searcher,
+    including the one being sampled.
   hand_over_s: seconds from the end of sampling until the trainer has a group,
-    if there is only one searcher.
+    with a single searcher.
   idle_s: seconds between two polls of an empty queue.
   look_s: seconds of a poll that finds one group.
   more_s: seconds of such a poll for each further group.
@@ -104,10 +105,10 @@ class Pipeline:
   def groups_in_flight(self) -> float:
     """Returns the groups sampled with a version but not yet trained on.
 
-    If searchers are slowest, these are the groups that they sample and hand
-    over. If the store is slowest, everything fills up to the credits or grants;
-    a granted round waits as long on its way to a searcher as on its way back,
-    and only rounds whose sampling has begun are in flight.
+    If searchers are slowest, these are the groups being sampled and delivered.
+    If the store is slowest, queues fill up to the credits or grants; a granted
+    round waits as long on its way to a searcher as on its way back, and only
+    rounds whose sampling has begun are in flight.
     """
     sampling = self.num_searchers * self.round_groups
     rate = self.groups_per_s()
@@ -122,12 +123,12 @@ class Pipeline:
   def hand_over(self) -> float:
     """Returns the seconds from the end of sampling until the trainer has it.
 
-    Groups that find the drain idle wait for half of its pause, which
-    `hand_over_s` contains; those that find it busy for half of what that takes.
-    If m groups come by chance during a poll, the next one finds m, or is idle
-    with probability exp(-m), and the next that finds any finds one:
-    m + exp(-m) on average. A poll's length grows with what it finds, so both
-    are found together.
+    A group that arrives while the drain is idle waits for half of its pause,
+    which `hand_over_s` contains; otherwise for half of the current poll. If m
+    groups arrive at random during a poll, the next poll finds m. With
+    probability exp(-m) it finds none, and the next nonempty poll finds one:
+    m + exp(-m) on average. A poll's length depends on this number, so both are
+    solved together.
     """
     if not self.look_s:
       return self.hand_over_s
@@ -148,23 +149,22 @@ class Pipeline:
 def run(
     config: ml_collections.ConfigDict, operands: Sequence[str]
 ) -> dict[str, Any]:
-  """Returns what was measured and predicted for each number of searchers.
+  """Returns measurements and predictions for each number of searchers.
 
   Args:
     config: `search.credits`, `search.lease_s`, `store.*` and `replay`'s
       segments are read.
-    operands: none, or any first ones of: seconds of a measurement, repeats,
-      mean seconds of sampling a group, and numbers of searchers, as 1,4,16.
-      Only where the first is 1 can the model be calibrated; else all is
-      measured and nothing predicted.
+    operands: any prefix of: seconds of a measurement, repeats, mean seconds of
+      sampling a group, and numbers of searchers, as 1,4,16. The model needs 1
+      as the first number; otherwise nothing is predicted.
 
   Returns:
-    `runs`, by number of searchers the medians of the repeats: groups and bytes
-    a second, staleness in steps, milliseconds from the end of sampling to the
-    trainer, shares of one core of store, drain and searchers, what the drain's
-    looks took, and what a searcher asks of the store a second. With a model
-    also `full`, the run with half of the sleep, and in `runs` what is
-    predicted, and by how much it is off.
+    `runs`: by number of searchers, medians over the repeats of groups and bytes
+    per second, staleness in steps, milliseconds from the end of sampling to the
+    trainer, CPU shares of store, drain and searchers, times of the drain's
+    polls, and a searcher's store requests per second. With a model also its
+    predictions and their errors, `full`, the run with half the sleep, and
+    `worst_error`.
 
   Raises:
     ValueError: an operand is not a number above 0.
@@ -215,7 +215,7 @@ def calibrate(
 
   Args:
     single: result of the run with one searcher.
-    full: result of the run with the most searchers and half of the sleep.
+    full: result of the run that saturates the store.
     num_credits: credits of a searcher.
   """
   groups_per_look = full["groups_per_look"]
@@ -281,11 +281,11 @@ def _measure(
     start, cpu_s = time.monotonic(), _cpu_s(queue.service_pid)
     before = drain.poll_stats()
     drain.receive_for(seconds)
-    # On a busy machine, many searchers may deliver nothing for longer.
+    # On a busy machine, many searchers may need longer to deliver.
     while drain.log[-1][-1] < start:
       drain.receive_for(0.05)
       if time.monotonic() > start + seconds + _START_S:
-        raise RuntimeError(f"{num_searchers} searchers hand over nothing")
+        raise RuntimeError(f"{num_searchers} searchers deliver nothing")
     wall_s = time.monotonic() - start
     cpu_s = _cpu_s(queue.service_pid) - cpu_s
     polls = drain.poll_stats()
@@ -299,7 +299,7 @@ def _measure(
     log = drain.log
   reported = json.loads(path.read_text())
   row = analyse(log, reported["times"], start, start + wall_s)
-  # Print results so far, in case the rest is cut off.
+  # Print results so far, in case a later run fails.
   print(f"scale: {name} {json.dumps(row)}", file=sys.stderr, flush=True)
   return {
       **row,
@@ -322,13 +322,13 @@ def analyse(
 ) -> dict[str, float]:
   """Returns rate, staleness and hand-over time over a period of a run.
 
-  Staleness is not rounded to whole steps: it is the number of groups that
-  arrived between a group's start and its arrival, over the groups per step.
+  Staleness is fractional: the number of groups that arrived between a group's
+  start and its arrival, over the groups per step.
 
   Args:
-    log: searcher, sequence and time at which the trainer took it, in order.
+    log: searcher, sequence and arrival time of each block, in order.
     times: start and end of sampling of each block, by searcher.
-    start, stop: bounds of the stretch, seconds of the same clock.
+    start, stop: bounds of the period, seconds of the same clock.
 
   Raises:
     RuntimeError: nothing arrived in the period.
@@ -336,7 +336,7 @@ def analyse(
   taken_at = np.array([at for _, _, at in log])
   chosen = [i for i, at in enumerate(taken_at) if start <= at < stop]
   if not chosen:
-    raise RuntimeError("no block came while it was measured")
+    raise RuntimeError("no block arrived during the measurement")
   stale, hand_over_s = [], []
   for i in chosen:
     sid, sequence, at = log[i]

@@ -1,12 +1,12 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated searchers of the scale benchmark, in one process.
+"""Simulated searchers of the scale benchmark, in one process.
 
-Each has its own client, and in place of a sampler it sleeps: for half to one
-and a half times the mean, so that searchers do not march in step. The first
-line of standard input is a JSON object of settings; then `start NAME COUNT
-SECONDS` starts searchers that sleep so long on average for each group, and
-`stop FILE` ends them and writes what they did. It ends with its input.
+Each searcher has its own client. Instead of sampling it sleeps for half to one
+and a half times the mean, so searchers do not run in step. The first line of
+standard input is a JSON object of settings. `start NAME COUNT SECONDS` starts
+searchers with this mean sleep per group; `stop FILE` ends them and writes their
+log. The process ends with its input.
 """
 
 from collections.abc import Sequence
@@ -100,7 +100,7 @@ class _Searchers:
       self, sid: str, client: queue_client.QueueClient, index: int
   ) -> None:
     count, rng = index, np.random.default_rng(index)
-    # The searcher behaves as if it had begun some time ago.
+    # Start in the middle of a round, as after some time.
     shortest, longest = 0.0, 1.0
     while not self._stop.is_set():
       block = client.next_assignment(0.1)
@@ -126,7 +126,7 @@ class _Searchers:
         self._times[sid].append([start, end])
 
   def stop(self, path: pathlib.Path) -> None:
-    """Ends all searchers and writes their times and the CPU they took."""
+    """Ends all searchers; writes their sampling times and CPU time."""
     wall_s = time.monotonic() - self._wall_s
     busy_share = (time.process_time() - self._cpu_s) / wall_s
     asks_per_s = sum(t.num_calls for t in self._transports) / wall_s

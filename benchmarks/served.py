@@ -1,15 +1,15 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Seconds a step of servers of the Tinker API: this one, and SkyRL's.
+"""Seconds per step of this package's Tinker server, versus SkyRL's.
 
     TBA_JAX_SKYRL=SKYRL_VENV/bin/python \\
         python -m benchmarks served MODEL 4
 
-starts the servers in turn on the same Hugging Face folder: `--program=serve`,
-and SkyRL (`pip install 'skyrl[jax,tinker]==0.4.0' aiohttp`, Python 3.12) with
-its JAX backend. One loop trains an adapter on each, by the `tinker` SDK: sums
-as the cookbook's math_rl asks them, completions that all have the same length.
-The folder runs/served keeps logs, the table and the result.
+starts `--program=serve` and then SkyRL's JAX backend (`pip install
+'skyrl[jax,tinker]==0.4.0' aiohttp`, Python 3.12) on the same Hugging Face
+folder. The same loop of the `tinker` SDK trains an adapter on each, on sums as
+in the cookbook's math_rl, with completions of equal length. Logs, table and
+result are in runs/served.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -61,7 +61,7 @@ def run(
 
   Args:
     config: not used; the server's is configs/serve.py with `quick`.
-    operands: folder of the model, and number of steps after the two that
+    operands: folder of the model, and number of timed steps after two that
       compile (default 4).
 
   Returns:
@@ -80,8 +80,8 @@ def run(
     raise ValueError("served needs the client: pip install tinker")
   if not peer_grpo.is_installed("skyrl"):
     raise ValueError(
-        f"{peer_grpo.python('skyrl')} cannot import skyrl; let TBA_JAX_SKYRL"
-        " name an interpreter that can: pip install 'skyrl[jax,tinker]==0.4.0'"
+        f"{peer_grpo.python('skyrl')} cannot import skyrl; set TBA_JAX_SKYRL to"
+        " an interpreter that can: pip install 'skyrl[jax,tinker]==0.4.0'"
         " aiohttp"
     )
   _RESULTS.mkdir(parents=True, exist_ok=True)
@@ -241,8 +241,8 @@ def make_client(url: str, key: str, model: pathlib.Path, rank: int) -> Any:
   import tinker
   from tinker.lib.public_interfaces import sampling_client
 
-  # SkyRL's server follows tinker 0.25, which gives sequences no ids, and newer
-  # clients refuse such sequences. No loop here reads the ids.
+  # SkyRL's server follows tinker 0.25, whose sequences have no ids; newer
+  # clients require them, but nothing here reads them.
   sampling_client._attach_sequence_ids = lambda response, _: response
   service = tinker.ServiceClient(base_url=url, api_key=key)
   client = service.create_lora_training_client(str(model), rank=rank)
@@ -308,7 +308,7 @@ def datum(
     mean: float = 0.0,
     group: int = 0,
 ) -> Any:
-  """Returns a sequence for `loss`; its advantage is `reward` - `mean`."""
+  """Returns a sequence for `loss` with advantage `reward` - `mean`."""
   from tinker import types
 
   ids = prompt + list(sequence.tokens)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """GRPO of an adapter on SkyRL's server, by the `tinker` client.
 
-The loop follows the client's examples: sample with the newest adapter, one
-forward and backward pass, one step of Adam, each waiting for the last.
+The loop follows the client's examples: sample with the newest adapter, then a
+forward and backward pass, then a step of Adam, without overlap.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,8 +26,8 @@ def run(folder: pathlib.Path, settings: Mapping[str, Any]) -> dict[str, Any]:
   """Trains from the start; returns the result of `peer_grpo.run`.
 
   Args:
-    folder: place to create for settings, the server's log, snapshots
-      (`step20`, an adapter in PEFT's format) and the result.
+    folder: new folder for settings, the server's log, snapshots (`step20`, an
+      adapter in PEFT's format) and the result.
     settings: settings of `peer_grpo.run` for a task, and the adapter's rank.
 
   Raises:
@@ -67,7 +67,7 @@ def run(folder: pathlib.Path, settings: Mapping[str, Any]) -> dict[str, Any]:
 def train(
     training: Any, settings: Mapping[str, Any], clock: peer_grpo.Clock
 ) -> None:
-  """Trains through a client until the clock is over."""
+  """Trains through a client until the clock ends."""
   from tinker import types
 
   tokenizer = tokenizer_lib.load(settings["model"])
@@ -129,7 +129,7 @@ def _text_of(ids: list[int], stop_ids: Sequence[int]) -> list[int]:
 
 
 def _save(training: Any, folder: pathlib.Path) -> pathlib.Path:
-  """Makes the server save its adapter; returns the file."""
+  """Saves the server's adapter; returns the file."""
   name = f"kept{len(list(folder.glob('checkpoints/*/sampler_weights/kept*')))}"
   saved = training.save_weights_for_sampler(name).result(served.DEADLINE_S)
   model_id = saved.path.removeprefix("tinker://").split("/")[0]

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""SkyRL's Tinker server with its JAX backend, in an interpreter that has it.
+"""SkyRL's Tinker server with its JAX backend, run by an interpreter with SkyRL.
 
     python -m benchmarks.skyrl_server MODEL FOLDER PORT BACKEND_CONFIG
 
@@ -20,8 +20,8 @@ def main(argv: Sequence[str]) -> None:
   import uvicorn
 
   model, folder, port, backend_config = argv
-  # SkyRL starts its engine by `uv run` with the flags of a parent that is
-  # `uv run`, in a checkout of its own: here with this interpreter.
+  # SkyRL starts its engine by `uv run`, from its checkout and with the flags of
+  # a `uv run` parent; use this interpreter instead.
   api._build_uv_run_cmd_engine = lambda _, engine: [
       *(sys.executable, "-m", "skyrl.tinker.engine"),
       *config.config_to_argv(engine),

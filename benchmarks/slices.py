@@ -1,14 +1,14 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Needs of the paper configs on TPUs and GPUs, from their compilers alone.
+"""Compiled memory, traffic and FLOP of the paper configs on TPUs and GPUs.
 
     python -m benchmarks slices [CONFIG TRAINER_TARGET SEARCHER_TARGET …]
 
-compiles each config (`--program=compile`; without operands, of `ROWS`),
-and prints a row of Markdown for it to standard error. No weights are needed:
-shapes come from `tests/models/published_configs.json`.
-Where arithmetic and links overlap perfectly, a step takes the longer of both,
-and the arithmetic's share of that is the utilization at most.
+compiles each config (`--program=compile`; default: `ROWS`) without the devices,
+and prints it as Markdown to standard error. Shapes come from
+`tests/models/published_configs.json`; no weights are needed. The maximum
+utilization assumes that arithmetic and communication overlap perfectly, so a
+step takes the longer of both.
 """
 
 from collections.abc import Sequence
@@ -76,7 +76,7 @@ def run(
 
 
 def make_hub(cache: pathlib.Path) -> None:
-  """Creates a cache of the hub that only has the published shapes."""
+  """Creates a hub cache with only the published shapes."""
   shapes = json.loads(SHAPES.read_text())
   shapes |= {
       name: shapes[other] | changes for name, (other, changes) in _SAME.items()

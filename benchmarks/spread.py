@@ -1,11 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Time for a batch to get from process 0 to the devices of all processes.
+"""Time to send a batch from process 0 to the devices of all processes.
 
-The processes are started on this machine and joined by gloo over its loopback
-interface, one CPU device each. They spread batches of completions of equal
-length, of random floats, as a trainer does before a step, with nothing else to
-compute.
+Processes with one CPU device each run on this machine and communicate by gloo
+over the loopback interface. As before a train step, but without other work,
+they distribute batches of equal-length completions (random floats).
 """
 
 from collections.abc import Sequence
@@ -129,7 +128,7 @@ def _measure(
   for name, array in spread_batch.items():
     (shard,) = array.addressable_shards
     if np.any(np.asarray(shard.data) != whole[name][shard.index]):
-      raise RuntimeError(f"{name}: something else came than was sent")
+      raise RuntimeError(f"{name}: received other bytes than sent")
   if process == 0:
     mb = sum(array.nbytes for array in whole.values()) / 1e6
     spread_s = statistics.median(times[1:])

@@ -1,14 +1,13 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Speed of the queue end to end, and the cost of draining it to a train step.
+"""End-to-end speed of the queue, and cost of the drain to a train step.
 
 A searcher process sends blocks of one group of 64 completions of 4 KB (512
-tokens with their log-probs) through outbox, store, drain and journal. For
-comparison, the same bytes go through a plain loopback socket between the same
-two processes.
+tokens with log-probs) through outbox, store, drain and journal. For comparison,
+a plain loopback socket between the same processes carries the same bytes.
 
-Then a jitted train step runs on the trainer's cores, alternately with the drain
-off, and with the drain on and fed at a quarter of the measured speed. Cores are
+A jitted train step then runs on the trainer's cores, alternately with the drain
+off and with the drain on, fed at a quarter of the measured speed. Cores are
 assigned as in a run on this machine.
 """
 
@@ -51,10 +50,9 @@ def run(
   Returns:
     completions_per_s and raw_completions_per_s, medians over the rounds, with
     mb_per_s of both and their ratio; step_p99_ms and step_p50_ms with the drain
-    "on" and "off"; `drain_p99_ms`, their difference, and the median of this
-    difference over pairs, which other load on the machine affects less;
-    `drain_busy_share`, the share of time that the drain's thread worked during
-    the steps; and the groups delivered meanwhile.
+    "on" and "off"; `drain_p99_ms`, their difference, and its median over pairs,
+    which is less sensitive to other load; `drain_busy_share`, the busy share of
+    the drain's thread during the steps; and the groups delivered meanwhile.
 
   Raises:
     ValueError: an operand is not a number of 1 or more.
@@ -62,7 +60,7 @@ def run(
   """
   settings = [*map(int, operands), *_SETTINGS[len(operands) :]]
   if len(settings) != len(_SETTINGS) or min(settings) < 1:
-    raise ValueError(f"operands {list(operands)}: must be 4 of 1 or more")
+    raise ValueError(f"operands {list(operands)}: must be up to 4 numbers >= 1")
   num_blocks, num_rounds, num_pairs, num_steps = settings
   cores = processes.available_cores()
   try:
@@ -87,7 +85,7 @@ def _measure_speed(
     )
     with queue.draining() as drain:
       queue.feed(-1)
-      # The first blocks wait until the ring is full.
+      # Discard the first blocks, until the ring is full.
       drain.receive(max(4, num_blocks // 10))
       start = time.perf_counter()
       drain.receive(num_blocks)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A queue to measure: store, journal, searcher process and drain."""
+"""Store, journal, searcher process and drain for benchmarks."""
 
 import collections
 from collections.abc import Iterator
@@ -25,8 +25,8 @@ from tba_jax.transport.groups import queue_server
 from tba_jax.transport.kv import kv_client
 from tba_jax.transport.kv import kv_host
 
-# A block is one group of 64 completions, each of 512 tokens of 4 bytes with
-# their log-probs of 4 bytes.
+# A block is one group of 64 completions of 512 tokens, with 4 bytes per token
+# and per log-prob.
 COMPLETIONS = 64
 TOKENS = 512
 BLOCK_BYTES = COMPLETIONS * TOKENS * 8
@@ -38,7 +38,7 @@ _SETTLE_S = 0.3
 
 
 class Draining:
-  """A drain, and a log of what it received."""
+  """A drain with a log of received blocks."""
 
   def __init__(self, drain: queue_server.QueueServer):
     self._drain = drain
@@ -65,7 +65,7 @@ class Draining:
     return len(records)
 
   def receive_for(self, seconds: float) -> None:
-    """Takes arriving blocks for some seconds, like a trainer awaiting data."""
+    """Takes arriving blocks for a while, like a trainer waiting for data."""
     deadline = time.monotonic() + seconds
     self._drain.admit(_PROMPTS)
     self._drain.urgent = True
@@ -81,12 +81,12 @@ class Draining:
       self._drain.inbox.wait(1.0)
       num_blocks -= self.take()
       if time.monotonic() > deadline:
-        raise RuntimeError(f"{num_blocks} blocks did not come in time")
+        raise RuntimeError(f"{num_blocks} blocks did not arrive in time")
     self._drain.urgent = False
 
 
 class Queue(contextlib.ExitStack):
-  """Host, store, journal and searcher process, which end with this stack."""
+  """Host, store, journal and searcher process; all end with this stack."""
 
   def __init__(
       self,
@@ -152,7 +152,7 @@ class Queue(contextlib.ExitStack):
     )
 
   def feed(self, blocks_per_s: float) -> None:
-    """Sets the searcher's rate of blocks; -1 means as fast as it can."""
+    """Sets the searcher's rate of blocks; -1 is unlimited."""
     self.say(f"rate {blocks_per_s}")
 
   @contextlib.contextmanager
@@ -192,7 +192,7 @@ class Queue(contextlib.ExitStack):
     drain.journal.truncate_before(drain.journal.offset)
 
   def time_raw(self, num_bytes: int) -> float:
-    """Returns the seconds that bytes take through a plain socket."""
+    """Returns the seconds to send bytes through a plain socket."""
     with socket.create_server(("127.0.0.1", 0)) as server:
       port = server.getsockname()[1]
       self.say(f"raw {port} {num_bytes} {BLOCK_BYTES}")
@@ -200,7 +200,7 @@ class Queue(contextlib.ExitStack):
       connection, _ = server.accept()
     with connection:
       start = time.perf_counter()
-      # Counterpart of the journal: every block is assembled once.
+      # Assemble every block once, like the journal.
       while _read_block(connection):
         pass
       return time.perf_counter() - start
@@ -214,7 +214,7 @@ class Queue(contextlib.ExitStack):
 
   @property
   def folder(self) -> pathlib.Path:
-    """Folder of the queue's files, which is deleted with the queue."""
+    """Folder of the queue's files, deleted with the queue."""
     return self._folder
 
   @property
@@ -239,7 +239,7 @@ class Queue(contextlib.ExitStack):
 
 
 def _read_block(connection: socket.socket) -> bytes:
-  """Returns the next block, or the part of it that precedes the end."""
+  """Returns the next block, or its beginning if the connection ends."""
   block = bytearray(BLOCK_BYTES)
   view, size = memoryview(block), 0
   while size < BLOCK_BYTES:

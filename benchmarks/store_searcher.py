@@ -1,10 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The searcher's process of the store benchmark; `store` starts it.
+"""Searcher process of the store benchmark.
 
-Its first line of standard input is a JSON object of settings, each further line
-a command: `rate R` sends R blocks a second (0 none, -1 as fast as they go),
-`raw PORT BYTES PIECE` sends bytes to a socket of this host. It ends with its
+The first line of standard input is a JSON object of settings, each further line
+a command: `rate R` sends R blocks per second (0: none, -1: unlimited), and `raw
+PORT BYTES PIECE` sends bytes to a local socket. The process ends with its
 input.
 """
 
@@ -24,7 +24,7 @@ from tba_jax.transport.groups import queue_client
 from tba_jax.transport.kv import kv_client
 
 _PROMPT_TOKENS = 16
-# Different groups, sent in turn: what a searcher sends is never in a cache.
+# Distinct groups are sent in turn, to defeat caches.
 _POOL = 16
 
 
@@ -73,7 +73,7 @@ class _Feeder:
         time.sleep(0.002)
         continue
       if rate > 0:
-        # One block is made up for what a pause or a full ring held up.
+        # After a pause or a full ring, catch up by only one block.
         due = max(due, now - 1.0 / rate) + 1.0 / rate
       group = self._groups[count % len(self._groups)]
       self._client.submit([group])

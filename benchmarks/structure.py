@@ -1,10 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of the code: imports, sizes, names, and files that share a fact.
+"""Imports, sizes, names, and repeated facts of the code.
 
     python -m benchmarks structure
 
-Counts files and lines that git tracks; nothing is imported or run.
+Reads the files tracked by git without importing them.
 """
 
 import ast

@@ -6,15 +6,16 @@
         python -m benchmarks throughput [REPEATS]
 
 A step samples 4 prompts x 8 completions of 64 tokens, rewards them and trains
-on them; the policy is a Llama of 25 M random params in float32. In turn:
+on them, with a randomly initialized Llama of 25 M params in float32. These runs
+alternate, each on all cores:
 
     asynchronous  ours: store, trainer and searcher as processes
     synchronous   ours: one process samples and trains in turn
-    trl           TRL's GRPO with its defaults, where it is installed
-    tunix         tunix's GRPO without its KL, where it is installed
+    trl           TRL's GRPO with its defaults, if installed
+    tunix         tunix's GRPO without a KL, if installed
 
-Each has all cores. The others' losses have no KL; ours also computes the
-reference's log-probs. Times leave out the first steps, which compile.
+Only ours computes reference log-probs; the others have no KL. Times exclude the
+first steps, which compile.
 """
 
 from collections.abc import Sequence
@@ -43,7 +44,7 @@ def run(
     operands: Sequence[str],
     model: config_lib.ModelConfig = peer_model.SHAPE,
 ) -> dict[str, Any]:
-  """Returns the tokens per second of each, and ratios of the others to ours.
+  """Returns tokens per second, and the asynchronous run's relative speed.
 
   Args:
     config: settings of countdown, whose objective and optimizer are timed.
@@ -52,7 +53,7 @@ def run(
 
   Returns:
     `runs`: tokens_per_s and completions_per_s, medians over the repeats.
-    `ratios`: ratios of asynchronous to each other run, in each repeat.
+    `ratios`: speed of `asynchronous` over each other run, by repeat.
 
   Raises:
     RuntimeError: a run failed.
@@ -92,7 +93,7 @@ def make_config(
       setattr(config.model, name, getattr(model, name))
     config.model.compute_dtype = config.model.param_dtype
     config.sampling.max_completion_tokens = _TOKENS
-    # Random params would stop at random: force full-length completions.
+    # Force full-length completions; random params would stop at random.
     config.explore.min_tokens = _TOKENS - 1
     config.sampling.num_slots = _PROMPTS * _COMPLETIONS
     config.search.prompts_per_round = config.search.prompts_per_step = _PROMPTS

@@ -5,18 +5,15 @@
     python -m benchmarks time_to_reward [SEED,… [RUN …]]
 
 All runs of a seed start from one fine-tuned policy and sample the same prompts
-in the same order; `ours` is the config as it is given, with its three processes
-on this machine, and `ours_…` changes something of countdown's recipe. Snapshots
-of the params are evaluated afterwards, all by the evaluator of this package.
-The clock of a run starts with its first step and leaves out that step's
-compilation, evaluation and the snapshots; `start_s` has what came before the
-second step.
+in the same order. `ours` is the unchanged config, run by three processes on
+this machine; `ours_…` vary countdown's recipe; `grpo…` are TRL's, `tunix…`
+tunix's. This package's evaluator scores snapshots of the params afterwards. The
+clock starts at the first step and excludes its compilation, evaluations and
+snapshots; `start_s` is the time before the second step.
 
-`grpo` and `grpo_…` are TRL's, `tunix_grpo` and `tunix_grpo_…` tunix's. Where
-`TBA_JAX_TRL` or `TBA_JAX_TUNIX` (interpreters, by default this one) cannot
-import the library, its runs are left out. The folder runs/time_to_reward keeps
-a result per run and seed, so that later calls add to table and plot; remove it
-to start over.
+Runs of a library are skipped if the interpreter in `TBA_JAX_TRL` or
+`TBA_JAX_TUNIX` (default: this one) cannot import it. Results accumulate in
+runs/time_to_reward; remove the folder to start over.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,8 +65,8 @@ OURS = {
         "train.micro_batch_prompts=16",
     ],
 }  # fmt: skip
-# Settings of `peer_grpo.run`. `grpo` and `tunix_grpo` use the defaults of their
-# losses; TRL's rates are the best of those tried on other seeds.
+# Settings of `peer_grpo.run`. `grpo` and `tunix_grpo` have their library's
+# default loss; TRL's rates are the best of several tried on other seeds.
 _PEERS = {
     "trl": {
         "grpo": {"learning_rate": 6e-4, "beta": 0.0, "scale_rewards": "group"},
@@ -297,7 +294,7 @@ def time_snapshots(step_ends: Sequence[float]) -> dict[str, Any]:
 def make_config(
     config: ml_collections.ConfigDict, seed: int
 ) -> ml_collections.ConfigDict:
-  """Returns a copy that keeps snapshots and hardly evaluates."""
+  """Returns a copy that saves snapshots, with minimal evaluation."""
   config = config.copy_and_resolve_references()
   with config.unlocked():
     config.seed = seed
@@ -314,7 +311,7 @@ def train_ours(
   """Trains; returns the end time of each step, minus the time of saves."""
   config = config.copy_and_resolve_references()
   with config.unlocked():
-    # Minimize evaluations in the run: the snapshots are evaluated later.
+    # Evaluate as little as possible; snapshots are evaluated later.
     config.evaluate.final_prompts = config.evaluate.batch_prompts
   with stdout_to_stderr():
     status = train.run(config, str(folder), [])
@@ -386,7 +383,7 @@ def _evaluate(
 
 
 def stdout_to_stderr() -> contextlib.AbstractContextManager[Any]:
-  """Redirects stdout to stderr: stdout is for the benchmark's only line."""
+  """Redirects stdout to stderr; stdout is reserved for the result's line."""
   return contextlib.redirect_stdout(sys.stderr)
 
 

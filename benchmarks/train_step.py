@@ -4,24 +4,22 @@
 
 A Llama of 25.7 M params in float32, or `--config.model.compute_dtype=bfloat16`,
 learns from 2 prompts x 16 completions of 64 + 64 tokens. The folder
-`TBA_JAX_PEERS` has the scripts of the comparison: `make_checkpoint.py DIR llama
-30m` writes the model that both load, and `train_torch.py DIR B K P T` prints a
-JSON line with `tokens_per_s` of the same update as the paper's code computes
-it, in float32. The two are timed in turn, each as the
-best of its steps, so a busy machine slows both.
+`TBA_JAX_PEERS` has scripts for comparison: `make_checkpoint.py DIR llama 30m`
+writes the model for both programs, and `train_torch.py DIR B K P T` prints a
+JSON line with `tokens_per_s` of the same update in float32, computed as in the
+paper's code. The two programs alternate, so other load slows both; the fastest
+step of each counts.
 
-A token is one of B·K·(P+T): a prompt counts once for each of its completions,
-however often it is computed. The limit is 6·params flops for each of these at
-the speed of a 2048³ product; sharing a prompt may pass it.
+Tokens are counted as B·K·(P+T), a prompt once per completion, however often it
+is computed. The limit is 6·params flops per token at the speed of a 2048³
+product; sharing prompts can exceed it.
 
-With the operand `copies` it times the step of the config (by default
-`configs/countdown.py`: 32 x 4 completions of 18 tokens) on batches that repeat
-a completion in nearly half of their places, with and without its rows of
-distinct completions, in turn.
+The operand `copies` times the config's step (default `configs/countdown.py`: 32
+x 4 completions of 18 tokens) on batches in which nearly half of the completions
+are repeats, alternately with and without packing distinct completions.
 
-With the operand `lengths` it times the step of the config, on its own model, on
-batches whose completions fill a share of `max_completion_tokens`, in packed
-rows, compared with a batch with all of its padding.
+The operand `lengths` times the config's step on packed rows of completions that
+fill a share of `max_completion_tokens`, compared with a fully padded batch.
 """
 
 from collections.abc import Sequence
@@ -84,8 +82,8 @@ def run(
   """Returns both speeds, their ratio and the limit.
 
   Args:
-    config: settings whose `optimizer`, `loss` and `model.compute_dtype` are
-      timed; the rest is set here.
+    config: `optimizer`, `loss` and `model.compute_dtype` are read; `copies` and
+      `lengths` read all settings.
     operands: optionally `copies` or `lengths`, then optionally the number of
       rounds of turns (default 2).
     work: sizes of what is timed.
@@ -93,12 +91,11 @@ def run(
   Returns:
     For `copies`: share_of_copies, whole_s, rows_s (medians) and ratio. For
     `lengths`: whole_s (median), and for each share of the tokens step_s, its
-    ratio to whole_s, and the share of the tokens that pass through the layers.
-    Otherwise tokens_per_s, step_s (best), peer_tokens_per_s, ratio (of the
-    best), ratios (of each turn), limit_tokens_per_s, share_of_limit,
-    product_gflop_per_s, num_params, and the shape. Without `TBA_JAX_PEERS`
-    nothing is compared: `peer_tokens_per_s` and `ratio` are None, `ratios` is
-    empty, and a model of the same shape is drawn at random.
+    ratio to whole_s, and the share of tokens computed by the layers. Otherwise
+    tokens_per_s, step_s (best), peer_tokens_per_s, ratio (of the best), ratios
+    (of each turn), limit_tokens_per_s, share_of_limit, product_gflop_per_s,
+    num_params, and the shape. Without `TBA_JAX_PEERS`, `peer_tokens_per_s` and
+    `ratio` are None, `ratios` is empty, and the model is random.
 
   Raises:
     RuntimeError: a comparison script failed; the message has the end of its
@@ -301,7 +298,7 @@ def _product_flop_per_s(n: int) -> float:
 
 
 def _run_script(peers: str, name: str, *args: str) -> str:
-  """Runs a script of the comparison and returns what it printed."""
+  """Runs a comparison script; returns its output."""
   command = [sys.executable, str(pathlib.Path(peers) / name), *args]
   process = subprocess.run(
       command,

@@ -25,7 +25,7 @@ SKIPPED_STEPS = 3
 def make_config(
     config: ml_collections.ConfigDict, num_steps: int
 ) -> ml_collections.ConfigDict:
-  """Returns a copy with random params that does nothing but train.
+  """Returns a copy that only trains, from random params.
 
   Args:
     config: config of the run; its evaluation, checkpoints and guards are turned
@@ -69,7 +69,7 @@ def run(config: ml_collections.ConfigDict) -> Iterator[str]:
     RuntimeError: the run failed.
   """
   with tempfile.TemporaryDirectory(prefix="tba_jax_bench_") as workdir:
-    # Standard output is for the benchmark's only line.
+    # Standard output is reserved for the benchmark's line.
     with contextlib.redirect_stdout(sys.stderr):
       status = train.run(config, workdir, [])
     if status:
@@ -83,9 +83,9 @@ def time_roles(
   """Returns the seconds of a step of a run, and its mean staleness in steps.
 
   Args:
-    config: config, see `make_variant`.
-    num_steps: steps that are timed, after `SKIPPED_STEPS`.
-    lockstep: whether roles take turns, see `make_variant`.
+    config: argument of `make_variant`.
+    num_steps: timed steps, after `SKIPPED_STEPS`.
+    lockstep: whether roles take turns.
 
   Raises:
     RuntimeError: the run failed.

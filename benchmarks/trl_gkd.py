@@ -1,10 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One run of TRL's GKD, in an interpreter that has TRL.
+"""One run of TRL's GKD, by an interpreter with TRL.
 
     python -m benchmarks.trl_gkd FOLDER
 
-`distill` starts it, through `peer_grpo.run`. Settings: model and teacher
+The study `distill` starts it through `peer_grpo.run`. Settings: model, teacher
 (Hugging Face folders), prompts and completions in the order of training, batch
 (completions of a step), num_steps, snapshot_steps, max_completion_tokens,
 learning_rate (decays linearly to a tenth), lmbda, divergence_beta, temperature,
@@ -22,12 +22,12 @@ def main(folder: pathlib.Path) -> None:
   os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
   run = trl_run.Run(folder)
   c, tokenizer = run.settings, run.tokenizer
-  # Packages not installed with this one.
+  # Not dependencies of this package.
   import datasets
   from trl.experimental import gkd
 
-  # Apart: as one text, the end of a prompt and the beginning of a completion
-  # may be one token.
+  # Encode separately: in one text, a token may span the end of the prompt and
+  # the beginning of the completion.
   encode = lambda texts: tokenizer(texts, add_special_tokens=False)["input_ids"]
   prompts = encode(c["prompts"])
   completions = encode(

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One run of TRL's GRPO, in an interpreter that has TRL.
+"""One run of TRL's GRPO, by an interpreter with TRL.
 
     python -m benchmarks.trl_grpo FOLDER
 
@@ -17,7 +17,7 @@ from benchmarks import trl_run
 def main(folder: pathlib.Path) -> None:
   run = trl_run.Run(folder)
   c = run.settings
-  # Packages not installed with this one.
+  # Not dependencies of this package.
   import datasets
   import trl
 

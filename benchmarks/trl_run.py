@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What runs of TRL's trainers share, in an interpreter that has TRL."""
+"""Common parts of runs of TRL's trainers, by an interpreter with TRL."""
 
 from collections.abc import Mapping
 import json
@@ -31,12 +31,12 @@ class Run:
 
   settings: content of `settings.json`.
   tokenizer, model: objects of transformers, of `settings["model"]`, in float32.
-  callback: the trainer's, which keeps the clock and takes the snapshots.
+  callback: trainer callback that stops the clock and takes snapshots.
   """
 
   def __init__(self, folder: pathlib.Path):
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
-    # Packages not installed with this one.
+    # Not dependencies of this package.
     import torch
     import transformers
 
@@ -61,7 +61,7 @@ class Run:
     self.tokenizer.save_pretrained(path)
 
   def train(self, trainer: Any) -> None:
-    """Trains, and writes the result."""
+    """Trains and writes the result."""
     trainer.train()
     self._clock.write(self._folder, ("torch", "transformers", "trl"))
 

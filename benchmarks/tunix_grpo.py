@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One run of tunix's GRPO on countdown, in an interpreter that has tunix.
+"""One run of tunix's GRPO on countdown, by an interpreter with tunix.
 
     python -m benchmarks.tunix_grpo FOLDER
 
@@ -22,13 +22,13 @@ import safetensors.numpy
 
 from benchmarks import peer_grpo
 
-# An id that no token has.
+# Id of no token.
 _NO_STOP_ID = -1
 
 
 def main(folder: pathlib.Path) -> None:
   os.environ.update(HF_HUB_OFFLINE="1", JAX_PLATFORMS="cpu")
-  # Packages not installed with this one, or that need the environment above.
+  # Not dependencies of this package, or dependent on the environment above.
   from flax import nnx
   import jax
   import jax.numpy as jnp
@@ -99,7 +99,7 @@ def main(folder: pathlib.Path) -> None:
           rollout_config=rollout,
           training_config=rl_cluster.RLTrainingConfig(
               actor_optimizer=optimizer,
-              # Effectively never, since there is no data to evaluate on.
+              # Effectively never: there is no data for evaluation.
               eval_every_n_steps=c["num_steps"],
               # The data ends before this step.
               max_steps=c["num_steps"] + 1,
@@ -107,7 +107,7 @@ def main(folder: pathlib.Path) -> None:
       ),
   )
 
-  # The step only donates the optimizer's state.
+  # The step donates only the optimizer's state.
   def take_snapshot() -> dict[str, Any]:
     params = nnx.state(cluster.actor_trainer.model, nnx.Param)
     return nnx.to_pure_dict(params)
@@ -115,7 +115,7 @@ def main(folder: pathlib.Path) -> None:
   clock = peer_grpo.Clock(c, take_snapshot)
 
   def batches() -> Iterator[dict[str, np.ndarray]]:
-    """Yields batches; each step takes one after the previous step ended."""
+    """Yields batches; a step takes one when the previous step has ended."""
     key, size = jax.random.PRNGKey(c["seed"]), c["prompts_per_batch"]
     for step in range(c["num_steps"]):
       if step:
@@ -156,7 +156,7 @@ def save(
 
 
 def _hf_tensors(params: Mapping[str, Any]) -> dict[str, np.ndarray]:
-  """Returns params of tunix's Llama by the names of Hugging Face's, [out, in].
+  """Returns the params of tunix's Llama by Hugging Face name, as [out, in].
 
   Args:
     params: projections are [D, N, H] into and [N, H, D] out of N heads of size

@@ -1,21 +1,20 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of watching a run to its trainer: metrics, spans, state, samples.
+"""Cost of monitoring to the trainer: metrics, spans, state, samples.
 
-- `cost`: of a step whose metrics are written, the time in the trainer's own
-  loop (`record_ms`) and the processor time of the thread that puts it into
-  files (`write_cpu_ms`), over the time of a step. As a run writes at every step
-  by default, this is the share of the trainer's time that watching takes, even
-  where thread and step share a core; the state of the run, written once a
-  second, is part of it.
-- `paired`: the same from outside, with its 95 % interval. The run writes at
-  every fourth step alone. Of four steps, the first writes, and the second runs
-  with the thread; the third and fourth do neither. The median of the
-  differences of these halves holds what `cost` cannot see, caches and the
-  interpreter's lock, and the noise of the machine: the interval shows how much.
+- `cost`: time in the trainer's loop (`record_ms`) plus CPU time of the writer
+  thread (`write_cpu_ms`) for a step with metrics, over the time of a step. It
+  includes the run's state, written once a second. Since a run writes at every
+  step by default, this is the trainer's overhead even if thread and step share
+  a core.
+- `paired`: the same overhead from step times, with a 95 % interval. The run
+  writes at every fourth step: of four steps, the first writes, the second runs
+  while the writer thread does, and the others do neither. The median difference
+  between these halves also includes effects of caches and of the interpreter's
+  lock, and noise, as the interval shows.
 
-Times begin after compilation and leave waiting out. The panel and the searchers
-have processes of their own.
+Times start after compilation and exclude waiting. Panel and searchers run in
+other processes.
 """
 
 from collections.abc import Sequence
@@ -47,7 +46,7 @@ def run(
 
   Raises:
     RuntimeError: the run failed.
-    ValueError: there are too few steps.
+    ValueError: the steps are too few.
   """
   num_steps = int(operands[0]) if operands else _STEPS
   if num_steps < _FIRST + 2 * _EVERY:
@@ -102,13 +101,12 @@ def summarize(spans: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _write_cpu_s(
     writes: Sequence[dict[str, Any]], start: float, end: float, step_s: float
 ) -> float:
-  """Returns the thread's processor time of a step that writes.
+  """Returns the thread's CPU time for a step that writes.
 
   Args:
     writes: spans of the thread.
-    start, end: bounds of the time that counts.
-    step_s: seconds of a step; the state of the run is written once a second,
-      not once a step.
+    start, end: bounds of the measured period.
+    step_s: seconds per step, since state is written once a second.
   """
   inside = [s for s in writes if start <= s["t0"] < end]
   cpu_s = lambda *kinds: sum(s["cpu_s"] for s in inside if s["kind"] in kinds)
@@ -126,10 +124,10 @@ def _busy_s(start: float, end: float, waits: Sequence[dict[str, Any]]) -> float:
 
 
 def median_interval(ordered: Sequence[float]) -> tuple[float, float]:
-  """Returns values between which the median lies in 95 of 100 samples.
+  """Returns a 95 % interval of the median.
 
-  Uses ranks: the number of values below the median is binomial, approximated as
-  normal.
+  Its bounds are order statistics: the number of values below the median is
+  binomial, approximated as normal.
   """
   n = len(ordered)
   reach = 0.98 * math.sqrt(n)

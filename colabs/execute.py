@@ -4,15 +4,14 @@
 
     python colabs/execute.py                       all, in place
     python colabs/execute.py losses.ipynb          one of them
-    python colabs/execute.py --link                cells alone, without a run
+    python colabs/execute.py --link                update cells, without a run
     python colabs/execute.py --set VARIANT=smoke --out /tmp/seen losses.ipynb
 
-They run one after the other in one empty folder, as in one Colab session, so
-that what the first one trained is there for the last. The cell tagged `install`
-gets the text of install.py, and where that names a repository of GitHub, the
-first cell a link that opens the notebook in Colab (`--link` does this alone).
-`--set` gives another value to a name of the cell tagged `parameters`; it is not
-written into the notebook. Needs the packages of the extra `test`.
+Notebooks run in turn in one initially empty folder, as in a Colab session, so
+later ones can use earlier runs. The cell tagged `install` gets the text of
+install.py, and the first cell a link to Colab if install.py names a GitHub
+repository (`--link` does only this). `--set` overrides a name in the cell
+tagged `parameters` without changing the notebook. Needs the extra `test`.
 """
 
 import argparse
@@ -38,17 +37,17 @@ NOTEBOOKS = (
 )
 CELL_LIMIT_S = 1200
 _START_LIMIT_S = 300
-# Without the two lines of the licence.
+# Without the license's two lines.
 INSTALL = (HERE / "install.py").read_text("utf-8").split("\n", 2)[2].strip()
-# Address of the repository, of which GitHub's have links to Colab.
+# Repository address; only GitHub's have links to Colab.
 REPOSITORY = re.search(r'^REPOSITORY = "(.*)"', INSTALL, re.M)[1]
 _GITHUB = "https://github.com/"
 _LINK = "[Open in Colab](https://colab.research.google.com/github/{})\n\n"
 MAX_BYTES = 400_000
-# Colab's name for the folder that a notebook runs in.
+# Name of a notebook's folder in Colab.
 _COLAB_FOLDER = "/content"
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-# tqdm misses the widgets, which no page would show.
+# tqdm warns about missing widgets, which pages could not show.
 _QUIET = "ignore:IProgress not found"
 _METADATA = {
     "colab": {"provenance": []},
@@ -67,10 +66,10 @@ def execute(
   Args:
     path: path of the notebook.
     folder: folder to run it in.
-    parameters: values that names of its cell `parameters` get.
+    parameters: new values of names in the cell `parameters`.
 
   Raises:
-    ValueError: the notebook has no such name.
+    ValueError: a name is not in the cell.
     nbclient.exceptions.CellExecutionError: a cell failed.
   """
   notebook = nbformat.read(path, as_version=4)
@@ -108,7 +107,7 @@ def execute(
 
 
 def prepare(notebook: nbformat.NotebookNode, name: str) -> None:
-  """Writes the cells that all notebooks have: the link, and the installation.
+  """Writes the cells common to all notebooks: link and installation.
 
   Args:
     notebook: changed in place.
@@ -128,7 +127,7 @@ def prepare(notebook: nbformat.NotebookNode, name: str) -> None:
 
 
 def clean(notebook: nbformat.NotebookNode, folder: pathlib.Path) -> None:
-  """Takes out of the outputs what is of this machine or of this moment."""
+  """Removes details of this machine and time from the outputs."""
   notebook.metadata = nbformat.from_dict(_METADATA)
   count = 0
   for cell in notebook.cells:
@@ -159,16 +158,16 @@ def clean(notebook: nbformat.NotebookNode, folder: pathlib.Path) -> None:
 
 
 def _settled(text: str) -> str:
-  """Returns what a terminal shows of a text in the end, without colours."""
+  """Returns the final text on a terminal that prints `text`, without colors."""
   lines = _ANSI.sub("", text).split("\n")
   return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines)
 
 
 def check(text: str) -> None:
-  """Raises ValueError where a notebook's file should not be stored.
+  """Raises ValueError if a notebook's file is unsuitable for the repository.
 
   Args:
-    text: text of the file: not too large, without a folder of this machine.
+    text: content of the file; must be small and name no local folder.
   """
   if len(text.encode()) > MAX_BYTES:
     raise ValueError(
@@ -196,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> None:
       else:
         notebook = execute(HERE / name, pathlib.Path(folder), parameters)
       text = nbformat.writes(notebook) + "\n"
-      # A refused notebook is written too: it shows why.
+      # Write a rejected notebook as well: it shows why.
       (args.out / name).write_text(text, "utf-8")
       check(text)
       print(args.out / name, flush=True)

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Installs tba_jax for this machine's CPU, GPU or TPU, unless it is installed.
 
-Takes the checkout that this notebook is in, or one beside it, or an uploaded
-.zip of one. Where there is none, as in a new Colab runtime, clones REPOSITORY.
-Prints what it does.
+Uses the checkout that contains this notebook, one next to it, or an uploaded
+.zip of one; otherwise, as in a new Colab runtime, clones REPOSITORY. Prints
+each action.
 """
 
 import glob
@@ -27,7 +27,7 @@ def find_checkout():
   return None
 
 
-# Python finds the folder of a checkout too, without its dependencies.
+# In a checkout Python finds tba_jax even without its dependencies.
 specs = [importlib.util.find_spec(name) for name in ("tba_jax", "jax")]
 if all(spec and spec.origin for spec in specs):
   print("tba_jax", importlib.metadata.version("tba_jax"), "is installed")

@@ -11,8 +11,8 @@ with the same number of completions and updates), `rounds=N` (rounds of N
 mini-batches, one-step off-policy) with `passes=T` and `lag_rounds=0` or 1.
 
 The full run takes at most three minutes on two cores. The mean reward of fresh
-completions rises from the level of a short supervised fine-tuning to 1; on
-held-out sums it rises less, since there are few sums to generalize from.
+completions rises from the level after a short SFT to 1; on held-out sums it
+rises less, because there are few sums to generalize from.
 """
 
 import ml_collections
@@ -55,10 +55,11 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.sampling.max_prompt_tokens = 6
   c.sampling.max_completion_tokens = 3
 
+  # Corrects for staleness: `loss.correction` is clip_token then.
   c.loss.ratio_clip = 0.2
   c.optimizer.learning_rate = 6e-4
   c.optimizer.learning_rate_final = 6e-5
-  # In rounds, whole ones.
+  # Whole rounds, if any.
   round_steps = arg.rounds * arg.passes or 1
   num_steps = 100 if arg.quick else 200
   c.train.num_steps = max(num_steps // round_steps, 1) * round_steps
@@ -66,7 +67,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.search.lead_steps = 0 if arg.lockstep else 1
   c.evaluate.every_steps = 50
   c.evaluate.num_prompts = 128
-  c.evaluate.final_prompts = 141  # all of the held-out sums
+  c.evaluate.final_prompts = 141  # All held-out sums.
 
   if arg.rounds:
     variants.set_rounds(
@@ -81,7 +82,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 
 def _make_smoke(c: ml_collections.ConfigDict, round_steps: int) -> None:
-  """Shrinks the run to a smoke test, of whole rounds."""
+  """Shrinks the run to a smoke test, with whole rounds."""
   variants.make_smoke(c)
   c.train.num_steps = max(6 // round_steps, 1) * round_steps
   c.task.max_number = 9

@@ -9,10 +9,9 @@ Arguments, after a colon and separated by commas: `smoke` (seconds, for tests),
 `quick` (some minutes on two cores), `seed=N`, `lockstep` (staleness 0 with the
 same number of completions and updates).
 
-A number is to be made of three others. A model is fine-tuned on a player who
-has expressions calculated at random until one makes the number; it then learns
-which to try.
-`examples/calculator.py` is the environment.
+The task is to make a number from three others. A model is fine-tuned on a
+player who calculates random expressions until one yields the number; it then
+learns which ones to try. The environment is `examples/calculator.py`.
 """
 
 import pathlib
@@ -45,10 +44,10 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.reward.backend = "pool"
   c.reward.num_workers = 32
   c.sampling.max_prompt_tokens = 9
-  # Four calls with their results, of 11 tokens each, and an answer of 8.
+  # Four calls with results, 11 tokens each, and an answer of 8 tokens.
   c.sampling.max_completion_tokens = 52
 
-  # It learns late to answer what made the number.
+  # It learns late to answer with the expression that made the number.
   c.sft.num_steps = 1000 if arg.quick else 2000
   c.sft.evaluate_every_steps = 1000
   c.sft.checkpoint_every_steps = 500
@@ -61,7 +60,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.replay.skip_equal_rewards = True
   c.replay.recent_window_steps = 2
   c.search.samples_per_prompt = c.train.completions_per_prompt = 8
-  # A fifth is sampled to replace groups whose rewards are equal.
+  # A fifth of the prompts replace groups with equal rewards.
   c.search.prompts_per_step = c.search.prompts_per_round = 20
   c.sampling.num_slots = 160
   c.train.prompts_per_batch = 16
@@ -84,7 +83,7 @@ def _make_smoke(c: ml_collections.ConfigDict) -> None:
   """Shrinks the run to a smoke test."""
   variants.make_smoke(c)
   c.task.train_prompts = 100
-  # Groups this few may all have equal rewards.
+  # With so few groups, all may have equal rewards.
   c.replay.skip_equal_rewards = False
   c.reward.num_workers = 8
   c.reference.role = "trainer"

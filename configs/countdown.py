@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Countdown on two CPU cores: supervised start, then asynchronous TB.
+"""Countdown on two CPU cores: SFT, then asynchronous TB.
 
     python -m tba_jax.main --config=configs/countdown.py \\
         --workdir=runs/countdown
@@ -9,8 +9,8 @@ Arguments, after a colon and separated by commas: `smoke` (seconds, for tests),
 `quick` (at most three minutes on two cores), `seed=N`, `lockstep` (staleness 0
 with the same number of completions and updates).
 
-The full run takes some minutes on two cores. The README has results of three
-seeds; `python -m benchmarks time_to_reward` compares it with other libraries.
+The full run takes some minutes on two cores. The README has results for three
+seeds; `python -m benchmarks time_to_reward` compares with other libraries.
 """
 
 import ml_collections
@@ -38,39 +38,39 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
       )
   )
 
-  # Stops early: the policy solves held-out prompts often enough to learn from
-  # its own completions, and has room to improve.
+  # Stops early, when the policy solves enough held-out prompts to learn from
+  # its own completions and still has room to improve.
   c.sft.num_steps = 600 if arg.quick else 1000
-  # The run evaluates the model that it starts from.
+  # The run evaluates its initial model anyway.
   c.sft.evaluate_every_steps = 0
   c.sft.checkpoint_every_steps = 250
 
   c.sampling.max_prompt_tokens = 9
   c.sampling.max_completion_tokens = 18
 
-  # The rule: of the recipes that end above a pass@1 of .80, the one that is
-  # first at .70; tuned on a seed that no table has. A beta of .05 keeps more
+  # Selection rule: of the recipes that end above pass@1 = 0.80, the first to
+  # reach 0.70, tuned on a seed not in any table. A beta of 0.05 keeps more
   # solutions and ends lower (`python -m studies diversity`).
   c.loss.beta = 0.02
-  # Steps are large for so small a model: without a trust region, a few steps
+  # Steps are large for such a small model: without a trust region, a few steps
   # of staleness undo them.
   c.loss.ratio_clip = 0.2
   c.optimizer.learning_rate = 4e-4
   c.optimizer.learning_rate_final = 4e-5
-  # Groups as they were sampled: a completion that was drawn twice weighs twice.
+  # Groups as sampled: a completion that was sampled twice has twice the weight.
   c.replay.dedupe = False
   # Many small groups: 32 of 4 teach more than 16 of 8. A third of the prompts
-  # are sampled to replace those whose rewards are equal.
+  # replace those with equal rewards.
   c.search.samples_per_prompt = c.train.completions_per_prompt = 4
   c.replay.skip_equal_rewards = True
   c.replay.recent_window_steps = 2
   c.search.prompts_per_step = c.search.prompts_per_round = 48
   c.sampling.num_slots = 192
   c.train.prompts_per_batch = 32
-  # Eight prompts' activations fit into a core's cache.
+  # The activations of eight prompts fit into a core's cache.
   c.train.micro_batch_prompts = 8
-  # The trainer's core would be the limit; in lockstep the single-process loop
-  # has it there, and must agree bit for bit.
+  # The trainer's core would be the bottleneck. In lockstep, results must equal
+  # the single-process loop's, which computes the reference in the trainer.
   c.reference.role = "trainer" if arg.lockstep else "searcher"
   c.search.lockstep = arg.lockstep
   c.search.lead_steps = 0 if arg.lockstep else 2
@@ -91,7 +91,7 @@ def _make_smoke(c: ml_collections.ConfigDict) -> None:
   c.task.max_number = 9
   c.task.min_solutions = 3
   c.replay.dedupe = True
-  # Groups this few may all have equal rewards.
+  # With so few groups, all may have equal rewards.
   c.replay.skip_equal_rewards = False
   c.reference.role = "trainer"
   c.search.lead_steps = min(c.search.lead_steps, 1)

@@ -1,16 +1,16 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Countdown with rare correct completions: can search find them?
+"""Countdown with rare correct completions, which search has to find.
 
     python -m tba_jax.main --config=configs/countdown_sparse.py \\
         --workdir=runs/countdown_sparse
 
-Targets have at most two solutions, and fine-tuning is so short that few
-completions are correct. Half of each batch is replayed, weighted by reward, so
-that rare successes are trained on again. Arguments as in
-`configs/countdown.py`: `smoke`, `quick`, `seed=N`, `lockstep`.
+Targets have at most two solutions, and SFT is so short that few completions are
+correct. Half of each batch is replayed, weighted by reward, so that rare
+successes are trained on repeatedly. Arguments as in `configs/countdown.py`:
+`smoke`, `quick`, `seed=N`, `lockstep`.
 
-`docs/results/tasks.md` has results of `quick`, which has three numbers instead
+`docs/results/tasks.md` has results of `quick`, which uses three numbers instead
 of four. Time and result of the full run have not been measured.
 """
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Guess a number by higher or lower, in several turns, on two CPU cores.
+"""Guess a number from "higher" and "lower" hints, on two CPU cores.
 
     python -m tba_jax.main --config=configs/guess.py --workdir=runs/guess
 
@@ -9,8 +9,8 @@ Arguments, after a colon and separated by commas: `smoke` (seconds, for tests),
 same number of completions and updates).
 
 A model is fine-tuned on a player who follows the hints half of the time, and
-then learns to find the number in fewer turns. `examples/guess.py` is the
-environment, docs/results/agents.md has results.
+then learns to find the number in fewer turns. The environment is
+`examples/guess.py`; docs/results/agents.md has results.
 """
 
 import pathlib
@@ -43,7 +43,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.reward.backend = "pool"
   c.reward.num_workers = 32
   c.sampling.max_prompt_tokens = 2
-  # A guess, its stop token and a hint, eight times.
+  # Eight times a guess, its stop token and a hint.
   c.sampling.max_completion_tokens = 24
 
   c.sft.num_steps = 300 if arg.quick else 600
@@ -56,7 +56,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.optimizer.learning_rate_final = 1e-4
   c.replay.dedupe = False
   c.replay.recent_window_steps = 2
-  # The completions of a prompt share its number, and so its luck.
+  # All completions of a prompt have the same number to guess, so luck cancels.
   c.search.samples_per_prompt = c.train.completions_per_prompt = 8
   c.search.prompts_per_step = c.search.prompts_per_round = 16
   c.sampling.num_slots = 128

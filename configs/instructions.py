@@ -1,22 +1,22 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Instructions that a program can check: a pretrained model on two CPU cores.
+"""Verifiable instructions: a pretrained model on two CPU cores.
 
     python -m tba_jax.main --config=configs/instructions.py \\
         --workdir=runs/real
 
-SmolLM2-135M-Instruct (fetched by the first run, 93 MB), or the model that
-`init` names, learns to follow
-instructions such as "use exactly five words" and "use no commas" in questions
-about topics that it was not trained on. Arguments, after a colon and separated
-by commas: `quick` (some minutes on two cores), `lora` (adapters instead of all
-params), `ifbench` (prompts of IFBench, for `--program=evaluate`), `smoke`
-(seconds, with a tiny model, for tests), `seed=N`.
+SmolLM2-135M-Instruct (93 MB, downloaded by the first run), or the model named
+by `init`, learns to follow instructions such as "use exactly five words" and
+"use no commas" in questions, and is evaluated on topics that it was not trained
+on. Arguments, after a colon and separated by commas: `quick` (some minutes on
+two cores), `lora` (adapters instead of all params), `ifbench` (IFBench prompts,
+for `--program=evaluate`), `smoke` (seconds, with a tiny model, for tests),
+`seed=N`.
 
     python -m tba_jax.main --program=evaluate --workdir=runs/real \\
         --config=configs/instructions.py:ifbench
 
-`docs/reference/tasks.md` describes the task and has results.
+`docs/reference/tasks.md` describes the task and its results.
 """
 
 import ml_collections
@@ -53,17 +53,17 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.train.prompts_per_batch = 4
   c.train.micro_batch_prompts = 2
   c.search.samples_per_prompt = c.train.completions_per_prompt = 8
-  # A third of the prompts are sampled to replace those whose rewards are equal:
-  # a completion costs less to sample than to train on.
+  # A third of the prompts replace those with equal rewards: a completion costs
+  # less to sample than to train on.
   c.replay.skip_equal_rewards = True
   c.replay.recent_window_steps = 2
   c.search.prompts_per_step = c.search.prompts_per_round = 6
-  # The trainer's core would be the limit.
+  # The trainer's core would be the bottleneck.
   c.reference.role = "searcher"
   c.train.num_steps = 12 if arg.quick else 200
   c.evaluate.every_steps = 0 if arg.quick else 50
   c.evaluate.num_prompts = 48 if arg.quick else 64
-  # As many rows as a searcher has, so that both use the same programs.
+  # As many rows as in a searcher, so that both use the same compiled programs.
   c.evaluate.batch_prompts = 16
   c.checkpoint.every_steps = 50
 
@@ -73,7 +73,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 
 def _set_instructions(c: ml_collections.ConfigDict, *, is_quick: bool) -> None:
-  """Sets instructions and the lengths of their answers."""
+  """Sets the instructions task and its sequence lengths."""
   c.task = ml_collections.ConfigDict(
       dict(
           name="instructions",
@@ -84,8 +84,8 @@ def _set_instructions(c: ml_collections.ConfigDict, *, is_quick: bool) -> None:
           split_seed=0,
       )
   )
-  # The longest prompt has 73 tokens. Most answers that follow are short, and
-  # what is cut off has no reward.
+  # The longest prompt has 73 tokens. Most compliant answers are short, and
+  # truncated ones get no reward.
   c.sampling.max_prompt_tokens = 80
   c.sampling.max_completion_tokens = 32
   c.evaluate.final_prompts = 48 if is_quick else 128
@@ -93,9 +93,9 @@ def _set_instructions(c: ml_collections.ConfigDict, *, is_quick: bool) -> None:
 
 
 def _set_ifbench(c: ml_collections.ConfigDict) -> None:
-  """Sets IFBench's prompts, answered greedily once."""
+  """Sets IFBench prompts with one greedy answer each."""
   c.task = ml_collections.ConfigDict(dict(name="ifbench", data=""))
-  # Three prompts are longer, and left out.
+  # Three longer prompts are left out.
   c.sampling.max_prompt_tokens = 256
   c.sampling.max_completion_tokens = 512
   c.sampling.temperature = 0.0
@@ -104,7 +104,7 @@ def _set_ifbench(c: ml_collections.ConfigDict) -> None:
 
 
 def _make_smoke(c: ml_collections.ConfigDict) -> None:
-  """Shrinks the run to a smoke test, with a tokenizer of characters."""
+  """Shrinks the run to a smoke test, with a character tokenizer."""
   variants.make_smoke(c)
   c.init = "sft"
   c.tokenizer.chat = False
@@ -113,6 +113,6 @@ def _make_smoke(c: ml_collections.ConfigDict) -> None:
   c.sampling.max_prompt_tokens = 200
   c.sampling.max_completion_tokens = 60
   c.model.max_positions = 260
-  # Groups this few may all have equal rewards.
+  # With so few groups, all may have equal rewards.
   c.replay.skip_equal_rewards = False
   c.reference.role = "trainer"

@@ -5,38 +5,37 @@ r"""MATH with TBA', the later variant of trajectory balance with asynchrony.
     python -m tba_jax.main --config=configs/math.py:hardware=8xh100 \\
         --workdir=runs/math
 
-It needs `pip install 'tba_jax[math]'`. Problems and model come from the Hugging
-Face hub (`task.train`, `task.test`, `init`); local files do as well.
-Arguments, after a colon and separated by commas:
+Requires `pip install 'tba_jax[math]'`. Problems and model come from the Hugging
+Face hub (`task.train`, `task.test`, `init`) or from local files. Arguments,
+after a colon and separated by commas:
 
 - `hardware=8xh100`, the authors' number of devices; other names are in
   `tba_jax/config/hardware.py`. On a TPU, `hardware=v5e-64` with searchers of
   eight chips.
-
-- `lag=2` (or 10, the two values in the authors' configs): steps that sampling
-  may run ahead.
+- `lag=2` (or 10, the two values in the authors' configs): number of steps that
+  sampling may run ahead.
 - `quick` (minutes on two cores: the same code path with a tiny model and small
   generated problems with boxed answers), `smoke` (seconds).
 - `seed=N`.
 
-The settings follow Table 4 of the paper (arXiv:2503.18929) and, for the rest,
-the authors' config files: 32 prompts of 16 completions a step,
-400 steps, reference reset every 50 steps, β 0.005, no replay. Differences:
+The settings follow Table 4 of the paper (arXiv:2503.18929) and otherwise the
+authors' config files: 32 prompts with 16 completions per step, 400 steps,
+reference reset every 50 steps, β = 0.005, no replay. Differences:
 
-- A token's gradient is divided by its completion's length; the authors' code
-  divides it by the length of prompt and completion.
+- A token's gradient is divided by the length of its completion; the authors'
+  code divides by the length of prompt and completion.
 - The lag is bounded, not constant: data of a fast searcher is fresher.
-- Test problems in the training split are an error (`task.overlap`); what the
-  authors did is not known.
+- Test problems in the training split are an error (`task.overlap`); it is
+  unknown what the authors did.
 - No importance ratio, as the paper's text implies. Their code has one as an
-  option: `--config.loss.correction=mask_token`; its cap of 8 is set.
-- The instruction asks for `\boxed{}`; in the authors' the braces are missing
+  option: `--config.loss.correction=mask_token`; its cap of 8 is already set.
+- The instruction asks for `\boxed{}`; the authors' instruction lacks the braces
   by mistake.
 
 Params are float32 with bfloat16 compute. The authors' scripts request eight
-H100, four of them for sampling; time and result are not published. The full run
-has not been made with this code. Their repository's settings for Countdown and
-for Llama-3.1-8B, without published results, are not here.
+H100s, four of them for sampling; time and result are not published. The full
+run has not been made with this code. The authors' settings for Countdown and
+Llama-3.1-8B, which have no published results, are not included.
 """
 
 import ml_collections
@@ -53,7 +52,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   )
   c = settings.get_config()
   c.seed = arg.seed
-  # Parsing an answer may take forever, or all memory.
+  # Parsing an answer may take forever or use up all memory.
   c.reward.backend = "pool"
   c.reward.deadline_s = 10.0
   c.reward.memory_mb = 4096
@@ -84,11 +83,11 @@ def _set_paper(c: ml_collections.ConfigDict, lag: int) -> None:
   c.reward.num_workers = 4
   c.init = "Qwen/Qwen2.5-7B"
   c.tokenizer.source = "Qwen/Qwen2.5-7B"
-  c.model.max_positions = 3072  # unless the folder sets it
+  c.model.max_positions = 3072  # Unless the model folder sets it.
   c.sampling.temperature = 1.0
   c.sampling.max_prompt_tokens = 1024
-  c.sampling.max_completion_tokens = 2048  # 3072 with the prompt
-  c.sampling.stop_token_ids = "151645"  # <|im_end|>, which closes a chat's turn
+  c.sampling.max_completion_tokens = 2048  # 3072 with the prompt.
+  c.sampling.stop_token_ids = "151645"  # <|im_end|>, which ends a chat turn.
   c.sampling.num_slots = 128
   c.sampling.prompt_buckets = 3
 
@@ -116,13 +115,13 @@ def _set_paper(c: ml_collections.ConfigDict, lag: int) -> None:
   c.train.micro_batch_prompts = 1
   c.publish.every_steps = 1
 
-  # No replay: what arrived for a step, every completion of it.
+  # No replay: each step trains on everything that arrived for it.
   c.replay.recent_fraction = 1.0
   c.replay.recent_window_steps = 1
   c.replay.capacity_per_prompt = 16
   c.replay.dedupe = False
 
-  # MATH-500, greedily, before and after.
+  # MATH-500 before and after training, greedy.
   c.evaluate.every_steps = 50
   c.evaluate.num_prompts = 128
   c.evaluate.final_prompts = 500
@@ -134,7 +133,7 @@ def _set_paper(c: ml_collections.ConfigDict, lag: int) -> None:
 
 
 def _set_quick(c: ml_collections.ConfigDict) -> None:
-  """Sets a run of a tiny model over generated problems."""
+  """Sets a run of a tiny model on generated problems."""
   c.task = ml_collections.ConfigDict(
       dict(
           name="math",
@@ -152,7 +151,7 @@ def _set_quick(c: ml_collections.ConfigDict) -> None:
   c.model.width = 64
   c.model.max_positions = 128
 
-  # Stops early: the policy has learned how to work a problem out, and does so
+  # Stops early: the policy has learned how to work out a problem, and does so
   # half of the time.
   c.init = "sft"
   c.sft.init = "scratch"

@@ -9,32 +9,32 @@
         --config.reward_model.train=data/preferences/train.jsonl \\
         --config.reward_model.held_out=data/preferences/test.jsonl
 
-The first fine-tunes on answers of up to 3,584 tokens; the second trains the
-reward model from that model, and then the policy. `docs/guides/offline_data.md`
-has the formats of data and pairs, and the ways to compare answers with people's
-(`evaluate.judge`): a reward model or a command of your own. Arguments, after a
-colon and separated by commas:
+The first command fine-tunes on answers of up to 3,584 tokens; the second trains
+the reward model from the result, and then the policy.
+`docs/guides/offline_data.md` describes the formats of data and pairs, and how
+to compare answers with human ones (`evaluate.judge`): by a reward model or a
+custom command. Arguments, after a colon and separated by commas:
 
-- `hardware=8xh100`, the paper's; other names are in
+- `hardware=8xh100`, as in the paper; other names are in
   `tba_jax/config/hardware.py`. On a TPU, `hardware=v5p-16`;
-- `stage=rl` or `sft`: the lengths of that stage;
+- `stage=rl` or `sft`: sequence lengths of that stage;
 - `quick` (minutes on two cores: the same code path with a tiny model, generated
   requests and a scripted gold reward), `smoke` (seconds);
 - `seed=N`.
 
-The settings follow the paper's Llama 3.1 8B run (arXiv:2410.18252,
-appendix): fine-tuning at 5e-6 linear with 3 % warm-up, batch 128, two epochs;
-reward model at 3e-6 linear, batch 256, one epoch, 1,024 tokens; online DPO at
-8e-7 linear, beta 0.03, 256 prompts of two answers a step, 100,000 prompts, one
-step off-policy. The paper does not specify the following: the pairs of the
-reward model (`reward_model.num_steps` is one epoch of 60,000) and the judge
-(GPT-4o in the paper). The chat format is open-instruct's
-(`task.template=tulu`).
+The settings follow the paper's Llama 3.1 8B run (arXiv:2410.18252, appendix):
+SFT at 5e-6 linear with 3 % warm-up, batch size 128, two epochs; reward model at
+3e-6 linear, batch size 256, one epoch, 1,024 tokens; online DPO at 8e-7 linear,
+beta 0.03, 256 prompts with two answers per step, 100,000 prompts, one step
+off-policy. The paper does not specify the pairs of the reward model
+(`reward_model.num_steps` is one epoch of 60,000) and its judge is GPT-4o. The
+chat format is that used by open-instruct (`task.template=tulu`).
 
-The paper reports eight H100 and a win-rate against people from 31.8 % to
-57.2 %. The full run has not been made with this code. `docs/results/tasks.md`
-has results of `quick`: its sampled win-rate rises while the greedy one stays or
-falls, so what it learns is mostly lower entropy, not better answers.
+The paper reports eight H100s and a win rate against humans that rises from
+31.8 % to 57.2 %. The full run has not been made with this code.
+`docs/results/tasks.md` has results of `quick`: the sampled win rate rises while
+the greedy one stays or falls, so it mostly learns lower entropy, not better
+answers.
 """
 
 import ml_collections
@@ -71,7 +71,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 
 def _set_both(c: ml_collections.ConfigDict) -> None:
-  """Sets what `quick` has of the paper's run."""
+  """Sets what `quick` shares with the paper's run."""
   c.init = "sft"
   c.model.param_dtype = "float32"
   c.sft.weight_decay = 0.0
@@ -114,7 +114,7 @@ def _set_paper(c: ml_collections.ConfigDict, stage: str) -> None:
   c.model.max_positions = 4096
   c.sft.batch_size = 128
   c.sft.micro_batch_size = 1
-  c.sft.num_steps = 2 * _NUM_CHATS // 128  # two epochs
+  c.sft.num_steps = 2 * _NUM_CHATS // 128  # Two epochs.
   c.sft.learning_rate = 5e-6
   c.sft.schedule = "linear"
   c.sft.warmup_steps = round(0.03 * c.sft.num_steps)
@@ -124,10 +124,10 @@ def _set_paper(c: ml_collections.ConfigDict, stage: str) -> None:
   r = c.reward_model
   r.train = "data/preferences/train.jsonl"
   r.held_out = "data/preferences/test.jsonl"
-  r.max_completion_tokens = 512  # and as many of the prompt
+  r.max_completion_tokens = 512  # And as many prompt tokens.
   r.batch_size = 256
   r.micro_batch_size = 1
-  r.num_steps = _NUM_PAIRS // 256  # one epoch
+  r.num_steps = _NUM_PAIRS // 256  # One epoch.
   r.learning_rate = 3e-6
   r.warmup_steps = 0
   r.evaluate_every_steps = r.checkpoint_every_steps = 50
@@ -152,7 +152,7 @@ def _set_paper(c: ml_collections.ConfigDict, stage: str) -> None:
 
 
 def _set_quick(c: ml_collections.ConfigDict) -> None:
-  """Sets tiny models, generated requests and pairs with a scripted reward."""
+  """Sets tiny models, generated requests and pairs, and a scripted reward."""
   c.task = ml_collections.ConfigDict(
       dict(
           name="chat",
@@ -195,7 +195,7 @@ def _set_quick(c: ml_collections.ConfigDict) -> None:
   c.optimizer.learning_rate = 3e-4
   c.optimizer.learning_rate_final = 3e-5
   c.optimizer.grad_clip_norm = 1.0
-  # Pairs carry less information than groups: more of them, and more KL.
+  # Pairs carry less information than groups, so use more of them, and more KL.
   c.train.prompts_per_batch = c.train.micro_batch_prompts = 64
   c.train.num_steps = 80
   c.search.prompts_per_round = c.search.prompts_per_step = 64

@@ -1,24 +1,23 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A pretrained model in environments of several turns, on two CPU cores.
+"""A pretrained model in multi-turn environments, on two CPU cores.
 
     python -m tba_jax.main --config=configs/pretrained_turns.py \\
         --workdir=runs/products
     python -m tba_jax.main --workdir=runs/guess_the_number \\
         --config=configs/pretrained_turns.py:task=guess_the_number
 
-The model of `configs/instructions.py`, SmolLM2-135M-Instruct, in its chat
-template and without fine-tuning before. Arguments, after a colon and separated
-by commas:
+Uses SmolLM2-135M-Instruct, as does `configs/instructions.py`, with its chat
+template and without SFT. Arguments, after a colon and separated by commas:
 
-- `task=products`, `examples/products.py`: products of two numbers, which a
-  calculator computes for who calls it.
-- `task=guess_the_number`: TextArena's game of that name (`pip install
-  textarena`), ten guesses by higher or lower.
+- `task=products`, `examples/products.py`: products of two numbers, with a
+  calculator as a tool.
+- `task=guess_the_number`: the TextArena game of that name (`pip install
+  textarena`), with ten guesses answered by "higher" or "lower".
 - `quick` (some minutes on two cores), `smoke` (seconds, for tests: a tiny model
-  without a chat template, so countdown instead of products), `seed=N`.
+  without a chat template, so Countdown instead of products), `seed=N`.
 
-docs/results/agents.md has what has been run.
+docs/results/agents.md has results.
 """
 
 import pathlib
@@ -60,8 +59,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.reward.num_workers = 16
   c.reward.deadline_s = 10.0 if is_products else 30.0
   c.sampling.max_prompt_tokens = 224
-  # Two questions that show it; then a call, its result, and an answer. Ten
-  # turns with their answers take some 280.
+  # The prompt of products shows two solved questions; a completion is a call,
+  # its result and an answer. Ten turns of the game take about 280 tokens.
   c.sampling.max_completion_tokens = 80 if is_products else 384
   c.sampling.num_slots = 32
 
@@ -69,22 +68,21 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.optimizer.learning_rate = 5e-5 if arg.quick else 2.5e-5
   c.optimizer.learning_rate_final = 5e-5 if arg.quick else 1e-5
   c.train.prompts_per_batch = 4
-  # Rows of ten turns are so long that a step of two prompts keeps twice as
-  # much.
+  # Rows of ten turns are so long that two prompts would take twice the memory.
   c.train.micro_batch_prompts = 2 if is_products else 1
   c.search.samples_per_prompt = c.train.completions_per_prompt = 8
-  # A third of the prompts are sampled to replace those whose rewards are equal:
-  # a completion costs less to sample than to train on.
+  # A third of the prompts replace those with equal rewards: a completion costs
+  # less to sample than to train on.
   c.replay.skip_equal_rewards = True
   c.replay.recent_window_steps = 2
   c.search.prompts_per_step = c.search.prompts_per_round = 6
-  # The trainer's core would be the limit.
+  # The trainer's core would be the bottleneck.
   c.reference.role = "searcher"
   c.train.num_steps = 12 if arg.quick else 200
   c.evaluate.every_steps = 0
   c.evaluate.num_prompts = c.evaluate.final_prompts = 64
   c.evaluate.num_completions = 2
-  # As many rows as a searcher has, so that both use the same programs.
+  # As many rows as in a searcher, so that both use the same compiled programs.
   c.evaluate.batch_prompts = 16
   c.checkpoint.every_steps = 50
 
@@ -94,7 +92,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 
 def _make_smoke(c: ml_collections.ConfigDict) -> None:
-  """Shrinks the run to a smoke test, with a tokenizer of characters."""
+  """Shrinks the run to a smoke test, with a character tokenizer."""
   variants.make_smoke(c)
   c.init = "scratch"
   c.tokenizer.chat = False
@@ -106,7 +104,7 @@ def _make_smoke(c: ml_collections.ConfigDict) -> None:
   c.sampling.max_prompt_tokens = 900
   c.sampling.max_completion_tokens = 60
   c.model.max_positions = 960
-  # Groups this few may all have equal rewards.
+  # With so few groups, all may have equal rewards.
   c.replay.skip_equal_rewards = False
   c.reference.role = "trainer"
   c.evaluate.every_steps = 0

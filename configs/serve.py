@@ -5,11 +5,11 @@
     python -m tba_jax.main --program=serve --config=configs/serve.py \\
         --workdir=runs/serve
 
-serves SmolLM2-135M-Instruct (fetched by the first start, 93 MB) on two CPU
-cores, or the model that `init` names: a folder, or ORG/NAME of the Hugging Face
+serves SmolLM2-135M-Instruct (93 MB, downloaded at the first start) on two CPU
+cores, or the model named by `init`: a folder, or ORG/NAME on the Hugging Face
 hub. Arguments, after a colon and separated by commas: `quick` (shorter
 sequences), `smoke` (a tiny model with random params, for tests).
-docs/reference/server.md has the API.
+docs/reference/server.md describes the API.
 """
 
 import ml_collections
@@ -27,10 +27,10 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.sampling.max_completion_tokens = 64 if arg.quick else 256
   c.sampling.num_slots = 32
   c.sampling.prompt_buckets = 3
-  c.lora.alpha = 32.0  # As Tinker's, whatever the rank.
-  # Required, but not used by this program.
+  c.lora.alpha = 32.0  # As in Tinker, for any rank.
+  # Required, but unused by this program.
   c.evaluate.num_prompts = c.evaluate.final_prompts = 64
-  # Groups that an objective computes at a time.
+  # Number of groups in a forward-backward pass.
   c.train.micro_batch_prompts = 1
   c.task = ml_collections.ConfigDict(
       dict(

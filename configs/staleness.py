@@ -1,17 +1,18 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Quality against staleness, per objective, on a controlled task.
+"""Quality against staleness, by objective, on a controlled task.
 
     python -m tba_jax.main --program=sweep --config=configs/staleness.py \\
         --workdir=runs/staleness
 
-trains each objective of `sweep.objectives` at each staleness and seed from one
-fine-tuned policy, and writes a table and a plot. Each run is one file, so the
-same command resumes the sweep.
+trains each objective of `sweep.objectives` at each staleness and seed from the
+same fine-tuned policy, and writes a table and a plot. Each run is one file, so
+the same command resumes the sweep.
 
-Arguments: `smoke` (seconds, for tests), `quick` (TB, TB with a ratio clip and
-RLOO at staleness 0 and 4, one seed; minutes), `tune` (the learning rates that
-the settings below were chosen from), `seed=N` of the fine-tuning.
+Arguments, after a colon and separated by commas: `smoke` (seconds, for tests),
+`quick` (TB, TB with a ratio clip and RLOO at staleness 0 and 4, one seed;
+minutes), `tune` (the learning rates from which the settings below were chosen),
+`seed=N` (of SFT).
 
 `docs/results/staleness.md` has time and results of the full sweep.
 """
@@ -23,7 +24,7 @@ import ml_collections
 from tba_jax.config import settings
 from tba_jax.config import variants
 
-# Further settings of each objective, in addition to _CHOSEN.
+# Settings of each objective, in addition to _CHOSEN.
 _OBJECTIVES = {
     "tb": "loss.name=tb",
     "tb_clip": "loss.name=tb loss.ratio_clip=0.2",
@@ -36,10 +37,10 @@ _OBJECTIVES = {
         " train.prompts_per_batch=32 train.micro_batch_prompts=32"
     ),
 }
-# The rule, fixed before the study: of the learning rates (for online DPO, whose
-# beta is no weight of the KL, of all pairs with its betas) the one with the
-# highest mean of reward - _BETA · KL at staleness 0 over the seeds of _TUNE,
-# which no run of the study has. `tune` makes these runs.
+# Selection rule, fixed before the study: the learning rate (for online DPO,
+# whose beta does not weight the KL, the pair of rate and beta) with the highest
+# mean of reward - _BETA · KL at staleness 0 over _TUNE_SEEDS, which the study
+# does not use. `tune` makes these runs.
 _BETA = 0.02
 _LEARNING_RATES = ("1e-3", "3e-3", "1e-2")
 _DPO_BETAS = ("0.1", "0.3", "1.0")

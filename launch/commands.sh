@@ -2,8 +2,8 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Sourced by the scripts that launch on several hosts: how they run commands,
-# and how --dry_run prints them instead.
+# Sourced by the scripts that launch on several hosts: functions that run
+# commands, or only print them with --dry_run.
 
 dry_run=0
 
@@ -12,7 +12,7 @@ die() {
   exit 1
 }
 
-# need NAME…: each variable must have a value.
+# need NAME…: fails unless each variable has a value.
 need() {
   local name
   for name in "$@"; do
@@ -21,7 +21,7 @@ need() {
   done
 }
 
-# show CMD…: prints a command as a shell would take it.
+# show CMD…: prints a command, quoted for a shell.
 show() {
   local word quote="'" escaped="'\\''"
   printf '+'
@@ -41,18 +41,18 @@ run() {
   ((dry_run)) || "$@"
 }
 
-# use_searcher_devices COUNT: has each searcher split its rows over so many
-# devices, all of its host or job. Where SETTINGS say how, or CONFIG is for a
-# hardware, they have it, and COUNT changes nothing.
+# use_searcher_devices COUNT: makes each searcher split its rows over COUNT
+# devices, all those of its host or job. Does nothing if SETTINGS set the mesh
+# or CONFIG has a hardware argument.
 use_searcher_devices() {
   [[ " ${SETTINGS[*]-}" == *" --config.search.mesh."* ]] && return
   [[ "$CONFIG" == *hardware=* ]] && return
   SETTINGS+=("--config.search.mesh.data=$(($1 > 1 ? $1 : 1))")
 }
 
-# print_plan ROOT OPERAND…: what the run needs, and whether it fits.
-# Where this Python lacks the package, it prints the command, what is missing,
-# and how to install it.
+# print_plan ROOT OPERAND…: prints what the run needs and whether it fits. If
+# this Python lacks the package, prints the command, what is missing and how to
+# install it instead.
 print_plan() {
   local root="$1" python="${PYTHON:-}" problem
   shift

@@ -2,11 +2,12 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# A run on Google Kubernetes Engine: launch/gke.yaml with the values below.
-# See docs/guides/scaling.md.
+# Starts a run on Google Kubernetes Engine: launch/gke.yaml with the values
+# below. See docs/guides/scaling.md.
 #
-# Once for a project, here for a trainer of 16 v5e chips and four searchers of one;
-# each slice of the trainer has a node pool, whose flags choose the capacity:
+# Set up once per project, here for a trainer with 16 v5e chips and four
+# searchers with one chip each. Each trainer slice has its own node pool, whose
+# flags select the kind of capacity:
 #
 #   gcloud container clusters create tba --project=PROJECT --location=ZONE \
 #     --addons=GcpFilestoreCsiDriver --machine-type=e2-standard-4 --num-nodes=1
@@ -24,25 +25,25 @@ set -euo pipefail
 
 # ---- Variables: here, or in the environment ---------------------------------
 export NAME="${NAME:-tba}"
-export IMAGE="${IMAGE:-}"                 # made from launch/Dockerfile
-export CLAIM="${CLAIM:-runs}"             # of shared storage, ReadWriteMany
+export IMAGE="${IMAGE:-}"                 # built from launch/Dockerfile
+export CLAIM="${CLAIM:-runs}"             # on shared storage, ReadWriteMany
 export CONFIG="${CONFIG:-configs/gsm8k/tba.py:hardware=v5e-16}"
-export WORKDIR="${WORKDIR:-/runs/$NAME}"  # below /runs, where CLAIM is mounted
-KIND="${KIND:-v5e}"                       # of devices, for the plan
+export WORKDIR="${WORKDIR:-/runs/$NAME}"  # below /runs, the mount of CLAIM
+KIND="${KIND:-v5e}"                       # device kind, for the plan
 export TRAINER_ACCELERATOR="${TRAINER_ACCELERATOR:-tpu-v5-lite-podslice}"
 export TRAINER_TOPOLOGY="${TRAINER_TOPOLOGY:-4x4}"
-export TRAINER_HOSTS="${TRAINER_HOSTS:-4}" # of one slice
-export TRAINER_CHIPS="${TRAINER_CHIPS:-4}" # of one host
+export TRAINER_HOSTS="${TRAINER_HOSTS:-4}" # per slice
+export TRAINER_CHIPS="${TRAINER_CHIPS:-4}" # per host
 export TRAINER_SLICES="${TRAINER_SLICES:-1}"
 export SEARCHER_ACCELERATOR="${SEARCHER_ACCELERATOR:-tpu-v5-lite-podslice}"
 export SEARCHER_TOPOLOGY="${SEARCHER_TOPOLOGY:-1x1}"
-export SEARCHER_CHIPS="${SEARCHER_CHIPS:-1}" # of one, as hardware= has it
+export SEARCHER_CHIPS="${SEARCHER_CHIPS:-1}" # each, as in hardware=
 export SEARCHERS="${SEARCHERS:-4}"        # on spot nodes
 export NAMESPACE="${NAMESPACE:-default}"
-export STORE_PORT="${STORE_PORT:-8469}"   # where the store says where it is
+export STORE_PORT="${STORE_PORT:-8469}"   # locator, which gives the address
 export STORE_PORTS="${STORE_PORTS:-8470-8489}"
 export TRAINER_PORT="${TRAINER_PORT:-8490}"
-# More settings of the run, as "--config.a=b --config.c=d".
+# More settings of the run, such as "--config.a=b --config.c=d".
 read -r -a SETTINGS <<<"${SETTINGS:-}"
 # -----------------------------------------------------------------------------
 
@@ -50,14 +51,14 @@ usage() {
   cat <<'END'
 usage: launch/gke.sh [--dry_run] [up | render | searchers N | down]
 
-  up            starts the run (the default); after `down` it resumes from the
-                run's last checkpoint
-  render        prints what `up` applies
-  searchers N   makes the run have N searchers, more or fewer
-  down          ends the run; the trainer saves first. Its Secret stays, since
-                the run's journal is read with it
+  up            starts the run (default); after `down` it resumes from the last
+                checkpoint
+  render        prints the manifest that `up` applies
+  searchers N   changes the number of searchers to N
+  down          ends the run after the trainer has saved; keeps its Secret,
+                which is needed to read the run's journal
 
-The run's secret is the Secret NAME-secret, made by `up` where there is none.
+The run's secret is the Secret NAME-secret, which `up` creates if needed.
 END
 }
 
@@ -82,9 +83,9 @@ SETTINGS+=("--config.trainer.num_processes=$((TRAINER_HOSTS * TRAINER_SLICES))")
 SETTINGS+=("--config.search.num_searchers=$SEARCHERS")
 use_searcher_devices "$SEARCHER_CHIPS"
 
-# Puts the variables into gke.yaml; one without a value is an error.
+# Substitutes the variables in gke.yaml; unset ones are an error.
 render() {
-  # One argument a line, as the store's list wants them.
+  # One argument per line, for the store's list.
   # shellcheck disable=SC2016
   SETTINGS_ARGS="$(printf '            - %s\n' "${SETTINGS[@]}")" \
     python3 -c '
@@ -95,7 +96,7 @@ print(re.sub(r"\$\{(\w+)\}", lambda m: os.environ[m[1]], text), end="")
 ' "$root/launch/gke.yaml"
 }
 
-# The run's secret, 32 random bytes, where there is none yet.
+# Creates the run's secret, 32 random bytes, if it does not exist.
 make_secret() {
   local name="$NAME-secret"
   local make=(kubectl create secret generic -n "$NAMESPACE" "$name")
@@ -119,7 +120,7 @@ case "$action" in
     ;;
   render) render ;;
   searchers)
-    [[ "${words[1]:-}" =~ ^[1-9][0-9]*$ ]] || die "searchers: say how many"
+    [[ "${words[1]:-}" =~ ^[1-9][0-9]*$ ]] || die "searchers: how many?"
     run kubectl patch -n "$NAMESPACE" job "$NAME-searcher" --type=merge \
       -p "{\"spec\":{\"completions\":${words[1]},\"parallelism\":${words[1]}}}"
     ;;

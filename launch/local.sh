@@ -2,7 +2,7 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Trains on this machine: makes .venv on first use, then runs the `train`
+# Trains on this machine: creates .venv on first use, then runs the `train`
 # program with configs/countdown.py.
 set -euo pipefail
 
@@ -12,14 +12,14 @@ usage: launch/local.sh [WORKDIR] [--dry_run] [--config=FILE[:ARG,…]]
                        [--config.key=value …]
 
 Trains the countdown task with asynchronous trajectory balance on this machine
-and writes the run to WORKDIR (default: runs/countdown, from where you are).
+and writes the run to WORKDIR (default: runs/countdown in the current folder).
 
   launch/local.sh                                 the full run, some minutes
   launch/local.sh runs/q --config=configs/countdown.py:quick
   launch/local.sh runs/s1 --config.seed=1
 
---dry_run prints the plan of the config and the command, and does nothing else.
-PYTHON=/path/to/python names the interpreter (3.11 or newer) of a new .venv.
+--dry_run only prints the plan of the config and the command.
+PYTHON=/path/to/python names the interpreter (3.11 or newer) for a new .venv.
 END
 }
 
@@ -69,7 +69,7 @@ if ((dry_run)); then
 else
   setup_venv "$root" || die "the install failed; its messages are above"
 fi
-# The caller's folder stays off the import path: it may hold a `configs`.
+# Keep the caller's folder off the import path: it may contain a `configs`.
 export PYTHONSAFEPATH=1
 run exec "$VENV_PYTHON" -m tba_jax.main --program=train \
   "${arguments[@]}" --workdir="$workdir"

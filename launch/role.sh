@@ -2,8 +2,8 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Runs one role of a run on this host, and starts it again where it ended by an
-# error, unless systemd or Kubernetes does. The launch scripts call it.
+# Runs one role of a run on this host, and restarts it after an error, unless
+# systemd or Kubernetes does. The launch scripts call it.
 set -euo pipefail
 
 usage() {
@@ -13,14 +13,14 @@ usage: launch/role.sh [--wait_for=FILE] [--make_secret=FILE] [--once]
                       [OPERAND …]
 
 Runs `python -m tba_jax.main` with these arguments until it ends with status 0
-(done), 2 (a setting is wrong), 3 (it would end in the same place again) or by a
-signal of ours; after any other end it is started again.
+(done), 2 (invalid setting), 3 (the error would recur) or after SIGTERM or
+SIGINT to this script; restarts it otherwise.
 
---wait_for waits for a file first, WAIT_S seconds at most (900). --index_from
-stands for the value of a variable of the environment, the number of this host.
---make_secret makes a run's secret, 32 random bytes in a file of mode 0600, where
-there is none. --once leaves starting the role again to others, to Kubernetes say.
---log appends all output to a file.
+--wait_for first waits for a file, at most WAIT_S seconds (default: 900).
+--index_from passes the value of an environment variable, this host's index.
+--make_secret creates the run's secret, 32 random bytes in a file with mode
+0600, if it does not exist. --once does not restart the role, for example
+because Kubernetes does. --log appends all output to a file.
 PYTHON names the interpreter (default: .venv/bin/python of this checkout).
 END
 }
@@ -37,7 +37,7 @@ for arg in "$@"; do
     --wait_for=*) file="${arg#*=}" ;;
     --once) once=1 ;;
     --make_secret=*)
-      # Linked into place whole: two hosts never end up with two secrets.
+      # Linked into place atomically, so that two hosts agree on one secret.
       secret="${arg#*=}"
       if [[ ! -e "$secret" ]]; then
         mkdir -p "$(dirname "$secret")"
@@ -50,7 +50,7 @@ for arg in "$@"; do
     --index_from=*)
       variable="${arg#*=}"
       if [[ -z "${!variable:-}" ]]; then
-        echo "error: $arg: there is no such variable here" >&2
+        echo "error: $arg: the environment variable is not set" >&2
         exit 2
       fi
       args+=("${!variable}")
@@ -65,14 +65,14 @@ if [[ -n "$file" ]]; then
     sleep 1
   done
   if [[ ! -e "$file" ]]; then
-    echo "error: $file did not come in ${WAIT_S:-900} s; is the store up?" >&2
+    echo "error: no $file after ${WAIT_S:-900} s; is the store running?" >&2
     exit 1
   fi
 fi
 
 child=0
 stopped=0
-# The role saves what it has, and leaves.
+# Asks the role to save and exit.
 leave() {
   stopped=1
   if ((child)); then kill -TERM "$child" 2>/dev/null || true; fi
@@ -85,7 +85,7 @@ while :; do
   "$python" -m tba_jax.main ${args[@]+"${args[@]}"} &
   child=$!
   wait "$child" || status=$?
-  # A signal ends `wait` before the role has ended.
+  # A signal interrupts `wait` before the role has ended.
   while kill -0 "$child" 2>/dev/null; do
     status=0
     wait "$child" || status=$?
@@ -95,7 +95,7 @@ while :; do
   case "$status" in
     0 | 2 | 3) exit "$status" ;;
   esac
-  echo "role.sh: ended with status $status; again in $pause_s s" >&2
+  echo "role.sh: ended with status $status; restarting in $pause_s s" >&2
   sleep "$pause_s" &
   wait $! || true
   if ((stopped)); then exit "$status"; fi

@@ -2,25 +2,25 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Sourced by launch/local.sh and tests/run.sh: `setup_venv ROOT [EXTRA …]` makes
-# ROOT/.venv with tba_jax and the extras in it, or returns at once where that
-# is already so, and sets VENV_PYTHON.
+# Sourced by launch/local.sh and tests/run.sh: `setup_venv ROOT [EXTRA …]`
+# installs tba_jax and the extras into ROOT/.venv if they are not there yet, and
+# sets VENV_PYTHON.
 #
-# ROOT/.venv/.tba_jax_stamp tells what a finished install put there: a hash of
-# what decides it, then one line for each part. It is removed before an install
-# starts, and ROOT/.venv/.tba_jax_installing is there until it ends, so that the
-# next run installs all packages of an interrupted one anew.
+# ROOT/.venv/.tba_jax_stamp records a finished install: a hash of its inputs,
+# then one line per part ("base" and extras). It is removed before an install
+# starts, and ROOT/.venv/.tba_jax_installing exists until the install ends, so
+# that the run after an interrupted one reinstalls all packages.
 #
-# Packages come by uv, which takes some ten seconds where pip takes a minute or
-# more; by pip where there is no uv or where uv fails.
+# Packages are installed by uv, which takes about ten seconds where pip takes a
+# minute or more, or by pip if uv is missing or fails.
 
 die() {
   echo "error: $*" >&2
   exit 1
 }
 
-# Prints the interpreter to use: PYTHON where it is set, else the first of the
-# usual names that is new enough.
+# Prints the interpreter to use: PYTHON if set, else the first of the usual
+# names that is recent enough.
 find_python() {
   local check='import sys; sys.exit(sys.version_info < (3, 11))' candidate
   if [[ -n "${PYTHON:-}" ]]; then
@@ -43,11 +43,11 @@ has_pip() {
   "$1/bin/python" -m pip --version >/dev/null 2>&1
 }
 
-# Makes ROOT/.venv unless a whole one is there.
+# Creates ROOT/.venv unless it exists and is complete.
 make_venv() {
   local venv="$1/.venv" python
   has_pip "$venv" && return
-  # Made by a tool that leaves pip out, or cut off before pip came.
+  # Created by a tool that leaves out pip, or interrupted before pip.
   "$venv/bin/python" -m ensurepip >/dev/null 2>&1 && has_pip "$venv" && return
   python="$(find_python)" || exit 1
   echo "Making $venv with $("$python" --version)" >&2
@@ -59,8 +59,8 @@ make_venv() {
   fi
 }
 
-# Prints a uv that runs: the one on the PATH, or one got from pip's index and
-# kept apart from the packages of VENV.
+# Prints a working uv: the one on the PATH, or one from pip's index that is kept
+# apart from the packages of VENV.
 find_uv() {
   local venv="$1" own="$1/uv/bin/uv"
   if uv --version >/dev/null 2>&1; then
@@ -76,9 +76,9 @@ find_uv() {
   fi
 }
 
-# Prints pip's settings, of files and the environment, as options of uv, one a
-# line; fails where uv has no such option. Of several indices pip takes the best
-# version, uv by default that of the first which has any.
+# Prints pip's settings, from files and the environment, as options of uv, one
+# per line; fails if uv has no such option. With several indices, pip takes the
+# best version, uv by default one from the first index that has any.
 uv_options() {
   "$1/bin/python" - <<'END'
 import ast
@@ -92,7 +92,7 @@ OPTIONS = {
     "trusted-host": "--allow-insecure-host",
 }
 FLAGS = {"no-index": "--no-index", "pre": "--prerelease=allow"}
-# How pip works and what it prints.
+# Settings of how pip works and what it prints.
 IGNORED = {
     "break-system-packages", "cache-dir", "config-file", "default-timeout",
     "disable-pip-version-check", "no-cache-dir", "no-color", "no-input",
@@ -118,13 +118,13 @@ for name, value in settings.items():
     if value.lower() in ("1", "true", "t", "yes", "y", "on"):
       print(FLAGS[name])
   elif name == "cert" and os.environ.get("SSL_CERT_FILE"):
-    pass  # uv reads that one.
+    pass  # uv reads this variable.
   elif name not in IGNORED:
     sys.exit(f"pip's setting {name} has no option of uv")
 END
 }
 
-# install_packages VENV ARG…: `pip install ARG…`, by uv where that works.
+# install_packages VENV ARG…: `pip install ARG…`, by uv if possible.
 install_packages() {
   local venv="$1" uv found options=()
   shift
@@ -146,8 +146,8 @@ setup_venv() {
   local started="$1/.venv/.tba_jax_installing"
   local want extra target="$1" missing=() again=() old_lines
   shift
-  # Two runs on a fresh checkout must not install over each other. The lock is
-  # on a file that is there anyway, and goes with the file descriptor.
+  # Two runs on a fresh checkout must not install at the same time. The lock is
+  # on an existing file and is released with the file descriptor.
   exec 9<"$root/setup.py"
   if command -v flock >/dev/null; then
     flock -w 1800 9 || die "another install into $venv has not ended in 30 min"
@@ -168,7 +168,7 @@ print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())'
   done
   if ((${#missing[@]})); then
     (($#)) && target="${root}[$(IFS=,; echo "$*")]"
-    echo "Installing tba_jax (${missing[*]}) into $venv; once, up to minutes" >&2
+    echo "Installing tba_jax (${missing[*]}) into $venv (once, minutes)" >&2
     rm -f "$stamp"
     [[ ! -e "$started" ]] || again=(--reinstall)
     touch "$started"

@@ -2,32 +2,32 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# A run on a Slurm cluster: one job of the trainer with the store, and an array
-# job of searchers that may be requeued one by one. See docs/guides/scaling.md.
+# Starts a run on a Slurm cluster: a job for trainer and store, and an array job
+# of searchers, which are requeued individually. See docs/guides/scaling.md.
 set -euo pipefail
 
 # ---- Variables: here, or in the environment ---------------------------------
 NAME="${NAME:-tba}"
 CONFIG="${CONFIG:-configs/countdown.py}"
-# On a file system that all nodes mount, as this checkout and its .venv are.
+# On a file system that all nodes mount, like this checkout and its .venv.
 WORKDIR="${WORKDIR:-runs/$NAME}"
 [[ "$WORKDIR" == /* ]] || WORKDIR="$PWD/$WORKDIR"
-KIND="${KIND:-h100}"                      # of devices, for the plan
-TRAINER_NODES="${TRAINER_NODES:-1}"       # one process of the trainer on each
-TRAINER_GPUS="${TRAINER_GPUS:-1}"         # of a node
+KIND="${KIND:-h100}"                      # device kind, for the plan
+TRAINER_NODES="${TRAINER_NODES:-1}"       # with one trainer process each
+TRAINER_GPUS="${TRAINER_GPUS:-1}"         # per node
 SEARCHERS="${SEARCHERS:-2}"
-SEARCHER_GPUS="${SEARCHER_GPUS:-1}"       # of a searcher, as hardware= has it
-CPUS="${CPUS:-8}"                         # of a process
+SEARCHER_GPUS="${SEARCHER_GPUS:-1}"       # per searcher, as in hardware=
+CPUS="${CPUS:-8}"                         # per process
 TIME="${TIME:-04:00:00}"
 PARTITION="${PARTITION:-}"                # "" = the cluster's default
 ACCOUNT="${ACCOUNT:-}"                    # "" = yours
-SFT="${SFT:-1}"                           # 0 where config.init is not "sft"
-# Address of the trainer's first node; "" = the first that it has itself.
+SFT="${SFT:-1}"                           # 0 if config.init is not "sft"
+# Address of the trainer's first node; "" = the first address it reports.
 STORE_HOST="${STORE_HOST:-}"
-STORE_PORT="${STORE_PORT:-8469}"          # where the store says where it is
+STORE_PORT="${STORE_PORT:-8469}"          # locator, which gives the address
 STORE_PORTS="${STORE_PORTS:-8470-8489}"
 TRAINER_PORT="${TRAINER_PORT:-8490}"
-# More settings of the run, as "--config.a=b --config.c=d".
+# More settings of the run, such as "--config.a=b --config.c=d".
 read -r -a SETTINGS <<<"${SETTINGS:-}"
 # -----------------------------------------------------------------------------
 
@@ -35,10 +35,10 @@ usage() {
   cat <<'END'
 usage: launch/slurm.sh [--dry_run] [up | searchers FIRST-LAST | down]
 
-  up                 submits all jobs (the default); again after `down` it
-                     resumes from the run's last checkpoint
-  searchers 2-9      adds searchers 2 to 9 to a run that is up
-  down               ends the run's jobs; the trainer saves first
+  up                 submits all jobs (default); after `down` it resumes from
+                     the last checkpoint
+  searchers 2-9      adds searchers 2 to 9 to a running run
+  down               ends the run's jobs after the trainer has saved
 END
 }
 
@@ -70,13 +70,13 @@ use_searcher_devices "$SEARCHER_GPUS"
 settings=("--config=$CONFIG" "${SETTINGS[@]}")
 secret="$WORKDIR/secret"
 
-# gpus COUNT: sbatch's flag for so many of a node.
+# gpus COUNT: prints sbatch's flag for COUNT GPUs per node.
 gpus() { if (($1)); then echo "--gpus-per-node=$1"; fi; }
 
-# quote WORD…: the words as one line of a shell.
+# quote WORD…: prints the words as one line of shell code.
 quote() { printf '%q ' "$@"; }
 
-# submit FLAG… <SCRIPT: prints the job's id; with --dry_run the whole job.
+# submit FLAG… <SCRIPT: prints and submits a job; with --dry_run only prints it.
 job_id=""
 submit() {
   local script
@@ -100,9 +100,9 @@ srun --cpus-per-task="$CPUS" \\
 END
 }
 
-# The store is on the first node of the trainer, at an address that the other
-# nodes reach. The run's secret is a 0600 file: it is in no command line and no
-# variable.
+# The store runs on the first node of the trainer, at an address that the other
+# nodes can reach. The run's secret is only in a file with mode 0600, never on a
+# command line or in a variable.
 submit_trainer() {
   local after=()
   if [[ -n "$job_id" ]]; then
@@ -172,7 +172,7 @@ case "$action" in
     submit_searchers "${words[1]}"
     ;;
   down)
-    # SIGTERM does not reach a job that is pending.
+    # SIGTERM does not reach pending jobs.
     run scancel --name="$NAME-sft"
     run scancel --state=PENDING --name="$NAME-trainer"
     run scancel --signal=TERM --name="$NAME-trainer"

@@ -2,35 +2,35 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# A run on Cloud TPU VMs: a trainer of one slice or several (multislice) with
-# the store on its first host, and searchers of one host each. All are queued
-# resources; one that is preempted is made again. See docs/guides/scaling.md.
+# Starts a run on Cloud TPU VMs: a trainer on one slice or several (multislice)
+# with the store on its first host, and searchers with one host each. All are
+# queued resources, recreated after preemption. See docs/guides/scaling.md.
 set -euo pipefail
 
 # ---- Variables: here, or in the environment ---------------------------------
 NAME="${NAME:-tba}"
-PROJECT="${PROJECT:-}"                    # of Google Cloud
-ZONE="${ZONE:-}"                          # as us-west4-a
-NFS="${NFS:-}"                            # a share all hosts mount, IP:/path
+PROJECT="${PROJECT:-}"                    # Google Cloud project
+ZONE="${ZONE:-}"                          # such as us-west4-a
+NFS="${NFS:-}"                            # share that all hosts mount, IP:/path
 REPO="${REPO:-}"                          # git URL of this code
-REVISION="${REVISION:-main}"              # branch, tag or commit of it
-EXTRA="${EXTRA:-tpu}"                     # of pip: tpu,math for configs/math.py
+REVISION="${REVISION:-main}"              # branch, tag or commit
+EXTRA="${EXTRA:-tpu}"                     # pip extras: tpu,math for math.py
 CONFIG="${CONFIG:-configs/gsm8k/tba.py:hardware=v5e-16}"
 TRAINER_TYPE="${TRAINER_TYPE:-v5litepod-16}"
 TRAINER_SLICES="${TRAINER_SLICES:-1}"
-SEARCHER_TYPE="${SEARCHER_TYPE:-v5litepod-1}" # of one host
+SEARCHER_TYPE="${SEARCHER_TYPE:-v5litepod-1}" # with a single host
 SEARCHERS="${SEARCHERS:-4}"
-RUNTIME="${RUNTIME:-}"                    # image of the TPU VMs; "" = the type's
-# gcloud's flags for the capacity: "" (on demand), --spot, --reserved,
+RUNTIME="${RUNTIME:-}"                    # TPU VM image; "" = the type's
+# gcloud flags for the kind of capacity: "" (on demand), --spot, --reserved,
 # --reservation=NAME, --provisioning-model=flex-start --max-run-duration=24h
 TRAINER_FLAGS="${TRAINER_FLAGS-}"
 SEARCHER_FLAGS="${SEARCHER_FLAGS---spot}"
 SSH_FLAGS="${SSH_FLAGS-}"                 # --internal-ip, --tunnel-through-iap
-STORE_PORT="${STORE_PORT:-8469}"          # where the store says where it is
+STORE_PORT="${STORE_PORT:-8469}"          # locator, which gives the address
 STORE_PORTS="${STORE_PORTS:-8470-8489}"
 TRAINER_PORT="${TRAINER_PORT:-8490}"
 LOOK_EVERY_S="${LOOK_EVERY_S:-60}"
-# More settings of the run, as "--config.a=b --config.c=d".
+# More settings of the run, such as "--config.a=b --config.c=d".
 read -r -a SETTINGS <<<"${SETTINGS:-}"
 # -----------------------------------------------------------------------------
 
@@ -39,15 +39,16 @@ usage() {
 usage: launch/tpu_vm.sh [--dry_run] [up | searchers FIRST-LAST | down]
                         [-- FLAG …]
 
-  up                 creates what is missing, starts the run, and watches it
-                     until the trainer is done (the default); the same again
-                     resumes a run that was left
-  searchers 4-9      adds searchers 4 to 9, and watches them
-  down               ends the run, and deletes the machines of the trainer and of
+  up                 creates what is missing, starts the run and watches it
+                     until the trainer is done (default); resumes an
+                     interrupted run
+  searchers 4-9      adds searchers 4 to 9 and watches them
+  down               ends the run and deletes the machines of the trainer and of
                      searchers 0 to SEARCHERS - 1
 
-FLAGs are passed to gcloud where a machine is made, as -- --network=NETWORK
---subnetwork=SUBNETWORK --internal-ips --service-account=ADDRESS.
+FLAGs are passed to gcloud when it creates a machine, such as --
+--network=NETWORK --subnetwork=SUBNETWORK --internal-ips
+--service-account=ADDRESS.
 END
 }
 
@@ -74,7 +75,7 @@ if ((dry_run)); then
 fi
 need NAME PROJECT ZONE NFS REPO
 
-# slice_of TYPE: sets kind, chips, hosts and image of such a slice.
+# slice_of TYPE: sets kind, chips, hosts and image of a slice of this type.
 slice_of() {
   local machine=4
   [[ "$1" =~ ^(v4|v5litepod|v5p|v6e)-([1-9][0-9]*)$ ]] \
@@ -86,19 +87,19 @@ slice_of() {
     v5p-*) kind=v5p image=v2-alpha-tpuv5 ;;
     v6e-*) kind=v6e image=v2-alpha-tpuv6e machine=8 ;;
   esac
-  # Names of these count cores, two of a chip.
+  # These names count cores, of which a chip has two.
   case "$1" in v4-* | v5p-*) chips=$((chips / 2)) ;; esac
-  # Only a slice of one host has more than four chips on it.
+  # Only single-host slices have more than four chips per host.
   hosts=$((chips > machine ? chips / 4 : 1))
 }
 
 for name in KIND TRAINER_HOSTS SEARCHER_CHIPS; do
   [[ -z "${!name:-}" ]] \
-    || die "$name is not read any more: TRAINER_TYPE and SEARCHER_TYPE say it"
+    || die "$name is no longer read: set TRAINER_TYPE and SEARCHER_TYPE instead"
 done
 slice_of "$SEARCHER_TYPE"
 searcher_kind="$kind"
-((hosts == 1)) || die "SEARCHER_TYPE=$SEARCHER_TYPE: must be a type of one host"
+((hosts == 1)) || die "SEARCHER_TYPE=$SEARCHER_TYPE: must have a single host"
 use_searcher_devices "$chips"
 slice_of "$TRAINER_TYPE"
 TRAINER_HOSTS="$hosts"
@@ -116,12 +117,12 @@ read -r -a ssh_flags <<<"$SSH_FLAGS"
 read -r -a trainer_flags <<<"$TRAINER_FLAGS"
 read -r -a searcher_flags <<<"$SEARCHER_FLAGS"
 
-# create RESOURCE TYPE FLAG…: asks for machines.
+# create RESOURCE TYPE FLAG…: requests machines.
 create() {
   local kind chips hosts image
   slice_of "$2"
   local command=(gcloud compute tpus queued-resources create)
-  # These flags are of the alpha command alone.
+  # Only the alpha command has these flags.
   case " $* " in
     *" --reservation="* | *" --provisioning-model="* | *" --max-run-duration="*)
       command=(gcloud alpha compute tpus queued-resources create) ;;
@@ -135,7 +136,7 @@ delete() {
     --force --quiet
 }
 
-# state RESOURCE: ACTIVE, SUSPENDED, …, NONE, or UNKNOWN if nobody can tell.
+# state RESOURCE: ACTIVE, SUSPENDED, …, NONE, or UNKNOWN if gcloud fails.
 state() {
   local told
   if told="$(gcloud compute tpus queued-resources describe "$1" "${where[@]}" \
@@ -168,14 +169,14 @@ create_searcher() {
 }
 
 # ssh_to RESOURCE NODE WORKER COMMAND: runs a command on one worker of a slice,
-# or on "all", at the same time.
+# or on "all" at once.
 ssh_to() {
   run gcloud compute tpus queued-resources ssh "$1" "${where[@]}" \
     ${ssh_flags[@]+"${ssh_flags[@]}"} --node="$2" --worker="$3" --command="$4"
 }
 
-# The share, the code and its packages; nothing where they are there already.
-# The images of TPU VMs have an older Python than is needed.
+# install RESOURCE: mounts the share and installs the code and its packages,
+# unless already done. TPU VM images have a Python that is too old.
 install() {
   ssh_to "$1" all all "set -e
 [ -x /sbin/mount.nfs ] || sudo apt-get install -qq nfs-common
@@ -195,17 +196,18 @@ git checkout -q --detach origin/$REVISION 2>/dev/null \
 .venv/bin/pip install -q -c constraints.txt -e '.[data,$EXTRA]'"
 }
 
-# set_index SLICE: shell of a worker that sets INDEX, its number in the trainer.
+# set_index SLICE: prints shell code that sets INDEX, the worker's index in the
+# trainer.
 set_index() {
   echo "export INDEX=\$(($1 * $TRAINER_HOSTS \
 + \$(curl -sf -H Metadata-Flavor:Google $metadata)));"
 }
 
 # start_role RESOURCE NODE WORKER SETUP NAME ARGUMENTS: starts a role on workers
-# of a slice, where it is not up already. systemd starts it again where it ended
-# by an error, but not after status 2 (a setting is wrong) or 3 (it would end in
-# the same place again). Asked to stop, it ends its children itself, and saves.
-# Its unit is gone after a reboot, as the share is.
+# of a slice unless it is running. systemd restarts it after an error, except
+# after status 2 (invalid setting) or 3 (the error would recur). On a stop
+# request it saves and ends its children itself. The unit, like the mounted
+# share, is gone after a reboot.
 start_role() {
   local unit="$NAME-$5.service"
   ssh_to "$1" "$2" "$3" "$4 systemctl is-active -q $unit || {
@@ -232,8 +234,8 @@ END
 sudo systemctl daemon-reload && sudo systemctl restart $unit; }"
 }
 
-# The run's directory is on the share, and in it the run's secret, a 0600 file:
-# it is in no command line and no variable.
+# The run's directory is on the share. The run's secret is only in a file there
+# with mode 0600, never on a command line or in a variable.
 start_trainer() {
   local slice address=ADDRESS first="$trainer"
   local -a all=("--config=$CONFIG" "${SETTINGS[@]}")
@@ -261,9 +263,9 @@ start_searcher() {
     "--wait_for=$workdir/config.json --program=searcher --workdir=$workdir $1"
 }
 
-# role_state RESOURCE ROLE: done where the role has ended for good, gone where a
-# host of it has none, as after a reboot; else up. A host that cannot be asked
-# counts as up: it is asked again.
+# role_state RESOURCE ROLE: "done" if the role has ended for good, "gone" if one
+# of its hosts does not have it, as after a reboot, else "up". Hosts that cannot
+# be reached count as up and are asked again.
 role_state() {
   local kind="${2%%-*}" slices=1 slice index role text states="" state=up
   if [[ "$kind" == trainer ]]; then slices="$TRAINER_SLICES"; fi
@@ -282,10 +284,10 @@ role_state() {
   echo "$state"
 }
 
-# look_after RESOURCE ROLE: makes it where it is not there or was preempted, and
-# starts its role once it has come, or again where the host has restarted. The
+# look_after RESOURCE ROLE: creates the resource if it is missing or was
+# preempted, and starts its role once it is active, or again after a reboot. The
 # role resumes from the run's last checkpoint, or as a new searcher. Machines
-# are installed side by side.
+# are installed in parallel.
 declare -A running=() starting=()
 look_after() {
   local resource="$1" role="$2" kind="${2%%-*}" index="${2##*-}"
@@ -319,7 +321,8 @@ look_after() {
   esac
 }
 
-# look FIRST LAST: what is there; again and again, until the trainer is done.
+# look FIRST LAST: looks after the resources periodically, until the trainer is
+# done.
 look() {
   local index resource
   while :; do
@@ -337,7 +340,7 @@ look() {
     done
     starting=()
     if (($1 == 0 && ${running[$trainer]:-0} == 2)); then
-      echo "# the trainer has ended; its last words: $workdir/logs/trainer-0.log"
+      echo "# the trainer has ended; see $workdir/logs/trainer-0.log"
       echo "# delete the machines with: $0 down"
       return
     fi

@@ -11,11 +11,13 @@ from benchmarks import runner
 from tba_jax.system import processes
 
 STUDIES = (
+    "certificate",
     "distill",
     "diversity",
     "enumerable",
     "free_search",
     "logged",
+    "planted",
     "real",
     "red_team_diversity",
     "rounds",
@@ -27,6 +29,6 @@ STUDIES = (
 MODULES = {name: f"studies.{name}.{name}" for name in STUDIES}
 
 if __name__ == "__main__":
-  # The roles of a run, and peers, inherit this environment.
+  # Roles of a run and other libraries inherit this environment.
   processes.restart_as_role()
   sys.exit(runner.run("studies", MODULES, sys.argv[1:]))

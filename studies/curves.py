@@ -1,11 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Learning curves by step, of runs in one process at an exact staleness.
+"""Learning curves by step, from single-process runs at an exact staleness.
 
-`loop.run` with any amount of search a step: each step inserts
-`search.prompts_per_step` groups into the replay buffer and trains on a draw of
-it. Results by step do not depend on the machine's speed, so several runs may be
-made concurrently.
+Each step of `loop.run` inserts `search.prompts_per_step` groups into the replay
+buffer and trains on a draw from it. Results do not depend on the machine's
+speed, so runs may execute concurrently.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +28,7 @@ from tba_jax.system import processes
 from tba_jax.tasks import base
 from tba_jax.tools import sweep
 
-# Metrics of an evaluation, a list of each in a run's result.
+# Metrics of an evaluation; a run's result has a list of each.
 EVALUATED = ("pass_at_1", "pass_at_k", "distinct_correct_per_solved",
               "distinct_correct", "mean_reward", "kl")  # fmt: skip
 
@@ -41,14 +40,14 @@ def run_all(
     folder: pathlib.Path,
     runs: pathlib.Path,
 ) -> list[dict[str, Any]]:
-  """Executes the runs that have no result in the folder yet, at staleness 1.
+  """Executes the runs without a result in the folder, at staleness 1.
 
   Args:
-    config: settings of all runs; `init` is set to their common initial
-      policy, which is fine-tuned once.
+    config: settings of all runs except `init`, which is their common initial
+      policy, fine-tuned once.
     settings: overrides (`KEY=VALUE`) of each setting, by name.
-    operands: seeds of prompts and samples, and names of settings, as
-      `results.parse` reads them; a whole seed comes before the next.
+    operands: seeds of prompts and samples, and names of settings, for
+      `results.parse`; all runs of a seed come before the next seed.
     folder: destination of a row per setting and seed.
     runs: destination of the common initial policy.
 
@@ -71,7 +70,7 @@ def run_all(
 def fine_tune(
     config: ml_collections.ConfigDict, folder: pathlib.Path
 ) -> ml_collections.ConfigDict:
-  """Returns a copy that starts from FOLDER/start, fine-tuned if missing."""
+  """Returns a copy that starts from FOLDER/start; fine-tunes it if missing."""
   start = folder / "start"
   if not policy_lib.sft_folder(start).exists():
     folder.mkdir(parents=True, exist_ok=True)
@@ -93,9 +92,9 @@ def run(
     staleness_steps: exact lag of all samples.
 
   Returns:
-    Lists with an item per evaluation: `steps`; `completions` and `solutions`,
-    sampled and distinct correct ones found until then; and `EVALUATED`. And
-    `rewards` by step and `wall_s`.
+    Lists with an item per evaluation: `steps`, `completions` (sampled so far),
+    `solutions` (distinct correct ones so far) and `EVALUATED`. Also `rewards`
+    by step, and `wall_s`.
 
   Raises:
     FloatingPointError: a step's loss or gradient is not finite.

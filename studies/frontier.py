@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Objectives, each with several betas: their settings, and a plot."""
+"""Settings and plot of objectives with several betas each."""
 
 from collections.abc import Mapping, Sequence
 import itertools
@@ -48,7 +48,7 @@ def plot(
   Args:
     objectives: objectives of `make_settings`.
     runs: results of its names.
-    axes: key of x and of y in a result, to the axis' title.
+    axes: keys of x and y in a result -> titles of the axes.
     path: path of the PNG.
   """
   figure, axis = pyplot.subplots(figsize=(7.5, 5), layout="constrained")

@@ -3,7 +3,7 @@
 """Collector: turns prompts and a version of the params into groups.
 
 Searchers, the single-process loop, sweeps and evaluations all sample and reward
-completions here. Rewards are final, including `loss.missing_stop`: journal,
+completions here. Rewards are final, `loss.missing_stop` included, so journal,
 buffer and losses see the same values.
 """
 
@@ -18,36 +18,38 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.environments import turns
-from tba_jax.losses import objective_table as losses
+from tba_jax.losses import objective_table
 from tba_jax.models import config as config_lib
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.rewards import judges
 from tba_jax.sampling import requests as requests_lib
+from tba_jax.sampling import samplers
 from tba_jax.tasks import answers
 from tba_jax.tasks import base
 from tba_jax.tasks import task_table as tasks
 
-# Tokens at a prompt's end that may spell "<think>" and a line break.
+# Number of tokens at a prompt's end that may spell "<think>" and a line break.
 _END_TOKENS = 8
 
-# Position in the prompt order, prompt id and visit.
+# (position in the prompt order, prompt id, visit).
 Prompt = tuple[int, int, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampled:
-  """A sampled prompt without rewards.
+  """A sampled prompt, without rewards.
 
   prompt: position, id and visit.
   request: input of the sampler.
-  completions: S completions of the policy.
-  outcomes: [S], results of the environments; None without environments.
+  completions: S sampled completions.
+  outcomes: () -> [S], results of the environments, for which it may wait; None
+    without environments.
   """
 
   prompt: Prompt
   request: requests_lib.Request
   completions: types.Completions
-  outcomes: Sequence[judges.EpisodeOutcome] | None = None
+  outcomes: Callable[[], Sequence[judges.EpisodeOutcome]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +74,8 @@ class _Begun:
 class Collector:
   """Samples prompts of a split and rewards their completions.
 
-  `collector(prompts, params, version)` does both in one call. Callers with two
-  threads sample in one and reward in the other.
+  `collector(prompts, params, version)` does both. Callers with two threads
+  sample in one and reward in the other.
   """
 
   def __init__(
@@ -92,6 +94,7 @@ class Collector:
       environments: turns.Environments | None = None,
       by_turn: bool = False,
       draws_equal: bool = True,
+      prompt_tokens: Mapping[int, np.ndarray] | None = None,
   ):
     """Initializes the collector.
 
@@ -102,15 +105,18 @@ class Collector:
       num_completions: S, completions per prompt.
       loss: `config.loss`, which weights rewards and sets the reward of
         truncated completions; None keeps the judge's rewards.
-      part_weights: factors of the reward's components, each normalized over a
-        prompt's completions before they are summed; None keeps the total.
+      part_weights: factors of the reward's components, each of which is
+        normalized over a prompt's completions before they are summed; None
+        keeps the total.
       reference: `GroupReference`; None leaves reference log-probs to the
         trainer.
-      seed: sampling seed; None takes the sampler's.
-      environments: source of prompts and of answers to completions; None if the
+      seed: sampling seed; None uses the sampler's seed.
+      environments: source of prompts and of replies to completions; None if the
         task has no environment.
       by_turn: whether groups get per-turn rewards.
-      draws_equal: `draws_equal_groups` of the run.
+      draws_equal: result of `draws_equal_groups`.
+      prompt_tokens: [P] int32 by prompt id, token ids of prompts that differ
+        from the task's, as in a log.
     """
     self._task = task
     self._tokenizer = tokenizer
@@ -125,7 +131,7 @@ class Collector:
     self._environments = environments
     self._by_turn = by_turn
     self._draws_equal = draws_equal
-    self._prompt_tokens: dict[int, np.ndarray] = {}
+    self._prompt_tokens = dict(prompt_tokens or {})
 
   @property
   def has_reference(self) -> bool:
@@ -157,7 +163,7 @@ class Collector:
   def sample(
       self, prompts: Sequence[Prompt], params: types.PyTree, version: int
   ) -> list[Sampled]:
-    """Samples S completions of each prompt; returns once all are finished.
+    """Samples S completions of each prompt and waits for all of them.
 
     Args:
       prompts: P prompts.
@@ -174,7 +180,7 @@ class Collector:
       episodes = self._environments.episodes(
           begun.observations, self._num_completions
       )
-    # No frame keeps a reference, so newer params free these.
+    # Keep no reference in this frame, so that newer params can free these.
     holder = [params]
     del params
     sampled = {one.prompt: one for one in begun.failed}
@@ -204,11 +210,11 @@ class Collector:
     """Samples S completions of each prompt as slots become free.
 
     Args:
-      more: function that returns further prompts, each at most once, or None
-        without any at present.
+      more: () -> further prompts, each at most once, or None if there are none
+        at present.
       params: policy params from `Sampler.put`.
       version: policy version of `params`.
-      newer: function that returns newer params and their version, or None.
+      newer: () -> (version, newer params), or None.
 
     Yields:
       Finished prompts, in any order. Ends once all are finished and `more`
@@ -216,15 +222,15 @@ class Collector:
 
     Raises:
       ValueError: a prompt is too long for the sampler.
-      TimeoutError: no environment answers.
+      TimeoutError: the environments do not respond.
     """
-    # By request number, in the order of `more`.
+    # By request number, counted in the order of `more`.
     begun: dict[int, tuple[Prompt, requests_lib.Request]] = {}
     num_begun = 0
     # Prompts whose environments failed.
     failed: list[Sampled] = []
-    # Upcoming prompts whose environments reset. Resets may queue behind running
-    # episodes, so decoding polls for them.
+    # Upcoming prompts whose environments are being reset. Resets may queue
+    # behind running episodes, so decoding polls for them.
     coming: futures.Future[_Begun] | None = None
     newest = version
 
@@ -276,7 +282,7 @@ class Collector:
           ]
           yield [*failed, *sampled]
           failed.clear()
-          del batch, sampled  # Frees them while the next ones decode.
+          del batch, sampled  # Free them while the next ones decode.
         if failed:
           yield failed
       finally:
@@ -284,7 +290,7 @@ class Collector:
           episodes.close()
 
   def _begin(self, prompts: Sequence[Prompt], version: int) -> "_Begun":
-    """Returns the requests of prompts, and prompts that failed already."""
+    """Makes requests of prompts, and separates those that already failed."""
     ids = [prompt_id for _, prompt_id, _ in prompts]
     if self._environments is None:
       observations = []
@@ -309,7 +315,7 @@ class Collector:
         T = self._sampler.settings.max_completion_tokens
         none = no_completions(S, T, version)
         begun.failed.append(
-            Sampled(prompt, request, none, [observation.outcome] * S)
+            Sampled(prompt, request, none, ([observation.outcome] * S).copy)
         )
         continue
       begun.active.append((prompt, request))
@@ -326,8 +332,8 @@ class Collector:
 
     Args:
       sampled: P sampled prompts.
-      rewards_P: their rewards, which determine the groups to skip because no
-        batch takes them; None skips none.
+      rewards_P: [S] for each prompt, to find groups that no batch uses; None
+        skips none.
 
     Returns:
       () -> [S, T] float32 for each prompt: None without a reference, NaN for
@@ -337,9 +343,9 @@ class Collector:
       return lambda: [None] * len(sampled)
     chosen = list(range(len(sampled)))
     if rewards_P is not None and not self._draws_equal:
-      # The NaN of an unjudged completion is not a spread of 0.
+      # Unjudged completions make a spread NaN, which is not 0.
       spread_P = np.ptp(np.stack(rewards_P), axis=1)
-      # Batches take groups of equal rewards only for want of others.
+      # Batches use groups of equal rewards only if there are no others.
       if (spread_P > 0).any():
         chosen = np.flatnonzero(spread_P != 0).tolist()
     completions = [sampled[i].completions for i in chosen]
@@ -348,6 +354,7 @@ class Collector:
         [c.tokens for c in completions],
         [c.lengths for c in completions],
         [c.sampled_mask for c in completions],
+        [c.kept_ids for c in completions],
     )
 
     def wait_for_all() -> list[np.ndarray]:
@@ -363,10 +370,10 @@ class Collector:
   def judge_requests(
       self, sampled: Sequence[Sampled]
   ) -> list[list[judges.JudgeRequest]]:
-    """Returns S judge requests per prompt; none if rewards are known.
+    """Returns S judge requests per prompt, or none if rewards are known.
 
-    If the prompt ends with `<think>`, the judge sees it before a completion
-    that does not close it.
+    If the prompt ends with `<think>`, it is prepended for the judge, see
+    `answers.with_opening`.
     """
     none_S = [None] * self._num_completions
     return [
@@ -387,7 +394,7 @@ class Collector:
             for text, stopped, outcome, tokens_T, length in zip(
                 self._tokenizer.decode_completions(one.completions),
                 one.completions.stopped,
-                one.outcomes or none_S,
+                one.outcomes() if one.outcomes else none_S,
                 one.completions.tokens,
                 one.completions.lengths,
             )
@@ -400,12 +407,12 @@ class Collector:
       self, requests_PxS: Sequence[Sequence[judges.JudgeRequest]]
   ) -> list[list[base.Judgement]]:
     """Returns S judgements per prompt."""
-    # A single call, so that the workers of a pool share the requests.
+    # In a single call, so that a pool distributes the requests over workers.
     judged = iter(self._judge.judge([r for some in requests_PxS for r in some]))
     return [[next(judged) for _ in some] for some in requests_PxS]
 
   def rewards(self, sampled: Sequence[Sampled]) -> list[np.ndarray]:
-    """Judges completions; returns [S] final rewards per prompt."""
+    """Judges completions; returns final rewards, [S] per prompt."""
     judged_PxS = self.judge(self.judge_requests(sampled))
     return [
         self._rewards(judged_S, one.completions)
@@ -426,7 +433,7 @@ class Collector:
     Args:
       sampled: P sampled prompts.
       rewards_P: result of `rewards`.
-      ref_logprobs_P: result of the function that `start_reference` returns.
+      ref_logprobs_P: result of `start_reference(…)()`.
       epoch: start count of the trainer that published the params.
     """
     return [
@@ -442,6 +449,10 @@ class Collector:
       epoch: int,
   ) -> types.Group:
     c, request = sampled.completions, sampled.request
+    if ref_logprobs is not None:
+      rewards_S = self._task.final_rewards(
+          rewards_S, ref_logprobs, c.sampled_mask
+      )
     position, prompt_id, visit = sampled.prompt
     return types.Group(
         prompt_id=prompt_id,
@@ -459,20 +470,20 @@ class Collector:
         ref_logprobs=ref_logprobs,
         routes=c.routes,
         prompt_routes=c.prompt_routes,
-        turn_rewards=self._turn_rewards(sampled.outcomes or [], rewards_S, c),
+        kept_ids=c.kept_ids,
+        turn_rewards=self._turn_rewards(sampled, rewards_S),
     )
 
   def _turn_rewards(
-      self,
-      outcomes_S: Sequence[judges.EpisodeOutcome],
-      rewards_S: np.ndarray,
-      completions: types.Completions,
+      self, sampled: Sampled, rewards_S: np.ndarray
   ) -> np.ndarray | None:
     if not self._by_turn:
       return None
-    weight = 1.0 if self._loss is None else self._loss.reward_weight
     return judges.rewards_by_turn(
-        outcomes_S, rewards_S, completions.sampled_mask, weight
+        sampled.outcomes() if sampled.outcomes else [],
+        rewards_S,
+        sampled.completions.sampled_mask,
+        1.0 if self._loss is None else self._loss.reward_weight,
     )
 
   def _rewards(
@@ -520,7 +531,7 @@ def make_collector(
 
   Args:
     policy: a `policy.Policy`.
-    **parts: arguments `reference` and `environments` of the collector.
+    **parts: `reference`, `environments` and `prompt_tokens` of `Collector`.
   """
   return Collector(
       policy.task,
@@ -542,35 +553,38 @@ def make_collector(
 def has_turn_rewards(config: ml_collections.ConfigDict) -> bool:
   """Returns whether groups have per-turn rewards.
 
-  Only losses with per-token targets read them; the others read their sum.
+  Only losses with per-token targets read them; other losses read the sum.
   """
   has_turns = tasks.facts(config.task.name).has_turns
-  return has_turns and losses.find(config.loss.name).has_targets
+  return has_turns and objective_table.find(config.loss.name).has_targets
 
 
 def draws_equal_groups(config: ml_collections.ConfigDict) -> bool:
   """Returns whether batches may contain groups of equal rewards.
 
-  If not, such groups are not stored and their reference log-probs are not
-  computed. Lockstep keeps them, because which groups are skipped would depend
-  on how prompts are divided among searchers.
+  If not, such groups are not stored, and their reference log-probs are not
+  computed. In lockstep batches may contain them, because what is skipped would
+  depend on how prompts are distributed over searchers.
   """
   return not (
       config.replay.skip_equal_rewards
       and config.replay.recent_fraction == 1
-      and losses.holds_reference(config, "searcher")
+      and objective_table.holds_reference(config, "searcher")
       and not config.search.lockstep
   )
 
 
-# Conditions for columns, see `types.Column.when`.
+# Conditions of optional columns, see `types.Column.when`.
 CONDITIONS = {
-    "reference": lambda config: losses.holds_reference(config, "searcher"),
+    "reference": lambda config: objective_table.holds_reference(
+        config, "searcher"
+    ),
     "routes": lambda config: config.train.router_replay,
+    "kept_ids": samplers.num_kept,
     "turn_rewards": has_turn_rewards,
 }
 # Axes of optional columns -> fields of the model's config.
-_SIZES = {"N": "num_layers", "A": "experts_per_token"}
+_SIZES = {"N": "num_expert_layers", "A": "route_bytes"}
 
 
 def optional_columns(
@@ -583,14 +597,17 @@ def optional_columns(
     model_config: shape of the policy; None if no column has the axes N and A.
 
   Returns:
-    Column name -> sizes of its axes N and A, () for most.
+    Column name -> sizes of its axes N and A, or C, () for most.
   """
+
+  def sizes(column: types.Column) -> tuple[int, ...]:
+    if column.axes.endswith("C"):
+      return (samplers.num_kept(config),)
+    named = (_SIZES[axis] for axis in column.axes if axis in _SIZES)
+    return tuple(getattr(model_config, name) for name in named)
+
   return {
-      name: tuple(
-          getattr(model_config, _SIZES[axis])
-          for axis in column.axes
-          if axis in _SIZES
-      )
+      name: sizes(column)
       for name, column in types.COLUMNS.items()
       if column.when and CONDITIONS[column.when](config)
   }

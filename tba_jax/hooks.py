@@ -3,11 +3,11 @@
 """Hooks of the trainer: publish, record, guard, evaluate, save.
 
 Each hook is called with a step, its batch and its metrics. `Publish` never
-waits for a device. The others need the metrics, and `Behind` calls them with
-the metrics of the previous step while the devices compute the newest.
+waits for a device. The other hooks need the metrics, so `Behind` calls them for
+the previous step while the devices compute the newest.
 
-`TrainerRun` handles start and end: what is published and evaluated first, and
-how a run is interrupted, resumed and completed. `programs/roles.py` makes the
+`TrainerRun` handles start and end: the first publication and evaluation, and
+interrupting, resuming and completing a run. `programs/roles.py` makes the
 components.
 """
 
@@ -34,7 +34,7 @@ from tba_jax.system import processes
 from tba_jax.transport import ports
 from tba_jax.transport.groups import service as service_lib
 
-# Seconds that searchers get to deliver finished groups at the end of a run.
+# Seconds for searchers to deliver finished groups at the end of a run.
 _FINISH_S = 15.0
 _INTERRUPT_S = 5.0
 # Seconds between polls for data while the devices compute.
@@ -47,9 +47,9 @@ _LOWER_BY = 0.5
 class Stop:
   """Whether training should end before its last step.
 
-  asked: whether the process was asked to end, as by a signal; the run can be
-    resumed.
-  reason: guard or limit that ended training; "" for none.
+  asked: () -> whether the process was asked to end, for example by a signal;
+    the run can be resumed.
+  reason: guard or limit that ended training, or "".
   """
 
   asked: Callable[[], bool]
@@ -60,10 +60,10 @@ class Stop:
 
 
 class Draws:
-  """Batches of searchers' groups, in the order of steps.
+  """Yields a batch of the searchers' groups for each step.
 
-  Ends after the last step, or before a step once `stop` is true. A step whose
-  groups have arrived is still trained on after a stop request.
+  Ends after the last step, or before the next step once `stop` is true. A step
+  that has begun to wait is still trained on if its groups have arrived.
   """
 
   def __init__(
@@ -80,8 +80,8 @@ class Draws:
 
     Args:
       publish: hook that publishes params before a step if the schedule is late.
-      stop: whether to end.
-      while_waiting: () -> context in which a step's data is awaited.
+      stop: whether to end training.
+      while_waiting: () -> context manager for the wait for a step's data.
     """
     self._train = config.train
     self._source = source
@@ -107,14 +107,14 @@ class Draws:
         draw = source.draw(
             train.prompts_per_batch, train.completions_per_prompt, step
         )
-        source.mark_trained(draw)
+        source.mark_drawn(draw)
       yield step, draw
 
 
 class Publish:
   """Publishes the params after a step, every `publish.every_steps`.
 
-  If the schedule is late, it waits until the next step has begun.
+  If the schedule is late, publishes once the next step has begun.
   """
 
   def __init__(
@@ -129,7 +129,7 @@ class Publish:
     self._sink = sink
 
   def first(self, step: int, should_stop: Callable[[], bool]) -> None:
-    """Publishes the searchers' initial params and waits."""
+    """Publishes the first params for searchers, and waits for it."""
     version, field = step, "params"
     if self._is_late:
       every = self._config.publish.every_steps
@@ -139,22 +139,22 @@ class Publish:
     self._sink.wait(version, should_stop)
 
   def begun(self, step: int) -> None:
-    """Publishes the params before a step whose data has arrived, if late."""
+    """If the schedule is late, publishes the params that `step` starts from."""
     if self._is_late and step % self._config.publish.every_steps == 0:
       self._work.publish(self._sink.submit, step)
 
   def __call__(
       self, step: int, draw: types.Draw, metrics: Mapping[str, jax.Array]
   ) -> None:
-    """Publishes the step in progress, provided it turns out finite."""
+    """Publishes the params after `step`, unless it is non-finite and fatal."""
     del draw
     done = step + 1
     every, last = self._config.publish.every_steps, self._config.train.num_steps
     if self._is_late or (done % every and done != last):
       return
-    # The publisher's thread reads `nonfinite`, so the loop does not wait for
-    # the devices. A skipped step leaves the params unchanged but is published,
-    # because searchers may wait for its version.
+    # The publisher's thread reads `nonfinite`, so that the loop does not wait
+    # for the devices. A skipped step leaves the params unchanged, but is
+    # published because searchers may be waiting for its version.
     skips = self._config.train.nonfinite == "skip"
     nonfinite = 0 if skips else metrics["nonfinite"]
     self._work.publish(
@@ -163,7 +163,7 @@ class Publish:
 
 
 class _Running(NamedTuple):
-  """A step in progress on the devices, and the decisions of asynchrony."""
+  """A step in progress on the devices, with its asynchronous decisions."""
 
   step: int
   draw: types.Draw
@@ -174,12 +174,12 @@ class _Running(NamedTuple):
 class Behind:
   """Calls hooks with the metrics of a step once the next is dispatched.
 
-  So the devices do not wait for the host, and searchers are granted the prompts
-  of the next step as soon as its data has arrived. A finished step is read
-  earlier if no data has arrived by then, or if its hooks must run before the
-  next step.
+  This way the devices do not wait for the host, and searchers are granted more
+  prompts as soon as the next step's data has arrived. A step is read before the
+  next one if no data has arrived when it finishes, or if its hooks must run
+  before the next step.
 
-  done: steps whose hooks have run, by all processes of the run.
+  done: steps completed in the run, including earlier trainer processes.
   """
 
   def __init__(
@@ -193,16 +193,16 @@ class Behind:
       *,
       skips_nonfinite: bool,
   ):
-    """Initializes the hooks' caller.
+    """Initializes the caller of the hooks.
 
     Args:
       learner: reader of the metrics.
       source: replay service that drew the batches.
-      recorder: receives spans and events.
-      decisions: log of the decisions of asynchrony; None for none.
+      recorder: receiver of spans and events.
+      decisions: log of asynchronous decisions, or None.
       hooks: functions called with metrics on the host, in this order.
-      may_run_ahead: whether a step whose data has arrived may begin before the
-        previous one is read.
+      may_run_ahead: (step) -> whether the step may begin before the previous
+        one is read, once its data has arrived.
       skips_nonfinite: whether a non-finite step is an event, not an error.
     """
     self.done = int(learner.work.state.step)
@@ -235,7 +235,7 @@ class Behind:
   ) -> bool:
     """Returns whether `step` may begin before the previous one is read.
 
-    Waits for its data while the devices compute `metrics`.
+    Waits for the step's data while the devices compute `metrics`.
     """
     if not self._may_run_ahead(step):
       return False
@@ -251,7 +251,7 @@ class Behind:
     return False
 
   def flush(self) -> None:
-    """Calls the hooks with the step in progress, if any."""
+    """Calls the hooks for the step in progress, if any."""
     running, self._running = self._running, None
     if running is not None:
       self._end(running)
@@ -260,7 +260,7 @@ class Behind:
     """Reads and checks a step, and calls its hooks.
 
     Raises:
-      FloatingPointError: the step is not finite and must not be skipped.
+      FloatingPointError: non-finite step that must not be skipped.
     """
     step, draw = running.step, running.draw
     with self._recorder.span("step", step=step):
@@ -314,7 +314,7 @@ class Guard:
       self._act(alarm, step + 1)
 
   def evaluated(self, done: int, result: tuple[int, Any] | None) -> None:
-    """Checks the (step, result) of an evaluation after `done` steps, if any."""
+    """Checks an evaluation's (step, result), if any, after `done` steps."""
     if result is not None:
       step, values = result
       for alarm in self._guards.check_accuracy(
@@ -327,13 +327,13 @@ class Guard:
     if alarm.action == "stop":
       if done < self._num_steps:
         self._stop.reason = self._stop.reason or f"guard {alarm.name}"
-    # A gap between trainer and sampler is a bug that no learning rate fixes.
+    # No learning rate fixes a gap between trainer and sampler, which is a bug.
     elif alarm.action == "lower_learning_rate" and alarm.name != "logprob_gap":
       self._work.scale_learning_rate(_LOWER_BY)
 
 
 class TimeLimit:
-  """Ends training after `train.wall_clock_limit_s` of this process."""
+  """Ends training once this process exceeds `train.wall_clock_limit_s`."""
 
   def __init__(
       self,
@@ -363,7 +363,6 @@ class StepEvaluator(Protocol):
   """Evaluates params between steps; see `evaluations.Evaluations`."""
 
   in_background: bool
-  runs_before: bool
 
   def is_due(self, step: int) -> bool:
     ...
@@ -402,7 +401,7 @@ class StepEvaluator(Protocol):
 
 
 class Evaluate:
-  """Evaluates every `evaluate.every_steps`, in this or another thread."""
+  """Evaluates every `evaluate.every_steps` steps, in this or another thread."""
 
   def __init__(
       self,
@@ -423,7 +422,7 @@ class Evaluate:
     return self._evaluations.is_due(done)
 
   def has_prompts(self, name: str) -> bool:
-    """Returns whether an evaluation of this name has any prompt."""
+    """Returns whether the evaluation of this name has any prompts."""
     return self._evaluations.size(name) > 0
 
   def __call__(self, step: int, draw: Any, metrics: Any) -> None:
@@ -434,11 +433,15 @@ class Evaluate:
       self.run("", done)
 
   def run(self, name: str, step: int) -> bool:
-    """Evaluates, or starts a thread that does; returns False if interrupted."""
+    """Evaluates here or in the background; returns False if interrupted.
+
+    Waits for an evaluation that is still in the background.
+    """
     if not self.has_prompts(name):
       return True
-    if self._evaluations.runs_before:
-      self.finish(step)
+    self.finish(step)
+    if self._stop.asked():
+      return False
     if not name and self._evaluations.in_background:
       self._evaluations.start(name, step, self._work.gather_model())
       return True
@@ -453,23 +456,26 @@ class Evaluate:
   def start_before(
       self, step: int, initial_params: Callable[[], types.PyTree]
   ) -> bool:
-    """Starts the evaluation before training; returns False if steps must wait.
+    """Starts the evaluation before training in the background.
+
+    Returns False if training must wait for it, because evaluations do not run
+    in the background.
 
     Args:
-      step: steps done so far; an interrupted run evaluates again.
-      initial_params: loads the params before the first of them.
+      step: steps done so far, more than 0 after an interruption.
+      initial_params: () -> params that the run started from.
     """
     if not self._evaluations.in_background:
       return False
     params = initial_params() if step else self._work.gather_model()
-    # On devices that are the host's cores, the step compiles first. By then the
-    # programs shared with searchers are in the cache.
+    # On CPU devices, let the step compile first. By then, programs shared with
+    # searchers are in the cache.
     compiled = self._work.wait_compiled
     self._evaluations.start("before", 0, params, compiled)
     return True
 
   def finish(self, step: int) -> None:
-    """Waits for evaluations in the background."""
+    """Waits for an evaluation in the background, if any."""
     self._guard.evaluated(step, self._evaluations.finish(self._stop.asked))
 
 
@@ -478,9 +484,9 @@ class Save:
 
   Does nothing without a checkpointer.
 
-  If a periodic save fails (a full disk), a single process skips it with an
-  event, because the journal still covers it. Several processes end and restart
-  from the previous checkpoint.
+  If a periodic save fails (full disk), a single process reports an event and
+  goes on, because the journal still covers the data. Several processes exit and
+  restart from the previous checkpoint.
   """
 
   def __init__(
@@ -516,7 +522,7 @@ class Save:
     if self._checkpointer is None:
       return
     self._checkpointer.check()
-    # An interrupted run, and a complete one, wait for theirs.
+    # Interrupted and complete runs save elsewhere, and wait.
     done = step + 1
     if self._due and done < self._config.train.num_steps:
       if not self._stop.asked():
@@ -529,7 +535,7 @@ class Save:
     parts = self._parts
     self._saved_at = time.monotonic()
     with parts.recorder.span("checkpoint", step=step):
-      # What a checkpoint covers is not done again, and must be on record.
+      # What a checkpoint covers is not redone, so it must be on record.
       parts.decisions.sync()
       parts.recorder.sync()
       data = parts.source.get_state()
@@ -566,15 +572,15 @@ class Save:
 class TrainerParts:
   """Components of a trainer.
 
-  learner: holds the newest checkpoint's state, or the state of step 0.
+  learner: owner of the newest checkpoint's state, or of the state at step 0.
   source: replay service that provides the data.
-  sink: takes the params that are published.
-  checkpointer: writer of checkpoints; None for a run that leaves no files.
-  evaluations: runs evaluations, in the loop or in the background.
-  initial_params: loads the params that the run started from.
+  sink: receiver of published params.
+  checkpointer: writer of checkpoints; None for a run without files.
+  evaluations: runner of evaluations, in the loop or in the background.
+  initial_params: () -> params that the run started from.
   guards: checks that stop or slow a diverging run.
   recorder: writer of metrics, events and results.
-  decisions: log of the decisions of asynchrony; None for such a run.
+  decisions: log of asynchronous decisions; None for a run without files.
   """
 
   learner: learner_lib.Learner
@@ -598,7 +604,7 @@ class TrainerRun:
       saved: Mapping[str, Any],
       changes: Mapping[str, Any],
   ):
-    """Takes the parts, and what a resumed run has.
+    """Initializes the run.
 
     Args:
       saved: host state of the checkpoint, or {}.
@@ -610,19 +616,19 @@ class TrainerRun:
     self._changes = changes
 
   def __call__(self, should_stop: Callable[[], bool]) -> bool:
-    """Trains to the last step; returns False if interrupted, after saving.
+    """Trains to the last step; if interrupted, saves and returns False.
 
     Raises:
-      FloatingPointError: non-finite step; the message has step and prompts.
-      DeadlineExceededError: searchers or store sent nothing in time.
+      FloatingPointError: non-finite step; names step and prompts.
+      DeadlineExceededError: searchers or store did not respond in time.
     """
     config, parts = self._config, self._parts
     recorder, source, learner = parts.recorder, parts.source, parts.learner
-    # A stopped run continues with changed settings.
+    # A run stopped by a guard or limit continues only with changed settings.
     stopped_by = None if self._changes else self._saved.get("stopped_by")
     stop = Stop(should_stop, stopped_by or "")
     if "optimizer.learning_rate" in self._changes:
-      # A guard lowered the rate that has been replaced.
+      # Undo a guard's factor, which applied to the old rate.
       learner.work.scale_learning_rate(1 / learner.work.learning_rate_scale)
 
     publish = Publish(config, learner.work, parts.sink)
@@ -637,7 +643,7 @@ class TrainerRun:
     flow = schedule.make_schedule(config)
 
     def may_run_ahead(step: int) -> bool:
-      # Evaluations and saves must see params and buffer between two steps.
+      # Evaluations and saves need params and buffer between two steps.
       saves = save.is_due(step)
       return not (
           step >= config.train.num_steps
@@ -674,9 +680,9 @@ class TrainerRun:
   def _evaluate_first(
       self, step: int, guard: Guard, evaluate: Evaluate
   ) -> bool:
-    """Makes up for missing evaluations; returns False if interrupted."""
+    """Runs missing evaluations; returns False if interrupted."""
     recorder = self._parts.recorder
-    # The guards of the checkpoint may not know of the newest.
+    # The checkpoint's guards may not have seen the newest evaluations.
     for result in recorder.evaluations(step):
       guard.evaluated(step, (result["step"], result))
     if evaluate.has_prompts("before") and not recorder.has_result("before"):
@@ -691,7 +697,7 @@ class TrainerRun:
             f" of step {step}",
         )
       return evaluate.run("before", step)
-    # An earlier process may have ended before it evaluated this step.
+    # An earlier process may have ended before evaluating this step.
     if (
         0 < step < self._config.train.num_steps
         and evaluate.is_due(step)
@@ -704,7 +710,7 @@ class TrainerRun:
     self._parts.source.stop_searchers(_INTERRUPT_S)
     save.run(step, wait=True)
     self._parts.recorder.event("interrupted", f"saved at step {step}")
-    # The thread may be waiting for a batch of completions, or may hang.
+    # Do not wait: the thread may be waiting for completions, or hang.
     self._parts.evaluations.close()
     return False
 
@@ -718,7 +724,7 @@ class TrainerRun:
       ledger = self._parts.source.finish(step, _FINISH_S)
       evaluate.finish(step)
     save.run(step, wait=True)
-    # A run with a raised `train.num_steps` has the result of an earlier step.
+    # An extended run already has the result of an earlier step.
     if not recorder.has_result("after", step):
       if not evaluate.run("after", step):
         recorder.event("interrupted", "during the last evaluation")

@@ -1,10 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The training loop, and a source that searches in the loop's thread.
+"""The training loop, and a source that samples in the training thread.
 
-A source yields the batch of each step once its groups have arrived: `Inline`
-samples them here, at an exact lag; `hooks.Draws` takes them from searchers in
-threads or other processes. With `search.lockstep` all give the same bits.
+A source yields the batch of each step once its groups have arrived. `Inline`
+samples them itself, at an exact lag; `hooks.Draws` receives them from searchers
+in threads or other processes. With `search.lockstep`, all are bitwise equal.
 """
 
 import collections
@@ -20,7 +20,7 @@ from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import prompt_order
 from tba_jax.sampling import samplers
 
-# Called with a step, its batch and its metrics.
+# Called with a step, its draw and its metrics.
 Hook = Callable[[int, Any, Mapping[str, Any]], None]
 
 
@@ -42,32 +42,32 @@ def run(
   et al. 2024 (arXiv:2410.18252), figure 2.
   """
   for step, draw in source:  # Waits until the groups of the step have arrived.
-    metrics = learner.step(draw)  # The devices may still be at work on it.
+    metrics = learner.step(draw)  # The devices may still be computing it.
     for hook in hooks:  # Publish, record, guard, evaluate, save.
       hook(step, draw, metrics)
 
 
-# `Collector`, or a function like it: prompts, params and version -> groups.
+# `Collector` or a similar function: (prompts, params, version) -> groups.
 CollectFn = Callable[
     [Sequence[collect.Prompt], types.PyTree, int], Sequence[types.Group]
 ]
 
 
 class Inline:
-  """Samples, judges and draws in the thread that trains, at an exact lag.
+  """Samples, judges and draws in the training thread, at an exact lag.
 
   Args:
     config: reads `train.prompts_per_batch`, `train.completions_per_prompt`,
       `search.sampler` and `offline.path`.
-    params: returns the params after the steps so far.
-    collector: samples and rewards the completions of prompts.
-    schedule: pins the version of each step.
-    buffer: replay buffer, empty.
+    params: () -> current params.
+    collector: function that samples prompts and rewards their completions.
+    schedule: source of the pinned versions.
+    buffer: empty replay buffer.
     order: prompt order of the run.
-    should_stop: checked before each step.
+    should_stop: whether to stop, checked before each step.
 
   Raises:
-    ValueError: nothing pins the version that samples a prompt.
+    ValueError: the schedule does not pin versions.
   """
 
   def __init__(
@@ -82,8 +82,8 @@ class Inline:
   ):
     if not schedule.is_pinned:
       raise ValueError(
-          "config.search.lockstep = False: must be True, or rounds"
-          " (config.rounds.mini_batches); else the lag is not exact"
+          "config.search.lockstep = False: must be True, or use rounds"
+          " (config.rounds.mini_batches), because the lag must be exact"
       )
     self._config = config
     self._params = params
@@ -99,7 +99,7 @@ class Inline:
     """Yields each step with its batch.
 
     Raises:
-      RuntimeError: a group has another version than the schedule gives.
+      RuntimeError: a group was sampled with another version than scheduled.
     """
     train, schedule, buffer = self._config.train, self._schedule, self._buffer
     num_inserted = 0
@@ -107,26 +107,26 @@ class Inline:
     for step in range(schedule.num_steps):
       if self._should_stop():
         return
-      # The prompts that this step, or one after it, trains on.
+      # Prompts that this step or a later one trains on.
       self._sample(schedule.admitted(step), step)
       while num_inserted < schedule.needed(step):
         group = self._waiting.popleft()
         self._check_version(group)
         group = buffer.rewarded(group)
-        if group.num_tokens:  # 0 if none was judged, or there was no prompt.
+        if group.num_tokens:  # 0 if nothing was judged, or without a prompt.
           self._order.note(group)
         buffer.insert(group, step)
         num_inserted += 1
-      # The prompts to come may depend on what was solved by now.
+      # Later prompts may depend on what has been solved so far.
       self._sample(schedule.admitted_after(step), step)
       draw = buffer.draw(
           train.prompts_per_batch, train.completions_per_prompt, step
       )
-      buffer.mark_trained(draw.ids)
+      buffer.mark_drawn(draw.ids)
       yield step, draw
 
   def _sample(self, limit: int, version: int) -> None:
-    """Samples the prompts below a position that are not sampled yet."""
+    """Samples prompts up to position `limit`, from where it left off."""
     self._order.extend(limit)
     prompts = [
         (position, *self._order.prompt(position))
@@ -140,7 +140,7 @@ class Inline:
     wanted = self._schedule.version_of(group.position)
     search, log = self._config.search, self._config.offline.path
     is_exact = not [*samplers.without("is_exact", search.sampler, log)]
-    # Others keep versions of their own, which are never newer.
+    # Other samplers report their own versions, which are never newer.
     is_kept = not is_exact and group.versions.max() <= wanted
     if set(group.versions.tolist()) != {wanted} and not is_kept:
       raise RuntimeError(

@@ -33,6 +33,7 @@ from tba_jax.config import validate
 from tba_jax.policy import prompt_preview
 from tba_jax.programs import settle
 from tba_jax.rewards import pool
+from tba_jax.rewards import url_judge
 from tba_jax.run import run_directory
 from tba_jax.system import accelerators
 from tba_jax.system import bucket
@@ -66,7 +67,7 @@ PROGRAMS = {
     "status": ("the live state of a run", "tools.status"),
     "verify": ("an audit of a run's files: journal, ledger, checkpoints, logs",
                "tools.verify"),
-    "rerun": ("recorded steps of a run, trained again to the same bits",
+    "rerun": ("recorded steps of a run, trained again as they were or changed",
                "tools.rerun"),
     "sweep": ("several runs of one config, with a table and a plot",
               "tools.sweep"),
@@ -147,12 +148,31 @@ _MESHES = flags.DEFINE_bool(
 _EXPORT_STEP = flags.DEFINE_string(
     "export_step", None, "Step that `rerun` writes to a file."
 )
+_SET = flags.DEFINE_multi_string(
+    "set", None, "KEY=VALUE: setting that `rerun` changes; may be repeated."
+)
+_WITHOUT = flags.DEFINE_multi_string(
+    "without",
+    None,
+    "group=N,… or searcher=ID,… or version=V,…: groups that `rerun` leaves out;"
+    " may be repeated.",
+)
+_BISECT = flags.DEFINE_string(
+    "bisect", None, "Metric whose jump `rerun` explains by halving."
+)
+_BY = flags.DEFINE_string(
+    "by", None, "group, searcher or version: unit of --bisect."
+)
 # Flags with the one program that takes them, as operands.
 _OWN_FLAGS = (
     (_CALIBRATE, "plan"),
     (_ELSEWHERE, "plan"),
     (_MESHES, "plan"),
     (_EXPORT_STEP, "rerun"),
+    (_SET, "rerun"),
+    (_WITHOUT, "rerun"),
+    (_BISECT, "rerun"),
+    (_BY, "rerun"),
 )
 
 
@@ -166,10 +186,11 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
         continue
       if name != program:
         raise ValueError(f"--{flag.name}: --program={name} does not take it")
-      is_switch = flag.value is True
-      operands.append(
-          f"--{flag.name}" if is_switch else f"--{flag.name}={flag.value}"
-      )
+      values = flag.value if isinstance(flag.value, list) else [flag.value]
+      operands += [
+          f"--{flag.name}" if value is True else f"--{flag.name}={value}"
+          for value in values
+      ]
     for flag in (_WORKDIR, _CONFIG, *_ARGUMENTS.values()):
       if flag.value == "":
         raise ValueError(f"--{flag.name}=: must be a path; it is empty")
@@ -233,6 +254,9 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
     logging.exception("--program=%s cannot continue", name)
     print(f"error: {error}", file=sys.stderr)
     return 1
+  except url_judge.JudgeDownError as error:
+    print(f"error: {error}", file=sys.stderr)
+    return processes.EXIT_FATAL
   except RuntimeError as error:
     if not str(error).startswith(_NO_BACKEND):
       raise

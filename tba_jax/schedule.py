@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schedules: which version samples which prompt, and when a step may begin.
 
-A position is an index of the prompt order; a step is one of the trainer's. No
-data is dropped for its age: admission of prompts bounds staleness.
+A position is an index in the prompt order, a step is a trainer step. Data is
+never dropped for its age. Admission bounds the number of outstanding prompts:
+in lockstep and in rounds the age of their data is exact, otherwise a slow
+completion may be older than `lead_steps`.
 """
 
 import dataclasses
@@ -19,10 +21,11 @@ class Schedule(Protocol):
 
   num_steps: steps of the run; no prompt beyond them is admitted.
   round_steps: number of steps that train on the same prompts' data.
-  lag_steps: number of versions before the newest that searchers may need.
-  is_pinned: whether each position must be sampled with one certain version.
+  lag_steps: number of versions before the newest that searchers may still need;
+    0 if they need only the newest.
+  is_pinned: whether each position must be sampled with a specific version.
   is_late: whether a version is published only once its step has begun.
-  takes_newer: whether a version newer than a required one will do.
+  takes_newer: whether a version newer than a required one is acceptable.
   """
 
   num_steps: int
@@ -38,50 +41,49 @@ class Schedule(Protocol):
   def admitted_after(self, step: int) -> int:
     """Returns the number of prompts admitted once `step` has begun.
 
-    If versions are pinned, all of them are sampled with `step` or an earlier
-    version.
+    If versions are pinned, none of these prompts needs a version after `step`.
     """
 
   def needed(self, step: int) -> int:
     """Returns the number of prompts that must arrive before `step` begins."""
 
   def has_barrier(self, step: int) -> bool:
-    """Returns whether `step` waits for all that was granted before it."""
+    """Returns whether `step` waits for everything granted before it."""
 
   def may_run_ahead(self, step: int) -> bool:
-    """Returns whether `step` may begin while the one before it is computed."""
+    """Returns whether `step` may begin while the previous one is computed."""
 
   def step_of(self, position: int) -> int:
     """Returns the step before which a position must arrive; 0 if not pinned."""
 
   def version_of(self, position: int) -> int:
-    """Returns the version that must sample a position, -1 for the newest."""
+    """Returns the version that must sample a position; -1 for the newest."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-  """Every step has fresh prompts of its own.
+  """Each step has its own fresh prompts.
 
-  With F fresh prompts a step, a warm start of W prompts and a lead of n steps:
+  With F fresh prompts per step, W warm-start prompts and a lead of n steps:
 
   admits before step t: W + F (t + 1 + n) prompts.
-  needs before step t: W + F (t + 1) with `wait_for_fresh`, else W or one.
+  needs before step t: W + F (t + 1) with `wait_for_fresh`, else max(W, 1).
   version of a position: the newest; in lockstep max(t - n, 0) for the prompts
     of step t, an exact lag of n steps.
 
-  With F = 0 searchers run free: nothing bounds what they sample, and a step
-  takes what has arrived. With `wait_for_fresh` there is then a barrier every k
-  steps: a step divisible by k begins once all that was granted before has
-  arrived, and what is granted from then on is sampled with its version or a
-  newer one. Data is then at most k steps old when it arrives, as in Bartoldson
+  With F = 0, searchers run freely: nothing bounds how much they sample, and a
+  step uses what has arrived. With `wait_for_fresh`, there is then a barrier
+  every k steps: a step divisible by k begins once everything granted before it
+  has arrived, and everything granted later is sampled with that step's version
+  or a newer one. Data is then at most k steps old on arrival, as in Bartoldson
   et al. 2025 (arXiv:2503.18929) §4.1.
 
   prompts_per_step: F.
   warm_prompts: W, prompts sampled before the first step.
   lead_steps: n.
   barrier_steps: k; 0 for no barriers.
-  first_version: oldest version there is, the step that a resumed trainer starts
-    from; in lockstep it samples what older ones should have.
+  first_version: oldest available version, the step that a resumed trainer
+    starts from; in lockstep it replaces older ones.
   """
 
   prompts_per_step: int
@@ -141,15 +143,15 @@ class Steps:
 
 @dataclasses.dataclass(frozen=True)
 class Rounds:
-  """Prompts come in rounds, which train for several steps each.
+  """Prompts come in rounds, each of which is trained on for several steps.
 
-  In rounds of P prompts and R steps, round q (from 0) has the positions q P to
+  With rounds of P prompts and R steps, round q (from 0) has positions q P to
   (q + 1) P - 1.
 
-  admits before step t: the prompts of its round, once it has begun the
-    `lag_rounds` rounds after it.
+  admits before step t: the prompts of its round; once step t has begun, also
+    the next `lag_rounds` rounds.
   needs before step t: the prompts of its round.
-  version of a position: the params at the start of round q - lag_rounds.
+  version of a position: the step at which round q - lag_rounds starts, or 0.
 
   Source: Asynchronous RLHF, Noukhovitch et al. 2024 (arXiv:2410.18252).
 

@@ -1,11 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Searcher: samples what it is granted with the newest params, and delivers.
+"""Searcher: samples granted prompts with the newest params and delivers groups.
 
-The devices decode a stream of prompts. Assignments join it while slots are
-free, and prompts leave it in any order, once their completions are finished. A
-thread rewards and submits them meanwhile. A stream ends when the next
-assignment needs other params. `programs/roles.py` makes the components.
+The devices decode a stream of prompts. Assignments join the stream while slots
+are free, and prompts leave it in any order once their completions are finished.
+Another thread rewards and submits them. A stream ends when the next assignment
+needs other params. `programs/roles.py` makes the components.
 """
 
 import collections
@@ -30,7 +30,7 @@ from tba_jax.system import processes
 from tba_jax.transport import ports
 from tba_jax.transport.params import version as version_lib
 
-# Lanes of the timeline: the devices, and this one for the judge's thread.
+# Timeline lane of the judge's thread; the default lane is the devices'.
 JUDGE_LANE = "judge"
 
 
@@ -40,13 +40,14 @@ class SearcherParts:
 
   sink: receiver of groups and source of assignments.
   put: (leaves of a version by path) -> params on the devices.
-  problem: (leaves, params) -> why these params are not the version's, or "";
-    see `probe.Check`.
+  problem: (leaves, params) -> how the params differ from the published version,
+    or ""; see `probe.Check`.
   on_event: function called with (kind, message).
   warm_up: (params) -> None; compiles.
-  has_room: whether the devices have room for a second copy of the params after
-    warm-up. If so, new params are transferred while the old ones still sample.
-  judge_totals: () -> the judge's counts, for the statistics.
+  has_room: (params) -> whether the devices have room for a second copy of the
+    params after warm-up. If so, new params are transferred while the old ones
+    still sample.
+  judge_totals: () -> counts of the judge, for the statistics.
   spans: timeline writer, which also measures busy time.
   swaps_in_flight: whether newer params may continue a completion.
   judge_shares_mesh: whether judge and sampler share a mesh. If so, the decoding
@@ -56,7 +57,7 @@ class SearcherParts:
     for the same reason. The pass then precedes the rewards and includes all
     groups.
   lag_steps: most versions that a required version may lag behind the newest.
-  takes_newer: whether a version newer than the required one will do.
+  takes_newer: whether a version newer than the required one is acceptable.
   """
 
   sink: ports.GroupSink
@@ -80,9 +81,9 @@ class SearcherParts:
 class _FinishedPrompts:
   """Sampled prompts on their way to the judge's thread.
 
-  sampled: prompts in order of completion.
-  ref_logprobs: function that waits for their reference log-probs; None starts
-    the reference pass after the rewards.
+  sampled: prompts, in the order in which they finished.
+  ref_logprobs: function that waits for reference log-probs; None starts the
+    reference pass after the rewards.
   epoch: start count of the trainer that published the params.
   """
 
@@ -92,14 +93,14 @@ class _FinishedPrompts:
 
 
 class _UnfinishedAssignment:
-  """An assignment of which some prompts are still being sampled."""
+  """An assignment with prompts that are still being sampled."""
 
   def __init__(self, num_prompts: int):
     self._num_prompts = num_prompts
     self._sampled: list[collect.Sampled] = []
 
   def add(self, sampled: collect.Sampled) -> list[collect.Sampled] | None:
-    """Adds a prompt; returns all prompts, in order, with the last one."""
+    """Adds a prompt; the last one returns all prompts, in order."""
     self._sampled.append(sampled)
     if len(self._sampled) < self._num_prompts:
       return None
@@ -107,13 +108,13 @@ class _UnfinishedAssignment:
 
 
 class WrongParamsError(RuntimeError):
-  """The searcher's params differ from those that the trainer published."""
+  """The searcher's params differ from the published ones."""
 
 
 class Stage:
   """Prefetches the newest params to the devices in a background thread.
 
-  Next to the params in use it holds at most one copy.
+  Holds at most one copy besides the params in use.
 
   Args:
     put: see `SearcherParts`.
@@ -168,7 +169,7 @@ class Stage:
 
 # Seconds between polls for params to stage.
 STAGE_EVERY_S = 0.05
-# Consecutive refused versions after which a searcher gives up.
+# Number of consecutive refused versions after which a searcher gives up.
 _MOST_REFUSED = 3
 # Seconds between polls for another assignment during decoding.
 ASK_EVERY_S = 0.1
@@ -192,10 +193,11 @@ class Searcher:
     self._stage: Stage | None = None
     # Statistics for the trainer.
     self._stats: dict[str, Any] = {}
-    # Number of refused versions, and the ones newer than the version in use.
+    # Number of versions refused in total, and those refused since the version
+    # in use.
     self._num_refused = 0
     self._refused: list[version_lib.Version] = []
-    # Start time of sampling, and the busy seconds before it.
+    # Start time of sampling, and busy seconds before that.
     self._started = self._busy_before_s = 0.0
     self._judging = futures.ThreadPoolExecutor(1, thread_name_prefix="judge")
     # Finished prompts for the judge's thread, and its tasks.
@@ -204,11 +206,11 @@ class Searcher:
     self._tasks: collections.deque[futures.Future[None]] = collections.deque()
     self._judged = threading.Event()
     self._judged.set()
-    # Whether the judge's thread is submitting, and so may wait for credit.
+    # Whether the judge's thread is submitting, and thus may wait for credit.
     self._submits = False
-    # An assignment that needs other params than the current stream.
+    # Assignment that needs other params than the current stream.
     self._deferred: ports.Assignment | None = None
-    # Prompts of the largest assignment so far.
+    # Number of prompts in the largest assignment so far.
     self._most_prompts = 1
     self._asked_s = -math.inf
 
@@ -222,9 +224,8 @@ class Searcher:
     """Samples until a stop; returns whether the trainer ended the run.
 
     Raises:
-      WrongParamsError: the params differ from the trainer's and there are no
-        earlier ones to continue with, or several consecutive versions were
-        refused.
+      WrongParamsError: the params differ from the trainer's, and there are none
+        to continue with or several consecutive versions were refused.
     """
     taken = None
     with self._spans.span("wait_params"):
@@ -279,7 +280,7 @@ class Searcher:
             assignment.epoch,
             wanted + self._parts.lag_steps,
         ):
-          # Others delivered its prompts while the store was unreachable.
+          # While the store was unreachable, others delivered these prompts.
           return False
     return self._load(*taken, is_needed=True)
 
@@ -288,7 +289,7 @@ class Searcher:
   ) -> tuple[version_lib.Version, dict[str, Any]] | None:
     """Waits for a version of the source; returns None after a timeout.
 
-    Meanwhile the statistics show the trainer whether a download is running.
+    The statistics report meanwhile whether a download is in progress.
     """
     taken = self._source.wait_for(version, 0.2)
     is_pulling = taken is None and self._source.is_pulling()
@@ -301,11 +302,11 @@ class Searcher:
     self._sink.set_stats(stats)
 
   def _is_exact(self, assignment: ports.Assignment) -> bool:
-    """Returns whether an assignment must be sampled by a single version."""
+    """Returns whether an assignment must be sampled with a single version."""
     return assignment.require_version >= 0 and not self._parts.takes_newer
 
   def _use_newest(self, assignment: ports.Assignment) -> bool:
-    """Waits for new enough params and switches to the newest ones.
+    """Waits for sufficiently new params and switches to the newest.
 
     Returns False if the assignment is obsolete.
     """
@@ -322,7 +323,7 @@ class Searcher:
           self._wait_for(assignment.require_version)
           taken = self._source.wait_for(-1, 0.0)
     if taken is not None:
-      # The params in use may be too old to continue with.
+      # If the params in use are too old, they cannot stay in use.
       is_needed = has_oldest and (
           self._version is None or self._version < oldest
       )
@@ -336,7 +337,7 @@ class Searcher:
       *,
       is_needed: bool = False,
   ) -> bool:
-    """Calls `_put_params` between assignments, in a separate span."""
+    """Calls `_put_params` between assignments, within a span."""
     if version == self._version:
       return True
     with self._spans.span("load", version=version.step):
@@ -353,7 +354,7 @@ class Searcher:
 
     Args:
       version, leaves: a version of the source.
-      is_needed: whether no other version will do.
+      is_needed: whether to raise an error instead of keeping the older version.
     """
     if version == self._version:
       return True
@@ -391,7 +392,8 @@ class Searcher:
   def _newer_params(self) -> tuple[int, types.PyTree] | None:
     """Returns newer params of this epoch, to continue completions with."""
     newest, version = self._source.latest(), self._version
-    # A group has one epoch, so a restarted trainer's params wait for the next.
+    # A group has a single epoch, so the params of a restarted trainer have to
+    # wait for the next stream.
     if (
         newest is None
         or newest[0] <= version
@@ -403,7 +405,7 @@ class Searcher:
     return self._version.step, self._params
 
   def _stream(self, first: ports.Assignment) -> None:
-    """Decodes an assignment and those that join it; passes prompts on.
+    """Decodes an assignment and those that join it; hands prompts over.
 
     Ends once newer params are due, unless they may be swapped in flight.
     """
@@ -420,7 +422,7 @@ class Searcher:
       )
       if assignment is None:
         return None
-      # Skips prompts that are granted again but still being sampled.
+      # Skip prompts that were granted again but are still being sampled.
       prompts = [p for p in assignment.prompts if p[0] not in unfinished]
       positions = [position for position, *_ in prompts]
       self._sink.begun_s.update(dict.fromkeys(positions, time.monotonic()))
@@ -449,8 +451,8 @@ class Searcher:
         if not self._collector.has_reference:
           self._hand_over(sampled)
           continue
-        # Reference passes take whole assignments, so that their bits do not
-        # depend on which prompts finish at the same time.
+        # Reference passes run on whole assignments, so that their bits do not
+        # depend on which prompts happen to finish together.
         for assignment in filter(None, finished_assignments):
           self._hand_over(assignment)
 
@@ -469,7 +471,7 @@ class Searcher:
       if not (self._parts.swaps_in_flight and comes_in_flight):
         return None
     if self._sink.epoch > self._version.epoch:
-      return None  # A new trainer grants undelivered prompts again.
+      return None  # A restarted trainer grants undelivered prompts again.
     if self._stop() or self._num_finished() >= self._most_prompts:
       return None
     assignment = self._sink.next_assignment(0.0)
@@ -481,7 +483,7 @@ class Searcher:
     if is_exact:
       is_new_enough = self._version == wanted
     if not is_new_enough or self._is_exact(assignment) != is_exact:
-      # The assignment waits for its params.
+      # The assignment has to wait for its params.
       self._deferred = assignment
       return None
     return assignment
@@ -509,12 +511,12 @@ class Searcher:
     self._check_handed_over()
 
   def _check_handed_over(self) -> None:
-    """Raises the judge thread's error, if any; does not wait."""
+    """Raises an error of the judge's thread, if any; does not wait."""
     while self._tasks and self._tasks[0].done():
       self._tasks.popleft().result()
 
   def _num_finished(self) -> int:
-    """Returns the number of prompts that wait for the judge's thread."""
+    """Returns the number of prompts waiting for the judge's thread."""
     with self._finished_lock:
       return sum(len(one.sampled) for one in self._finished)
 
@@ -522,10 +524,10 @@ class Searcher:
     """Waits for the judge's thread to catch up; raises its error.
 
     Args:
-      most_prompts: number of prompts below which the wait ends; 0 waits until
+      most_prompts: ends the wait when fewer prompts are pending; 0 waits until
         the thread is done.
     """
-    # Waiting for a slow judge is busy time, waiting for credit is idle time.
+    # Waiting for a slow judge counts as busy, waiting for credit as idle.
     while self._tasks and self._num_finished() >= most_prompts:
       if not self._submits:
         with self._spans.span("reward"):
@@ -559,7 +561,7 @@ class Searcher:
         for o, *values in zip(over, rewards_P, ref_logprobs_P)
         for group in self._collector.groups(o.sampled, *values, o.epoch)
     ]
-    # Their age ends here, before any wait for credit.
+    # Their age is measured up to here, before any wait for credit.
     for group in groups:
       self._sink.begun_s.pop(group.position, None)
     with self._spans.span("wait_credit", lane=JUDGE_LANE):

@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records that pass between the parts of a run, and the table of columns.
 
-A *column* is a fact about a prompt, its completions or their tokens. It is
+A *column* holds a property of a prompt, its completions or their tokens. It is
 defined once, in the record for its last consumer: `StepColumns` reach the
 optimizer step, `BufferColumns` the replay buffer, and the columns of `Group`
-the trainer. Messages, the journal, the buffer, draws, batches, checksums and
-step files are derived from these definitions.
+the trainer. Messages, journal, buffer, draws, batches, checksums and step files
+are derived from these definitions.
 
 Axes: B prompts, K completions of a prompt in a batch, S completions of a
-prompt as sampled, P prompt tokens, T completion tokens, N layers, A experts of
-a token.
+prompt as sampled, P prompt tokens, T completion tokens, N layers, A bytes that
+name a token's experts, C tokens that truncated sampling keeps.
 """
 
 from collections.abc import Mapping
@@ -27,12 +27,14 @@ PyTree = Any
 class Column:
   """Definition of a column.
 
-  axes: dimensions in a group, "" for one integer; a batch has B and K for S.
+  axes: dimensions in a group, "" for a single integer; a batch adds B and has K
+    instead of S.
   meaning: description of the value.
-  mask: tokens with a value, "completion" or "sampled"; others are 0 in the
-    buffer and after it. "" without an axis T.
-  when: the condition, in `collect.CONDITIONS`, under which groups have it, and
-    the reason why a group that breaks it is rejected; "" if all groups have it.
+  mask: tokens with a value: "completion", all up to the length, or "sampled",
+    those that the policy sampled (`Batch.completion_mask`); others are 0 from
+    the buffer on. "" without an axis T.
+  when: key of `collect.CONDITIONS` if only some runs have the column, else "";
+    the ledger counts a group rejected for it under this name.
   unit: "nats", "reward" (task units) or "".
   """
 
@@ -49,7 +51,7 @@ class Column:
 
 
 def column(dtype_and_axes: str, meaning: str, **options: str) -> Any:
-  """Returns a column's field, as "float32[ST]"; None by default with `when`."""
+  """Returns a dataclass field such as "float32[ST]"; optional with `when`."""
   dtype, _, axes = dtype_and_axes.removesuffix("]").partition("[")
   definition = Column(np.dtype(dtype), axes, meaning, **options)
   return dataclasses.field(
@@ -79,13 +81,14 @@ class StepColumns:
   )
   behavior_logprobs: Any = column(
       "float32[ST]",
-      "exact log-prob of each sampled token",
+      "log-prob of each sampled token under the distribution it was drawn"
+      " from: at the sampling temperature, after top-k, top-p and exploration",
       mask="sampled",
       unit="nats",
   )
   ref_logprobs: Any = column(
       "float32[ST]",
-      "log-prob of each token that the loss counts under the reference",
+      "log π_ref of each counted token, at the sampling temperature",
       mask="sampled",
       unit="nats",
   )
@@ -96,13 +99,21 @@ class StepColumns:
   )
   routes: Any = column(
       "uint8[STNA]",
-      "experts of each completion token in each layer, 0 at the last token,"
-      " which was not fed to the model, and after it",
+      "experts of each completion token in each layer with experts, a byte"
+      " each, or two of a model with more than 256, the low one first; 0 at the"
+      " last token, which was not fed to the model, and after it",
       mask="completion",
       when="routes",
   )
   prompt_routes: Any = column(
       "uint8[PNA]", "experts of the prompt's tokens", when="routes"
+  )
+  kept_ids: Any = column(
+      "int32[STC]",
+      "ids of the tokens that truncated sampling kept for each sampled token,"
+      " -1 after the last; log-probs are relative to them",
+      mask="sampled",
+      when="kept_ids",
   )
   turn_rewards: Any = column(
       "float32[ST]",
@@ -135,13 +146,13 @@ class BufferColumns(StepColumns):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group(BufferColumns):
-  """One prompt and its S completions, sampled by one searcher: host arrays."""
+  """A prompt and its S completions, sampled by one searcher; host arrays."""
 
   prompt_id: int = column(
       "int64", "index of the prompt in the task's training split"
   )
   visit: int = column(
-      "int64", "times that the prompt order granted this prompt before"
+      "int64", "number of earlier occurrences of the prompt in the order"
   )
   position: int = column(
       "int64", "index in the prompt order; identifies (prompt_id, visit)"
@@ -164,7 +175,7 @@ class Group(BufferColumns):
 
   @property
   def is_never_drawn(self) -> bool:
-    """Whether reference log-probs were left out, so that no loss can use it."""
+    """Whether reference log-probs were skipped, so that no loss can use it."""
     ref_logprobs = self.ref_logprobs
     return ref_logprobs is not None and bool(np.isnan(ref_logprobs).all())
 
@@ -174,9 +185,9 @@ class Group(BufferColumns):
     return float(np.isnan(self.rewards).mean())
 
   def rewarded(self, fallback: float | None = None) -> "Group":
-    """Returns the group of the completions with a reward, 0 or more.
+    """Returns the group reduced to completions with a reward, 0 or more.
 
-    With a fallback the others get it instead of being left out.
+    With a fallback, completions without a reward get that instead.
     """
     has_reward_S = ~np.isnan(self.rewards)
     if has_reward_S.all():
@@ -194,7 +205,7 @@ class Group(BufferColumns):
 
   @property
   def num_tokens(self) -> int:
-    """Sampled tokens, stop tokens included."""
+    """Number of sampled tokens, stop tokens included."""
     return int(self.sampled_mask.sum())
 
 
@@ -205,17 +216,17 @@ COLUMNS: Mapping[str, Column] = columns_of(Group)
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rows:
-  """Packed rows: where forward passes compute a batch's distinct completions.
+  """Packed rows, in which forward passes compute distinct completions.
 
   A batch has N micro-batches of R rows, computed one after another; the last
   ones may be empty.
 
-  token_indices: [R, N, L] int32, index of each place's token. A place with
-    index b P + p is fed that prompt token. A place with index B P +
-    (b K + k) T + t predicts that completion token and is fed the token before
-    it. -1 marks an empty place.
-  place_indices: [B, K, T] int32, index (n R + r) L + l of the place that
-    predicts each completion token; R N L if no place does.
+  token_indices: [R, N, L] int32, token of each place. Index b P + p names the
+    prompt token that is fed. Index B P + (b K + k) T + t names the completion
+    token that is predicted; the token before it is fed. -1 is an empty place.
+  place_indices: [B, K, T] int32, place that predicts each completion token, as
+    (n R + r) L + l (micro-batches first, unlike the array's axes); R N L if no
+    place does.
   """
 
   token_indices: Any
@@ -225,7 +236,7 @@ class Rows:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Routes:
-  """Experts that each token used when completions were sampled.
+  """Experts that each token used during sampling.
 
   prompts: [B, P, N, A] uint8, experts of left-padded prompts, 0 at padding.
   completions: [B, K, T, N, A] uint8, 0 at a completion's last token, which was
@@ -241,9 +252,9 @@ class Routes:
 class Batch(StepColumns):
   """Data of one optimizer step: columns [B, P, ...] and [B, K, ...].
 
-  prepared: [B, ...] float32 by name, what the loss needs of the whole batch:
-    baselines, targets, log-probs of the proximal policy.
-  rows: packed rows of the forward pass; None computes all with their padding.
+  prepared: [B, ...] float32 by name, values that the loss needs from the whole
+    batch: baselines, targets, log-probs of the proximal policy.
+  rows: packed rows of the forward pass; None computes the padded batch.
   """
 
   prompt_mask: Any = column("float32[P]", "1 on prompt tokens")
@@ -259,7 +270,7 @@ class Batch(StepColumns):
 
   @property
   def experts(self) -> Routes | None:
-    """Experts that the policy uses again; None has its routers choose."""
+    """Experts for the policy to use again; None lets the routers choose."""
     if self.routes is None:
       return None
     return Routes(self.prompt_routes, self.routes)
@@ -267,9 +278,9 @@ class Batch(StepColumns):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Draw(Batch, BufferColumns):
-  """A batch on the host as the buffer drew it, with its origin.
+  """A batch as drawn from the buffer, on the host, with its origin.
 
-  completion_mask: None; `batches.of_draw` makes it from `sampled_mask`.
+  completion_mask: None; `batches.of_draw` derives it from `sampled_mask`.
   ref_logprobs: [B, K, T] float32, 0 if not cached.
   ids: [B, K] int64, ids of the completions; never reused.
   recent: [B] bool, drawn from the recent window.
@@ -278,8 +289,8 @@ class Draw(Batch, BufferColumns):
   ref_versions: [B, K] int32, reference policy of `ref_logprobs`, -1 if not
     cached.
   epochs: [B, K] int32, start count of the trainer that published the params.
-  staleness_steps: [B, K] int32, updates between those params and the trainer's;
-    0 is on-policy. See `buffer.staleness`.
+  staleness_steps: [B, K] int32, number of updates between the sampling params
+    and the trainer's; 0 is on-policy. See `buffer.staleness`.
   step: optimizer step that will use the batch.
   """
 
@@ -295,10 +306,12 @@ class Draw(Batch, BufferColumns):
   def stats(self) -> dict[str, Any]:
     """Returns statistics of the batch.
 
-    fresh_share: completions used for the first time. recent_share: prompts from
-    the recent window. unique_share: distinct rows. unique_completions: mean
-    number of distinct texts in a group. completion_tokens: mean number of
-    sampled tokens. stop_rate: completions that end with a stop token.
+    fresh_share: share of completions used for the first time. recent_share:
+    share of prompts from the recent window. unique_share: distinct completion
+    ids per completion. staleness_steps: mean staleness. unique_completions:
+    mean number of distinct texts in a group. completion_tokens: mean number of
+    sampled tokens. stop_rate: share of completions ended by a stop token or
+    stop string.
     """
     texts = [
         {
@@ -341,7 +354,7 @@ def abstract_batch(
 
 
 def named_leaves(tree: PyTree) -> dict[str, Any]:
-  """Returns the leaves of a tree by name, as "rows.place_indices"."""
+  """Returns the leaves of a tree by name, such as "rows.place_indices"."""
   return {
       jax.tree_util.keystr(path, simple=True, separator="."): leaf
       for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
@@ -349,7 +362,7 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
 
 
 def batch_of(leaves: Mapping[str, Any]) -> Batch:
-  """Returns the batch that `named_leaves` was called with."""
+  """Returns the batch with these `named_leaves`."""
   fields: dict[str, Any] = {}
   for name, leaf in leaves.items():
     field, _, inner = name.partition(".")
@@ -369,9 +382,9 @@ class Completions:
   tokens: [S, T] int32, pad after the stop token.
   lengths: [S] int32, completion lengths with the stop token and an
     environment's tokens.
-  sampled_mask: [S, T] bool, True on the tokens that the policy sampled.
-  logprobs: [S, T] float32, nats, under the distribution sampled from, 0 where
-    not sampled.
+  sampled_mask: [S, T] bool, True on policy tokens.
+  logprobs: [S, T] float32, nats, under the sampling distribution, 0 where not
+    sampled.
   plain_logprobs: [S, T] float32, nats, before top-k, top-p and min-p, at the
     sampler's `plain_temperature`.
   stopped: [S] bool, True if a stop token or stop string ended the completion,
@@ -379,8 +392,9 @@ class Completions:
   versions: [S] int32, oldest params version that sampled a token of the row.
   token_versions: [S, T] int32, params version that sampled the token, -1 where
     not sampled.
-  routes, prompt_routes: experts that tokens used, see `Group`.
-  rewards: [S] float32, rewards that are known, as a log's; None to judge them.
+  routes, prompt_routes: experts of each token, see `Group`.
+  kept_ids: tokens that truncated sampling kept, see `Group`.
+  rewards: [S] float32, known rewards, as in offline data; None to judge them.
   """
 
   tokens: np.ndarray
@@ -393,4 +407,5 @@ class Completions:
   token_versions: np.ndarray
   routes: np.ndarray | None = None
   prompt_routes: np.ndarray | None = None
+  kept_ids: np.ndarray | None = None
   rewards: np.ndarray | None = None

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The collector's stream of prompts, with mocks of sampler and environments."""
+"""Tests of the collector, with mocked sampler and environments."""
 
 import dataclasses
 import time
@@ -57,13 +57,13 @@ class StreamTest(absltest.TestCase):
     for _ in range(3):
       if newer is not None:
         newer()
-      time.sleep(0.05)  # Environments say the next prompts meanwhile.
+      time.sleep(0.05)  # Environments prepare the next prompts meanwhile.
       begun += more() or []
     for number, request in reversed([*enumerate(begun)]):
       yield [(number, request.prompt_id)]
 
   def fail(self, *failing):
-    """Lets the environments of these prompts fail, and of no others."""
+    """Lets the environments of only these prompts fail."""
     said = self.environments.prompts.side_effect
     self.environments.prompts.side_effect = lambda split, indices: [
         prompt if i in failing else dataclasses.replace(prompt, failure=None)
@@ -81,8 +81,8 @@ class StreamTest(absltest.TestCase):
     self.assertEqual([one.prompt[1] for one in second], [6])
     versions = [one.completions.versions.tolist() for one in first[:2]]
     self.assertEqual(versions, [[5] * S, [50] * S])
-    self.assertEqual(first[1].outcomes[0].failure, "error")
-    # Numbers are those of the sampler's requests.
+    self.assertEqual(first[1].outcomes()[0].failure, "error")
+    # Outcomes follow the numbers of the sampler's requests.
     self.assertEqual((first[2].completions, first[2].outcomes), (8, "of 1"))
     self.assertEqual((second[0].completions, second[0].outcomes), (6, "of 0"))
 
@@ -101,7 +101,7 @@ class StreamTest(absltest.TestCase):
     self.assertEqual((first.completions, first.outcomes), (7, "of 0"))
     self.assertEqual((last.completions, last.outcomes), (9, "of 1"))
     self.assertEqual(failed.completions.versions.tolist(), [5] * S)
-    self.assertEqual([o.failure for o in failed.outcomes], ["error"] * S)
+    self.assertEqual([o.failure for o in failed.outcomes()], ["error"] * S)
 
   def test_closed_stream_releases_environments(self):
     self.fail()
@@ -116,7 +116,7 @@ class StreamTest(absltest.TestCase):
 class ReferenceTest(parameterized.TestCase):
 
   def start(self, rewards, **options):
-    """Returns which prompts' reference is computed, of some rewards."""
+    """Returns the prompts whose reference log-probs are computed."""
     reference = mock.create_autospec(
         group_reference.GroupReference, instance=True
     )
@@ -150,15 +150,36 @@ class ReferenceTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ([[1, 1], [0, 1], [0, 0], [1, 0]], [1, 3]),
-      # One that could not be judged may get any reward.
+      # An unjudged completion may get any reward.
       ([[1, 1], [0, 1], [1, np.nan], [np.nan, np.nan]], [1, 2, 3]),
-      # Without others, all are needed.
+      # If no group can be drawn, all are computed.
       ([[1, 1], [0, 0]], [0, 1]),
       ([[1, 1], [np.nan, np.nan]], [0, 1]),
   )
   def test_undrawable_groups_get_no_reference(self, rewards, computed):
     self.assertEqual(self.start(rewards, draws_equal=False), computed)
     self.assertEqual(self.start(rewards), list(range(len(rewards))))
+
+  def test_task_sees_reference_log_probs_before_groups_are_stored(self):
+    task = fakes.FakeTask({0: {"23"}})
+    collector = collect.Collector(
+        task, fakes.FakeTokenizer(), mock.Mock(), mock.Mock(), num_completions=S
+    )
+    one = collect.Sampled(
+        (0, 0, 0),
+        decode.Request(np.array([1]), 0, 0, S),
+        collect.no_completions(S, T, 0),
+    )
+    groups = lambda ref: collector.groups([one], [np.ones(S)], [ref], 0)
+    ref_logprobs = np.full((S, T), -2.0, np.float32)
+    with mock.patch.object(
+        task, "final_rewards", side_effect=lambda r, ref, mask: r + ref[:, 0]
+    ) as final:
+      (group,) = groups(ref_logprobs)
+      np.testing.assert_array_equal(group.rewards, -np.ones(S))
+      (group,) = groups(None)
+      np.testing.assert_array_equal(group.rewards, np.ones(S))
+      final.assert_called_once()
 
   @parameterized.parameters(
       ({}, False),
@@ -178,7 +199,7 @@ class ReferenceTest(parameterized.TestCase):
 
 
 class _Thinking(fakes.FakeTokenizer):
-  """Writes 9 as the opening of thoughts."""
+  """Decodes 9 as the start of thoughts."""
 
   def decode(self, ids):
     return super().decode(ids).replace("9", "<think>\n")

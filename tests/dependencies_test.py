@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Every package that is imported is declared in setup.py, and the reverse."""
+"""Imported packages and the requirements of setup.py agree."""
 
 import ast
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ import pytest
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _SETUP = (_ROOT / "setup.py").read_text()
-# Modules whose packages have another name.
+# Modules whose package has a different name.
 _PACKAGES = {
     "_pytest": "pytest",
     "absl": "absl-py",
@@ -30,7 +30,7 @@ _OWN = {
     "benchmarks", "colabs", "configs", "examples", "studies", "tba_jax",
     "tests",
 }  # fmt: skip
-# Imported in environments of their own.
+# Imports of scripts that run in other environments.
 _ELSEWHERE = {
     "benchmarks/gpu_attention.py": {"tokamax"},
     "benchmarks/peer_speed.py": {"torch", "transformers", "vllm"},
@@ -41,6 +41,7 @@ _ELSEWHERE = {
     "benchmarks/trl_grpo.py": {"datasets", "trl"},
     "benchmarks/trl_run.py": {"torch"},
     "benchmarks/tunix_grpo.py": {"tunix"},
+    "examples/repairs.py": {"minisweagent", "pyyaml"},
     "examples/verifiers_sums.py": {"httpx", "verifiers"},
     "tba_jax/environments/packages.py": {"gem"},
     "tests/peers/gem_test.py": {"gem"},
@@ -51,7 +52,7 @@ _ELSEWHERE = {
     "tests/peers/verifiers_test.py": {"verifiers-sums"},
     "tests/support/mutants.py": {"coverage"},
 }
-# Modules that unpickle, and functions that do unless told not to.
+# Modules that unpickle, and functions that unpickle by default.
 _PICKLES = {
     "cPickle", "cloudpickle", "dill", "joblib", "marshal", "multiprocessing",
     "pickle", "pickle5", "shelve",
@@ -60,11 +61,16 @@ _PICKLE_CALLS = {
     "deserialize_and_load", "read_pickle", "unsafe_load", "yaml.load",
     "torch.load", "numpy.load", "np.load",
 }  # fmt: skip
-# Functions of the user's own Python program, from a private file that it locks.
+# Reads functions of the user's program from a private, locked file.
 _LENT = "tba_jax/system/callables.py"
 _SAFE = {"allow_pickle": False, "weights_only": True}
-# Loaded by one program alone, which says what it lacks.
-_OF_ONE_PROGRAM = {
+# Loaded on demand by code that reports what is missing.
+_ON_DEMAND = {
+    "tba_jax/chat_api/anthropic_messages.py": {"anthropic", "pydantic"},
+    "tba_jax/chat_api/chat_requests.py": {"pydantic"},
+    "tba_jax/chat_api/dialects.py": {"pydantic"},
+    "tba_jax/chat_api/openai_responses.py": {"openai"},
+    "tba_jax/chat_api/strict_json.py": {"pydantic"},
     "tba_jax/serving/agent_handlers.py": {"starlette"},
     "tba_jax/serving/schemas.py": {"pydantic"},
     "tba_jax/serving/app.py": {"starlette"},
@@ -96,13 +102,13 @@ def _assigned(name: str):
 
 
 def _names(requirements: Iterable[str]) -> set[str]:
-  """Returns the names of requirements: "etils[epath]>=1.12" is etils."""
+  """Returns package names of requirements: etils of "etils[epath]>=1.12"."""
   names = (re.match(r"[\w-]+", r)[0] for r in requirements)
   return {name.lower().replace("_", "-") for name in names}
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:
-  """Yields the modules that code imports, by a statement or by name."""
+  """Yields the modules that code imports, in statements or by name."""
   for node in ast.walk(tree):
     if isinstance(node, ast.Import):
       yield from (alias.name for alias in node.names)
@@ -117,14 +123,14 @@ def _imported(tree: ast.AST) -> Iterator[str]:
 
 
 def _packages(modules: Iterable[str]) -> set[str]:
-  """Returns the names of the packages of other people's modules."""
+  """Returns the package names of third-party modules."""
   roots = {module.partition(".")[0] for module in modules}
   roots -= _OWN | sys.stdlib_module_names
   return {_PACKAGES.get(r, r.replace("_", "-").lower()) for r in roots}
 
 
 def _sources(place: str) -> Iterator[tuple[str, ast.Module]]:
-  """Yields files of a folder; of a notebook, its cells without magic."""
+  """Yields a folder's Python files, and notebooks' cells without magics."""
   for path in sorted((_ROOT / place).rglob("*.py")):
     yield path.relative_to(_ROOT).as_posix(), ast.parse(path.read_text())
   for path in sorted((_ROOT / place).glob("*.ipynb")):
@@ -175,7 +181,7 @@ class DependenciesTest(absltest.TestCase):
   def test_package_loads_without_extras(self):
     for name, tree in _sources("tba_jax"):
       top = ast.Module([n for n in tree.body if not _is_code(n)], [])
-      found = _packages(_imported(top)) - _OF_ONE_PROGRAM.get(name, set())
+      found = _packages(_imported(top)) - _ON_DEMAND.get(name, set())
       self.assertEqual(found - self.core, set(), name)
 
   @pytest.mark.slow
@@ -197,7 +203,7 @@ class DependenciesTest(absltest.TestCase):
 
   def test_each_extra_is_used(self):
     used = {extra for extras in _EXTRA_OF_PLACE.values() for extra in extras}
-    # Plugins, which nothing imports.
+    # Plugins without imports.
     plugins = {"cuda", "cuda13", "tpu", "gcs"}
     self.assertEqual(set(self.extras) - used, plugins)
 
@@ -222,7 +228,7 @@ class DependenciesTest(absltest.TestCase):
   def test_no_dependency_is_under_the_gpl(self):
     lines = (_ROOT / "constraints.txt").read_text().splitlines()
     names = _names(line for line in lines if not line.startswith("#"))
-    names.remove("docutils")  # Only its editor mode is.
+    names.remove("docutils")  # Only its editor mode is under the GPL.
     for package in metadata.distributions():
       if _names([package.name]) <= names:
         declared = package.metadata
@@ -262,11 +268,11 @@ class DependenciesTest(absltest.TestCase):
   def test_constraints_have_exact_stable_versions(self):
     lines = (_ROOT / "constraints.txt").read_text().splitlines()
     lines = [line for line in lines if not line.startswith("#")]
-    # OpenTelemetry has no stable version of these.
+    # These OpenTelemetry packages have no stable version.
     stable = r"(opentelemetry.*==0|[\w.-]+==[0-9.]+(\.post[0-9]+)?(;.*)?$)"
     for line in lines:
       self.assertRegex(line, stable)
-    # Packages that no test needs are left out.
+    # Packages without tests are missing.
     others = {"trackio"}
     wanted = self.core.union(*self.extras.values()) - others
     self.assertEqual(wanted - _names(lines), set())

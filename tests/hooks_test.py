@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What happens when in a run of the trainer, how it ends and goes on."""
+"""Order of events in a trainer's run, its end, and resuming."""
 
 from unittest import mock
 
@@ -30,7 +30,7 @@ class TrainerTest(trainer_case.TrainerCase):
   def test_whole_run(self):
     self.assertTrue(self.run_it())
     self.assertEqual(self.steps("step"), list(range(6)))
-    # Searchers get params and admission before the first evaluation is over.
+    # Searchers get params and admission before the first evaluation ends.
     self.assertEqual(
         self.log[:4],
         [("publish", 0, 0), ("open", 0), ("evaluate", 0, 64), ("begin", 0)],
@@ -48,7 +48,7 @@ class TrainerTest(trainer_case.TrainerCase):
   @parameterized.parameters((1, [0, 1, 2, 3, 4, 5, 6]), (4, [0, 4, 6]))
   def test_publishes_every_k_steps_and_at_end(self, every, expected):
     self.run_it(publish__every_steps=every)
-    # Each under the step that made it.
+    # Each version has the number of its step.
     self.assertEqual(
         self.logged("publish"), [("publish", s, s) for s in expected]
     )
@@ -111,7 +111,7 @@ class TrainerTest(trainer_case.TrainerCase):
     )
     self.assertLess(self.log.index(due), self.log.index(("begin", 2)))
     self.assertLess(self.log.index(("read", 1)), self.log.index(due))
-    # Elsewhere it is.
+    # Between other steps, the next draw comes first.
     self.assertLess(self.log.index(("draw", 1)), self.log.index(("read", 0)))
 
   def test_decisions_about_each_step_are_recorded(self):
@@ -142,14 +142,14 @@ class TrainerTest(trainer_case.TrainerCase):
 
   def test_drawn_groups_are_counted_as_trained(self):
     self.run_it()
-    self.assertEqual(self.source.mark_trained.call_count, 6)
+    self.assertEqual(self.source.mark_drawn.call_count, 6)
     self.assertEqual(len(self.steps("draw")), len(self.steps("step")))
     draw = self.learner.make.call_args.args[0]
     self.assertEqual(draw.rewards.shape, (3, 2))
 
 
 class NonfiniteTest(trainer_case.TrainerCase):
-  """With the train step itself: rewards of step 2 give a NaN gradient."""
+  """Uses the real train step; rewards of step 2 give a NaN gradient."""
 
   def setUp(self):
     super().setUp()
@@ -186,7 +186,7 @@ class NonfiniteTest(trainer_case.TrainerCase):
     self.assertEqual([m["nonfinite"] for m in recorded], [0, 0, 1, 0, 0, 0])
     kinds = [call.args[0] for call in self.recorder.event.call_args_list]
     self.assertEqual(kinds, ["step_skipped"])
-    # Version 3 is version 2 again, and training goes on from that.
+    # Version 3 equals version 2, and training continues from it.
     versions = self.published[1:]
     chex.assert_tree_all_finite(versions)
     chex.assert_trees_all_equal(versions[1], versions[2])
@@ -205,7 +205,7 @@ class RoundsTest(trainer_case.TrainerCase):
         train__num_steps=4,
     )
     expected = self.logged("publish", "begin", "step")
-    # The first of all is what the state held; here that of no step.
+    # The first version is the restored state, here before any step.
     self.assertEqual(
         [entry[:2] for entry in expected],
         [
@@ -249,7 +249,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     self.checkpointer.latest_step.return_value = 3
     self.assertTrue(self.run_it(step=3, saved={"applied_history": [(3, 300)]}))
     self.assertEqual(self.steps("step"), [3, 4, 5])
-    # It has its first evaluation already.
+    # The first evaluation was already recorded.
     self.assertEqual(self.logged("evaluate"), [("evaluate", 6, 64)])
 
   def test_signal_while_evaluating(self):
@@ -260,7 +260,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     self.recorder.evaluation.assert_not_called()
 
   def test_signal_trains_drawn_batch_first(self):
-    # True once the batch of step 1 was drawn.
+    # True once the batch of step 1 is drawn.
     self.make()(lambda: ("draw", 1) in self.log)
     self.assertEqual(self.steps("step"), self.steps("draw"))
     self.assertEqual(self.steps("step"), [0, 1])
@@ -272,7 +272,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     self.assertFalse(self.run_it())
     self.assertEqual(self.steps("save"), [6])
     self.recorder.finish.assert_not_called()
-    # The same command ends it.
+    # The same command finishes the run.
     self.stop_at = None
     self.checkpointer.latest_step.return_value = 6
     self.log.clear()
@@ -288,7 +288,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     self.assertEqual(host_state["config"]["train"]["num_steps"], 6)
     by = host_state["stopped_by"]
     self.assertEqual(by, "guard kl")
-    # Killed before its last evaluation was written.
+    # The run was killed before writing its last evaluation.
     del self.results["after"]
     self.checkpointer.latest_step.return_value = step
     self.log.clear()
@@ -316,7 +316,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
       self.run_it(checkpoint__every_steps=3)
     self.assertEmpty(self.saved)
     self.assertEqual(self.steps("publish"), [0, 1, 2])
-    # It can be replayed.
+    # Recorded decisions allow a rerun.
     self.assertEqual([step for step, _ in self.decided], [0, 1, 2])
 
   def test_skipped_step_is_published_with_event(self):
@@ -350,7 +350,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
   def test_guard_stops_run(self):
     self.metrics[1] = {"kl": 1e3}
     self.assertTrue(self.run_it(action="stop", checkpoint__every_steps=5))
-    # The batch that was drawn meanwhile counts as trained, and is.
+    # The batch drawn meanwhile counts as trained, so it is trained.
     self.assertEqual(self.steps("step"), [0, 1, 2])
     self.assertEqual(self.steps("draw"), [0, 1, 2])
     self.assertEqual(self.saved[3][1]["stopped_by"], "guard kl")
@@ -365,7 +365,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
 
   @parameterized.parameters(0, 2)
   def test_guard_sees_evaluation_before_kill(self, step):
-    # The kill came before a checkpoint had it.
+    # The run was killed before a checkpoint contained the evaluation.
     self.recorder.evaluations.return_value = [
         {"step": 0, "pass_at_1": 0.5, "split": "held_out"},
         {"step": 2, "pass_at_1": 0.1, "split": "held_out"},
@@ -432,21 +432,21 @@ class TrainerEndsTest(trainer_case.TrainerCase):
           checkpoint__every_steps=4,
           checkpoint__every_s=25.0,
       )
-    # 30 s after the start, by steps, and 30 s after that one.
+    # Saves at 30 s, by steps, and 30 s after that.
     self.assertEqual(self.steps("save"), [3, 4, 7, 8])
 
   def test_nothing_is_drawn_across_checkpoint_by_clock(self):
     clock = lambda: 10.0 * self.step + 10.0 * (("draw", 3) in self.log)
     with mock.patch.object(hooks.time, "monotonic", side_effect=clock):
       self.run_it(train__num_steps=5, checkpoint__every_s=35.0)
-    # It was due after step 3 only when the draw for it had been made.
+    # The save fell due after step 3, when the next draw had been made.
     self.assertEqual(self.steps("save"), [4, 5])
     self.assertLess(self.log.index(("save", 4)), self.log.index(("begin", 4)))
 
   def test_journal_keeps_records_for_oldest_checkpoint(self):
     self.run_it(checkpoint__every_steps=1, saved={"applied_history": [(0, 0)]})
     cuts = [c.args[0] for c in self.source.drop_journal_before.call_args_list]
-    # After the save of step n, of which n-1 and n-2 are complete.
+    # Cuts after the save of step n, once steps n-1 and n-2 are saved.
     self.assertEqual(cuts, [100, 100, 200, 300, 400])
     self.assertEqual(
         self.saved[6][1]["applied_history"],

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The order of the folders, and the parts that must not load JAX."""
+"""Import order of folders, and modules that must not load JAX."""
 
 import ast
 import pathlib
@@ -12,8 +12,8 @@ from absl.testing import absltest
 from benchmarks import structure
 
 _PACKAGE = pathlib.Path(__file__).parents[1] / "tba_jax"
-# A file imports from earlier folders and from its own. Each folder's tables and
-# checks of settings come before what they are of.
+# A file imports from earlier folders and its own. Tables and checks of a
+# folder's settings precede the folder.
 _TABLES = "settings of folders"
 _ORDER = (
     ("types", "system"),
@@ -23,6 +23,7 @@ _ORDER = (
     (_TABLES,),
     ("config",),
     ("rewards",),
+    ("chat_api",),
     ("environments",),
     ("schedule", "collect"),
     ("replay",),
@@ -42,8 +43,8 @@ _ORDER = (
     ("__main__",),
 )
 _RANK = {name: rank for rank, names in enumerate(_ORDER) for name in names}
-# The supervisor and the store stay small, and a wrong config is told before a
-# device is touched.
+# The supervisor and the store stay small, and a wrong config is reported before
+# a device is used.
 _WITHOUT_JAX = """
     config.custom_code config.hardware config.load config.reference
     config.settings config.stages config.validate config.variants
@@ -53,18 +54,19 @@ _WITHOUT_JAX = """
     models.hf.folders models.hf.hf_config models.hf.hf_files models.hf.hf_hub
     models.hf.hf_names policy.prompt_preview programs.model_sizes
     programs.store programs.train report.page report.panel rewards.comparers
-    rewards.judges rewards.pool rewards.worker run.run_directory
+    rewards.judges rewards.pool rewards.url_judge rewards.worker
+    run.run_directory
     system.background system.bucket system.heartbeat system.jsonl
     system.polling system.processes system.role system.supervised_worker
     tasks.task_table tools.verify transport.byte_store transport.kv.kv_host
     transport.kv.locator transport.params.carriers transport.wire
 """.split()
 
-# Uses of private names of other modules and objects in all tests. It may only
-# fall: a test that needs more of a part is a reason for a public name.
+# Uses of private names in all tests. The limit may only fall: a test that needs
+# another one is a reason for a public name.
 _MOST_REACHES = 65
-# Modules in the longest chain of imports, and modules that `loop.py` reaches,
-# itself included. They may only fall: cut an import of what need not be known.
+# Modules in the longest chain of imports, and modules reached by `loop.py`,
+# including itself. The limits may only fall: remove imports.
 _MOST_IN_A_CHAIN = 14
 _MOST_OF_THE_LOOP = 40
 # Interfaces of the standard library, of notebooks and of a package's sources.
@@ -72,7 +74,7 @@ _NO_REACH = ("_asdict", "_exit", "_make", "_replace", "_repr_html_", "_src")
 
 
 def _reaches(path: pathlib.Path) -> list[str]:
-  """Returns the private names that a test reads or patches, with places."""
+  """Returns the private names that a test reads or patches, with locations."""
   result = []
   for node in ast.walk(ast.parse(path.read_text())):
     name = owner = ""
@@ -90,7 +92,7 @@ def _reaches(path: pathlib.Path) -> list[str]:
 
 
 def _place(name: str) -> str:
-  """Returns the name in `_ORDER` of a module, dotted."""
+  """Returns the entry of `_ORDER` for a dotted module name."""
   folder, _, file = name.rpartition(".")
   if not folder.startswith("config") and file in ("settings", "checks"):
     return _TABLES
@@ -99,7 +101,7 @@ def _place(name: str) -> str:
 
 
 def _imports(path: pathlib.Path) -> set[str]:
-  """Returns the modules of the package that a file imports, dotted."""
+  """Returns the dotted names of the package's modules that a file imports."""
   result = set()
   for node in ast.walk(ast.parse(path.read_text())):
     if isinstance(node, ast.ImportFrom):
@@ -110,7 +112,7 @@ def _imports(path: pathlib.Path) -> set[str]:
 
 
 def _uses(path: pathlib.Path) -> dict[str, set[str]]:
-  """Returns what a file uses of modules outside `system`, by module."""
+  """Returns the names that a file uses, by module outside `system`."""
   tree = ast.parse(path.read_text())
   modules = {
       alias.asname or alias.name: f"{node.module}.{alias.name}"
@@ -192,7 +194,7 @@ class LayoutTest(absltest.TestCase):
     self.assertLessEqual(len(reached), _MOST_OF_THE_LOOP, sorted(reached))
 
   def test_verify_audits_use_only_readers(self):
-    """Of the code that writes a format, its audit uses the readers alone."""
+    """Audits use only the readers of the code that writes a format."""
     audits = {
         "transport.groups.journal_audit": {"audit", "audit_acks"},
         "learning.checkpoint_audit": {"audit", "audit_model"},

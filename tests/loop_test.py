@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The lag of the loop is exact, and its parts are compiled once."""
+"""The loop's lag is exact, and its parts compile once."""
 
 import dataclasses
 import json
@@ -39,11 +39,11 @@ class LoopTest(parameterized.TestCase):
         f"{_FILE}:smoke",
         [
             "init=scratch",
-            # Steps large enough to tell one version from the next.
+            # Large steps distinguish versions.
             "sweep.objectives=rloo: loss.name=rloo"
             " optimizer.learning_rate=0.03;"
             "ppo: loss.name=ppo loss.ratio_clip=0.2;"
-            # Cuts groups, and has other batches than the rest.
+            # Splits groups, and has different batches.
             "cut: loss.name=rloo train.micro_batch_completions=1"
             " train.completions_per_prompt=2 train.prompts_per_batch=8",
             "sweep.staleness_steps=0,2",
@@ -110,7 +110,7 @@ class LoopTest(parameterized.TestCase):
 
   def test_each_objective_has_reference_of_its_batches(self):
     for name in ("rloo-s0-seed0", "cut-s0-seed0"):
-      # The first batch is sampled with the reference itself.
+      # The reference samples the first batch.
       _, (batch, *_) = self.watch(name)
       counted = batch.completion_mask > 0
       np.testing.assert_allclose(
@@ -126,7 +126,7 @@ class LoopTest(parameterized.TestCase):
     masks, batches = [], []
 
     def sample(*args, **kwargs):
-      # As if an environment had written the first token of each completion.
+      # An environment wrote the first token of each completion.
       completions = [
           dataclasses.replace(
               c,
@@ -185,7 +185,7 @@ class LoopTest(parameterized.TestCase):
     self.assertEqual((before["step"], after["step"]), (0, _STEPS))
     self.assertAlmostEqual(before["kl"], 0.0, places=4)
     self.assertGreater(after["kl"], 1e-3)
-    # An untrained model knows nothing of 6 letters, ":" and the other tokens.
+    # An untrained model is about uniform over 6 letters, ":" and other tokens.
     self.assertBetween(before["ref_perplexity"], 6, 12)
     self.assertIsNone(result["diverged_step"])
 
@@ -219,7 +219,7 @@ class LoopTest(parameterized.TestCase):
       dataclasses.replace(loop, collector=too_late).train()
 
   def log_config(self, rewards):
-    """Returns the config of a run with completions of a log."""
+    """Returns the config of a run with logged completions."""
     task = self.bench.loops.policy.task
     lines = [
         json.dumps(
@@ -283,7 +283,7 @@ class LoopTest(parameterized.TestCase):
     train = device_work.DeviceWork.train
 
     def broken(work, batch):
-      # A gradient may be infinite while the loss is not.
+      # A gradient may be infinite although the loss is finite.
       broken_now = int(work.state.step) == 2
       return train(work, batch) | ({"nonfinite": 1.0} if broken_now else {})
 
@@ -304,7 +304,7 @@ class LoopTest(parameterized.TestCase):
 class OrderTest(absltest.TestCase):
 
   def test_next_round_is_drawn_after_current_is_recorded(self):
-    """As the trainer's process does it; one without a prompt has no note."""
+    """As in the trainer's process; a round without prompts has no record."""
     calls = []
     order = mock.Mock(spec=prompt_order.PromptOrder)
     order.extend.side_effect = lambda limit: calls.append(("extend", limit))

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The entry point: which program gets what, and every wrong use ends with 2."""
+"""Arguments of programs; wrong use exits with status 2."""
 
 import contextlib
 import io
@@ -79,7 +79,7 @@ class MainTest(parameterized.TestCase):
     ) as load:
       self.main(program="trainer", config=None, workdir=self.workdir)
     load.assert_called_once_with("trainer")
-    # A module of two programs has a function for each.
+    # A module with two programs has a function for each.
     module.run.assert_not_called()
     config = module.run_trainer.call_args.args[0]
     self.assertEqual(config.to_dict(), saved.to_dict())
@@ -119,7 +119,7 @@ class MainTest(parameterized.TestCase):
     )
 
   def test_report_needs_no_config(self):
-    """It is written of a damaged run too."""
+    """A report can describe a damaged run."""
     self.make_run()
     pathlib.Path(self.workdir, "epoch.json").write_text("[]")
     module = mock.Mock(spec=["run"])
@@ -181,7 +181,7 @@ class MainTest(parameterized.TestCase):
   @parameterized.parameters(
       ("--workdir=.*UTF-8", dict(workdir="/tmp/\udcff")),
       ("config.init = .*UTF-8", dict(overrides=["init=/tmp/\udcff"])),
-      ("config.init = .*character 0", dict(overrides=["init=/tmp/\0"])),
+      ("config.init = .*without NUL", dict(overrides=["init=/tmp/\0"])),
   )
   def test_refuses_unencodable_text(self, pattern, changes):
     usual = dict(program="train", config=_CONFIG, workdir=self.workdir)
@@ -262,7 +262,7 @@ class MainTest(parameterized.TestCase):
       (["--help=config.replay"], ["replay.capacity =", "replay.dedupe ="]),
       (["--help", "task.max_number"], ["task.max_number ="]),
       (["--help", "task.test"], ["(task.name: math)", "(task.name: custom)"]),
-      (["--help", "loss.name"], ["cannot change when a run is resumed: param"]),
+      (["--help", "loss.name"], ["when a run is resumed: the loss"]),
       (["--help", "optimizer.b1"], ["may change when a run is resumed"]),
   )
   def test_help_explains_settings(self, argv, said):
@@ -407,7 +407,7 @@ class MainTest(parameterized.TestCase):
     self.assertEqual(run.call_args.kwargs["argv"], argv)
 
   def test_wrong_use_never_loads_jax(self):
-    # Another process imports it: this one has loaded it.
+    # Uses another process, because this one has loaded JAX.
     script = """
 import json, sys
 from tba_jax import main

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`loop.run` is the only loop that trains: without it no program does."""
+"""All programs train by `loop.run`."""
 
 import ast
 import json
@@ -14,6 +14,7 @@ import pytest
 
 import tba_jax
 from tba_jax import loop
+from tba_jax.chat_api import strict_json
 from tba_jax.config import load
 from tba_jax.programs import inline
 from tba_jax.programs import one_process
@@ -42,7 +43,7 @@ _OVERRIDES = (
 
 
 class _Reached(Exception):
-  """Raised in place of training."""
+  """Raised instead of training."""
 
 
 def _make_config(*overrides):
@@ -89,7 +90,7 @@ class OneLoopTest(absltest.TestCase):
   def test_trainer_alone(self):
     config = _make_config()
     run_directory.create(self.workdir, config)
-    # It is the trainer of a run in one process, over another channel.
+    # Same trainer as in a single-process run, with another channel.
     with mock.patch.object(roles, "train", side_effect=_Reached):
       with self.assertRaises(_Reached):
         roles.run_trainer(config, self.workdir, ())
@@ -127,7 +128,9 @@ class ServerTest(absltest.TestCase):
     }
     body |= {"session_id": "s", "replay_seq_id": 0, "base_model": "m"}
     replay = served_replay.ServedReplay(
-        _make_config(), schemas.read(schemas.CreateReplay, body), mock.Mock()
+        _make_config(),
+        strict_json.read(schemas.CreateReplay, body),
+        mock.Mock(),
     )
     served = served_models.ServedModel(mock.Mock(num_steps=0), None, replay)
     with mock.patch.object(loop, "run", side_effect=_Reached):
@@ -138,7 +141,7 @@ class ServerTest(absltest.TestCase):
 class StepsTest(absltest.TestCase):
 
   def test_nothing_else_takes_steps(self):
-    """The loop takes steps of learners, and learners those of a state."""
+    """Only the loop steps learners, and only learners step a state."""
     files = [*(_ROOT / "tba_jax").rglob("*.py")]
     result = {"step": set(), "train": set()}
     for path in files:

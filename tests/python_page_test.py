@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The guides' programs run as they stand, with a tiny model."""
+"""The guides' programs run unchanged with a tiny model."""
 
 import os
 import pathlib
@@ -29,7 +29,7 @@ _PAGE = "".join(
 _BLOCKS = dict(
     re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", _PAGE, re.M | re.S)
 )
-# Programs that docs_test.py runs.
+# Programs tested by docs_test.py.
 _TESTED_ELSEWHERE = frozenset(("make_data.py", "my_task.py", "hub_task.py"))
 _GSM8K = [
     {"question": f"What is {n} times 500?", "answer": f"So #### {n / 2},000"}
@@ -47,7 +47,7 @@ class PythonPageTest(parameterized.TestCase):
     os.chdir(self.folder)
 
   def run_block(self, name):
-    """Runs a program of the page; returns its run, small and in threads."""
+    """Runs a program of the pages, small and in threads; returns its run."""
     train, given = tba_jax.train, {}
 
     def train_small(**arguments):

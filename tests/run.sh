@@ -215,7 +215,7 @@ else
   addopts="-n $((workers < 4 ? workers : 4)) --dist loadfile"
   addopts+=" --max-worker-restart=0$marks"
   PYTEST_ADDOPTS="$addopts ${PYTEST_ADDOPTS:-}" \
-    run_group 2400 "$group" tests --ignore=tests/multi_device \
+    run_group 3000 "$group" tests --ignore=tests/multi_device \
     --ignore=tests/multi_process --ignore=tests/browser --ignore=tests/colabs \
     --ignore=tests/peers
   if ((all)); then

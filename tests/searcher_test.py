@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The searcher's loop against mocks of its neighbours' real signatures."""
+"""Tests of the searcher's loop with autospecced mocks of its neighbors."""
 
 from concurrent import futures
 import contextlib
@@ -33,7 +33,7 @@ from tests.support import fakes
 from tests.support import waiting
 
 S = 2
-# The second token of the first completion is an environment's.
+# An environment wrote the second token of the first completion.
 SAMPLED = np.array([[1, 0, 1, 0], [1, 1, 0, 0]], np.bool_)
 
 
@@ -60,7 +60,7 @@ class SearcherTest(parameterized.TestCase):
     self.published = [(1, 0)]  # newest last
     self.blocks = []
     self.epoch = 1
-    self.asked = []  # versions that the puller was asked for
+    self.asked = []  # versions requested from the puller
 
     self.puller = autospec(pull.Puller)
     self.puller.wait_for.side_effect = self.wait_for
@@ -76,14 +76,14 @@ class SearcherTest(parameterized.TestCase):
     self.sampler = autospec(decode.JaxSampler)
     self.sampler.stream.side_effect = self.stream
     self.begun = []  # blocks of each stream
-    self.joins = False  # whether others join the first
+    self.joins = False  # whether other blocks join the first
     self.enter_context(mock.patch.object(searcher, "ASK_EVERY_S", 0.0))
     self.submitted = []
-    self.chunks = []  # what is published during each chunk
-    self.wrong = set()  # versions whose params are not the trainer's
+    self.chunks = []  # versions published during each chunk
+    self.wrong = set()  # versions whose params differ from the trainer's
     self.compared = []  # versions that were compared
     self.events = []
-    self.used = []  # (version told, version of each leaf) of each round
+    self.used = []  # (given version, versions of the leaves) of each round
     spans = autospec(metrics.SpanWriter)
     spans.span.side_effect = self.span
     config = base_config.make(
@@ -112,7 +112,7 @@ class SearcherTest(parameterized.TestCase):
     self.has_room, self.puts = False, []
 
   def make(self):
-    """Returns a searcher of the test's parts."""
+    """Returns a searcher with the test's parts."""
     parts = searcher.SearcherParts(
         sink=self.queue,
         source=self.puller,
@@ -148,7 +148,7 @@ class SearcherTest(parameterized.TestCase):
       yield
       return
     self.log.append(kind)
-    if kind == "load":  # Its seconds are no other span's.
+    if kind == "load":  # Its seconds belong to no other span.
       self.assertEqual(self.open_spans, [])
     self.open_spans.append(kind)
     with self.clock.span(kind):
@@ -193,7 +193,7 @@ class SearcherTest(parameterized.TestCase):
   def sample(self, params, prompts, *, version, newer, turns=None):
     leaves = lambda tree: {int(x.ravel()[0]) for x in jax.tree.leaves(tree)}
     self.used.append((version, leaves(params)))
-    self.in_flight = []  # what `newer` gave, chunk by chunk
+    self.in_flight = []  # results of `newer` by chunk
     for versions in self.chunks if newer else ():
       self.published += versions
       found = newer()
@@ -215,7 +215,7 @@ class SearcherTest(parameterized.TestCase):
     ]
 
   def stream(self, params, more, *, version, newer, turns=None):
-    """Samples a block, or if they join all there are, and the last first."""
+    """Samples a block, or all blocks in reverse order if they join."""
     batches = list(iter(more, None)) if self.joins else [more()]
     self.begun.append(len(batches))
     prompts = [prompt for batch in batches for prompt in batch]
@@ -224,7 +224,7 @@ class SearcherTest(parameterized.TestCase):
     yield from [[pair] for pair in over[::-1]] if self.joins else [over]
 
   def token_versions(self, version):
-    """Tokens past the first are of the params that came last."""
+    """Returns versions of tokens: those after the first have the newest."""
     gave = [found[0] for found in self.in_flight if found]
     versions = np.full((S, 4), gave[-1] if gave else version, np.int32)
     versions[:, 0] = version
@@ -237,12 +237,12 @@ class SearcherTest(parameterized.TestCase):
   def run_it(self, *blocks, should_stop=lambda: False):
     self.blocks = list(blocks)
     self.external_stop = should_stop
-    # A searcher continues where it was.
+    # The same searcher continues in later calls.
     self.searcher = self.searcher or self.make()
     return self.searcher.run()
 
   def positions(self):
-    """Returns the positions that were submitted, in their order."""
+    """Returns the submitted positions in order."""
     return [group.position for groups in self.submitted for group in groups]
 
   def test_blocks_join_while_others_are_decoded(self):
@@ -250,10 +250,10 @@ class SearcherTest(parameterized.TestCase):
     other = self.block(prompts=((9, 0, 1),))
     self.run_it(self.block(), other, self.block(prompts=((5, 0, 2),)))
     self.assertEqual(self.begun, [3])
-    # In the order in which they were over.
+    # Groups are submitted in the order in which they end.
     self.assertEqual(self.positions(), [5, 9, 8, 7])
     self.assertEmpty(self.queue.begun_s)
-    self.assertEqual(self.log.count("decode"), 5)  # The last finds none.
+    self.assertEqual(self.log.count("decode"), 5)  # The last ends the stream.
 
   def test_blocks_with_the_same_required_version_share_a_stream(self):
     self.joins = True
@@ -271,7 +271,7 @@ class SearcherTest(parameterized.TestCase):
     self.assertEqual(self.begun, [2, 2, 1])
     self.assertEqual(self.used, [(0, {0}), (1, {1}), (0, {0})])
     self.assertEqual(self.positions(), [2, 1, 4, 3, 5])
-    self.assertEqual(self.in_flight, [])  # Nothing newer goes on with them.
+    self.assertEqual(self.in_flight, [])  # No newer params are swapped in.
 
   def test_regranted_prompt_is_sampled_once(self):
     self.joins = True
@@ -302,7 +302,7 @@ class SearcherTest(parameterized.TestCase):
     self.sampler.stream.side_effect = stream
     blocks = [self.block(prompts=((p, 0, 0), (p + 1, 0, 0))) for p in (2, 4, 6)]
     self.run_it(*blocks)
-    # The judge holds the first prompt; the third is of a block that joined.
+    # The judge has the first prompt; the third belongs to a joined block.
     self.assertEqual(self.begun, [4, 2])
     self.assertEqual(self.positions(), [2, 3, 4, 5, 6, 7])
 
@@ -330,8 +330,8 @@ class SearcherTest(parameterized.TestCase):
     self.joins = True
 
     def restarted():
-      self.epoch = 3  # A trainer later than the one that granted it.
-      return self.block(0)  # No block with a version of its own joins.
+      self.epoch = 3  # The trainer restarted after the grant.
+      return self.block(0)  # A block with a required version does not join.
 
     self.run_it(self.block(), restarted)
     self.assertEqual(self.begun, [1])
@@ -399,7 +399,8 @@ class SearcherTest(parameterized.TestCase):
         group_reference.GroupReference, instance=True
     )
 
-    def start(prompts, tokens, lengths, masks):
+    def start(prompts, tokens, lengths, masks, kept):
+      self.assertEqual(kept, [None] * len(prompts))
       np.testing.assert_array_equal(masks, [SAMPLED] * len(prompts))
       return lambda: [
           -t.astype(np.float32) - len(p) for p, t in zip(prompts, tokens)
@@ -419,7 +420,7 @@ class SearcherTest(parameterized.TestCase):
   def test_rewards_are_of_the_text_without_its_stop_token(self):
     self.run_it(self.block())
     for group in self.submitted[0]:
-      # "23" with and without a stop token: both right, of two tokens.
+      # "23" with and without a stop token: both correct, with two tokens.
       self.assertEqual(group.rewards.tolist(), [2.0, 2.0])
       self.assertEqual(group.rewards.dtype, np.float32)
 
@@ -443,7 +444,7 @@ class SearcherTest(parameterized.TestCase):
 
     self.run_it(self.block(), newer, self.block())
     self.assertEqual(self.used, [(0, {0}), (5, {5}), (5, {5})])
-    # A version that is in use already is not put on the device again.
+    # The current version is not copied to the device again.
     with mock.patch.object(jax, "device_put", autospec=True) as put:
       self.queue.stop_requested = False
       self.run_it(self.block())
@@ -455,7 +456,7 @@ class SearcherTest(parameterized.TestCase):
     self.assertEqual(self.used, [(0, {0})])
     self.assertEqual(self.in_flight, [None, (4, {4}), None, (6, {6}), None])
     self.assertEqual({g.epoch for g in self.submitted[0]}, {1})
-    # What came last waits for the next block.
+    # The newest version waits for the next block.
     self.chunks = []
     self.queue.stop_requested = False
     self.run_it(self.block())
@@ -536,7 +537,7 @@ class SearcherTest(parameterized.TestCase):
     self.assertEqual(self.compared, [0, 4, 5])
 
   @parameterized.parameters(
-      # Published one after the other, required, versions that were used.
+      # Published versions, first wrong one, required one, used ones.
       ((), 0, -1, []),
       ((3,), 3, 3, [0]),
       ((3, 4, 5), 3, -1, [0, 0, 0]),
@@ -629,7 +630,7 @@ class SearcherTest(parameterized.TestCase):
     self.assertEqual(self.used, [(4, {4})])
     self.assertLen(waits, 3)
     self.assertEqual(self.in_flight, [(6, {6})])
-    # A stream takes such blocks as long as its params are new enough.
+    # Such blocks join a stream while its params are new enough.
     self.published, self.chunks, self.swaps_in_flight = [(2, 3)], [], False
     self.searcher, self.queue.stop_requested = None, False
     newer = lambda: self.published.append((2, 5)) or self.block(5, epoch=2)
@@ -655,7 +656,7 @@ class SearcherTest(parameterized.TestCase):
       if version != 3:
         return self.wait_for(version, timeout_s)
       waits.append(timeout_s)
-      # The newest is there at once, the older one is pulled.
+      # The newest version arrives at once, the older one is pulled.
       return (
           None
           if len(waits) < 3
@@ -674,7 +675,7 @@ class SearcherTest(parameterized.TestCase):
   def test_a_block_of_a_replaced_trainer_is_given_up(self):
     def wait_for(version, timeout_s):
       if version == 3:
-        self.epoch = 2  # A new trainer grants its own blocks.
+        self.epoch = 2  # The new trainer grants other blocks.
       return self.wait_for(version, timeout_s)
 
     self.puller.wait_for.side_effect = wait_for
@@ -706,22 +707,22 @@ class SearcherTest(parameterized.TestCase):
     self.assertLen(self.submitted, 1)
 
   def test_a_wait_for_work_is_one_span(self):
-    # None within a tenth of a second, three times.
+    # Three polls of .1 s without an assignment.
     self.run_it(lambda: None, lambda: None, lambda: None, self.block())
     self.assertLen(self.submitted, 1)
     before = self.log[: self.log.index("decode")]
     self.assertEqual(before.count("wait_work"), 1)
 
   def test_lease_reports_busy_time(self):
-    # The judge's thread takes no time, and so is never waited for.
+    # The inline judge takes no time, so there is no wait for it.
     inline = mock.Mock(ThreadPoolExecutor=_InlineExecutor)
     self.enter_context(mock.patch.object(searcher, "futures", inline))
     publish = lambda: self.published.append((1, 1)) or self.block()
     self.run_it(self.block(), publish)
     self.assertEqual(self.queue.set_stats.call_count, 2)
     stats = self.queue.set_stats.call_args.args[0]
-    # Two looks at the first stream, newer params, and the second block's
-    # decode; waits and the compilation are not work.
+    # Two polls of the first stream, newer params, and the second block's
+    # decode; waits and compilation do not count.
     self.assertEqual(stats["busy_s"], 4.0)
     self.assertEqual(stats["version"], 1)
     self.assertEqual(stats["refused_versions"], 3)
@@ -735,7 +736,7 @@ class SearcherTest(parameterized.TestCase):
 
     def full(*args):
       if not waits:
-        # The thread that decodes waits for this one.
+        # The decoding thread waits for this thread.
         deadline_s = time.monotonic() + 20.0
         while self.open_spans[-1:] not in (["wait_credit"], ["reward"]):
           if time.monotonic() > deadline_s:
@@ -764,7 +765,7 @@ class SearcherTest(parameterized.TestCase):
 
     def sample(*args, sample=self.sample, **kwargs):
       if len(self.used) == 1:
-        # The first block is neither judged nor handed over yet.
+        # The first block has not been judged or submitted.
         self.assertEmpty(self.submitted)
         go_on.set()
       return sample(*args, **kwargs)
@@ -783,7 +784,7 @@ class SearcherTest(parameterized.TestCase):
     judged, sampled, again = [], [], threading.Event()
 
     def slow_judge(requests, judge=judge.judge):
-      again.wait(0.1)  # Decoding would begin again by then.
+      again.wait(0.1)  # Long enough for decoding to restart.
       judged.append(len(sampled))
       return judge(requests)
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A new column needs a line in `types`, its maker and its reader."""
+"""A new column needs only a line in `types`, a producer and a consumer."""
 
 import dataclasses
 import inspect
@@ -44,7 +44,7 @@ _LIMITS = dict(vocab_size=99, max_prompt_tokens=5, max_completion_tokens=4)
 
 
 def make_groups(has_it):
-  """The maker; completions of 1, 2 and 3 tokens, one not the policy's."""
+  """Producer: completions of 1, 2 and 3 tokens, one not the policy's."""
   groups = [
       fake_groups.make_group(
           i, [[10 + i], [20 + i, 3], [30 + i, 4, 5]], inserted=[(2, 1)]
@@ -54,7 +54,7 @@ def make_groups(has_it):
   if not has_it:
     return groups
   return [
-      # Also outside the mask, where nothing may be read.
+      # Fills places outside the mask, which must not be read.
       dataclasses.replace(
           g, surprise=(g.completion_tokens / 8).astype(np.float32)
       )
@@ -64,7 +64,7 @@ def make_groups(has_it):
 
 @jax.jit
 def read(batch):
-  """The reader."""
+  """Consumer."""
   return (batch.surprise * batch.completion_mask).sum()
 
 
@@ -96,7 +96,7 @@ class AddedColumnTest(absltest.TestCase):
     return collect.optional_columns(self.config)
 
   def through_journal(self, groups):
-    """Groups as the trainer reads them from its journal, after the wire."""
+    """Returns groups after the wire and the trainer's journal."""
     header, arrays = messages.pack_groups(groups)
     folder = self.create_tempdir().full_path
     written = journal.Journal(
@@ -108,7 +108,7 @@ class AddedColumnTest(absltest.TestCase):
     return messages.unpack_groups(*wire.decode_unverified(payload))
 
   def resumed(self, buffer, columns):
-    """A buffer with the state of another, as a checkpoint has it."""
+    """Returns a buffer restored from a checkpoint of another."""
     file = io.BytesIO()
     host_state.write(file, host_state.pack(buffer.get_state()))
     file.seek(0)
@@ -118,7 +118,7 @@ class AddedColumnTest(absltest.TestCase):
     return again
 
   def through_step_file(self, draw, batch):
-    """The batch of a step file."""
+    """Returns the batch of a step file."""
     model = tiny_model.make_model()
     made = mock.Mock(model=model, tokenizer=fakes.FakeTokenizer())
     work = mock.Mock(

@@ -1,33 +1,38 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""GSM8K with the methods of Asynchronous RLHF: exact numbers as reward.
+"""GSM8K with the methods of Asynchronous RLHF.
 
     python -m tba_jax.main --workdir=runs/gsm8k_ppo \\
         --config=configs/gsm8k/async_rlhf.py:method=ppo,hardware=4xa100
 
-Problems and model come from the Hugging Face hub, `openai/gsm8k` in `task.data`
-and `realtreetune/rho-1b-sft-GSM8K` in `init`; local folders do as well.
-Arguments, after a colon and separated by commas:
+Problems and model come from the Hugging Face hub (`task.data` is
+`openai/gsm8k`, `init` is `realtreetune/rho-1b-sft-GSM8K`) or from local
+folders. Arguments, after a colon and separated by commas:
 
 - `method=online_dpo`, `rloo` or `ppo`; `lag=0` is the synchronous baseline.
-- `hardware=4xa100` and other names of `tba_jax/config/hardware.py`. On a TPU,
+- `hardware=4xa100` and other names in `tba_jax/config/hardware.py`. On a TPU,
   `hardware=v5e-16` with searchers of one chip.
 - `model=rho-1b` (the paper's run), `qwen2.5-0.5b` or `llama-3.2-1b`. The first
-  is tuned already; the others are tuned on the training solutions first.
+  is already fine-tuned; the others are first fine-tuned on the training
+  solutions.
 - `quick` (minutes on two cores: the same code path with a tiny model and small
   generated problems in GSM8K's format), `smoke` (seconds).
 - `seed=N`.
 
 The settings follow the published GSM8K code of Asynchronous RLHF
-(arXiv:2410.18252); the answer is the number after `####`
-(`task.answer_rule`). Differences: params are float32 with bfloat16 compute,
-since bfloat16 params lose most updates at these learning rates to rounding; the
-learning rate changes every step, in the authors' code once a round
-(`train.per_round_steps`); the ratios of `rloo` and `ppo` are to the policy that
-sampled, where that code recomputes log-probs at the start of a round.
+(arXiv:2410.18252); the answer is the number after `####` (`task.answer_rule`).
+Differences:
 
-Reported on four A100 with 80 GB or comparable GPUs, from 40.3 % greedy pass@1
-on the 1,319 test problems (read off the figure of arXiv:2503.18929):
+- Params are float32 with bfloat16 compute, because bfloat16 params lose most
+  updates at these learning rates to rounding.
+- The learning rate changes every step (theirs: once per round, see
+  `train.per_round_steps`).
+- The ratios of `rloo` and `ppo` use log-probs from sampling (theirs: recomputed
+  at the start of a round).
+
+Reported on four A100s with 80 GB or comparable GPUs, starting from 40.3 %
+greedy pass@1 on the 1,319 test problems (read off a figure of
+arXiv:2503.18929):
 
 | | pass@1 | minutes |
 |---|---|---|
@@ -96,7 +101,7 @@ def _set_paper(
   if arg.model == "rho-1b":
     c.init = MODELS["rho-1b"]
   else:
-    # Two epochs of the solutions, as the paper's start was tuned.
+    # Two epochs on the solutions, like the paper's initial model.
     c.init = "sft"
     c.sft.init = c.tokenizer.source = MODELS[arg.model]
     c.sft.batch_size = 64
@@ -106,14 +111,15 @@ def _set_paper(
     c.sft.evaluate_every_steps = 117
     c.sft.checkpoint_every_steps = 117
   c.model.param_dtype = "float32"
-  # Length of models without a config of their own.
+  # For models whose config has no maximum length.
   c.model.max_positions = 1024
   c.sampling.temperature = 0.7
   c.sampling.max_prompt_tokens = 256
   c.sampling.max_completion_tokens = 512
   c.sampling.num_slots = 72
 
-  # The tokenizer has no pad token: the paper's code masks the stop token too.
+  # As in the paper's code: the tokenizer has no pad token, so the stop token is
+  # masked too.
   c.loss.include_stop_token = False
   c.reference.mode = "fixed"
   c.optimizer.learning_rate = 3e-6
@@ -159,8 +165,8 @@ def _set_paper(
   c.search.prompts_per_round = c.search.prompts_per_step = 16
   variants.set_rounds(c, mini_batches=1, passes=passes, lag_rounds=arg.lag)
 
-  # The whole test split, greedily, before and after. Evaluations in between,
-  # which choose the best model, are of few prompts.
+  # Greedy on the whole test split before and after training. Evaluations in
+  # between, which select the best model, use few prompts.
   c.evaluate.every_steps = 100
   c.evaluate.num_prompts = 128
   c.evaluate.final_prompts = 1319
@@ -175,7 +181,7 @@ def _set_paper(
 def _set_quick(
     c: ml_collections.ConfigDict, arg: ml_collections.ConfigDict
 ) -> None:
-  """Sets a run of a tiny model over generated problems."""
+  """Sets a run of a tiny model on generated problems."""
   c.task = ml_collections.ConfigDict(
       dict(
           name="gsm8k",
@@ -191,7 +197,7 @@ def _set_quick(
   c.model.width = 64
   c.model.max_positions = 128
 
-  # Stops early: the policy has learned how to work a problem out, and does so
+  # Stops early: the policy has learned how to work out a problem, and does so
   # half of the time.
   c.init = "sft"
   c.sft.init = "scratch"

@@ -1,23 +1,23 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""GSM8K with a calculator as a tool: tuned on its solutions, then TB.
+"""GSM8K with a calculator as a tool: SFT on solutions, then TB.
 
     GSM8K=FOLDER python -m tba_jax.main --workdir=runs/gsm8k_calculator \\
         --config=configs/gsm8k/calculator.py:hardware=1xh100
 
-The folder has train.jsonl and test.jsonl as github.com/openai/grade-school-math
-publishes them. A model is tuned on the solutions, which call the calculator
-where they are marked `48/2 = <<48/2=24>>24`, and then trained with the settings
-of `configs/gsm8k/tba.py`, several searchers included. The environment is
-`examples/gsm8k_calculator.py`. Arguments, after a colon and separated by
-commas:
+The folder has train.jsonl and test.jsonl from
+github.com/openai/grade-school-math. A model is fine-tuned on the solutions,
+which call the calculator at marks such as `48/2 = <<48/2=24>>24`, and then
+trained with the settings of `configs/gsm8k/tba.py`, including several
+searchers. The environment is `examples/gsm8k_calculator.py`. Arguments, after a
+colon and separated by commas:
 
 - `hardware=NAME`, see `configs/gsm8k/tba.py`.
 - `model=qwen2.5-0.5b`, `llama-3.2-1b`, or `smollm2` (SmolLM2-135M-Instruct,
-  which no hub is needed for).
+  which does not need the hub).
 - `quick` (some minutes on two cores), `smoke` (seconds, for tests): a tiny
-  model and synthetic problems. Half of the solutions that it is tuned on have
-  the answer alone; it learns to calculate.
+  model and synthetic problems. Half of its SFT solutions are only the answer;
+  RL teaches it to calculate.
 - `seed=N`.
 
 No full run has been made; docs/results/agents.md has results of `quick`.
@@ -33,7 +33,7 @@ from tba_jax.config import settings
 from tba_jax.config import variants
 
 _FILE = pathlib.Path(__file__).parents[2] / "examples" / "gsm8k_calculator.py"
-_FOLDER = "GSM8K"  # variable that the environment reads
+_FOLDER = "GSM8K"  # Variable that the environment reads.
 MODELS = {
     "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
     "llama-3.2-1b": "meta-llama/Llama-3.2-1B",
@@ -68,7 +68,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 def _set_full(
     c: ml_collections.ConfigDict, arg: ml_collections.ConfigDict
 ) -> None:
-  """Sets the run on GSM8K, with the settings of TBA's paper."""
+  """Sets the run on GSM8K, with the settings of the TBA paper."""
   c.task = ml_collections.ConfigDict(
       dict(
           name="environment",
@@ -83,7 +83,7 @@ def _set_full(
   c.reward.env_vars = _FOLDER
   c.reward.readable = os.environ.get(_FOLDER, "")
 
-  # Two epochs of the solutions.
+  # Two epochs on the solutions.
   c.init = "sft"
   c.sft.init = c.tokenizer.source = MODELS[arg.model]
   c.sft.batch_size = 64
@@ -94,15 +94,15 @@ def _set_full(
   c.sft.evaluate_every_steps = 117
   c.sft.checkpoint_every_steps = 117
   c.model.param_dtype = "float32"
-  # Length of models without a config of their own.
+  # For models whose config has no maximum length.
   c.model.max_positions = 1024
   c.sampling.temperature = 0.7
   c.sampling.max_prompt_tokens = 256
   c.sampling.max_completion_tokens = 512
   c.sampling.num_slots = 72
 
-  # Searchers run free up to a barrier every `publish.every_steps`, and compute
-  # the reference's log-probs.
+  # Searchers run freely between barriers every `publish.every_steps` steps, and
+  # compute the reference log-probs.
   c.search.num_searchers = 3
   c.search.prompts_per_round = 3
   c.search.samples_per_prompt = 24
@@ -115,7 +115,7 @@ def _set_full(
   c.loss.name = "tb"
   c.loss.scale = "paper"
   c.loss.beta = "0.014:0.004:500"
-  # A turn ends with a stop token, which is what calls the calculator.
+  # A turn ends with a stop token, which calls the calculator.
   c.loss.include_stop_token = True
   c.optimizer.learning_rate = 1e-5
   c.optimizer.learning_rate_final = 0.0
@@ -135,7 +135,7 @@ def _set_full(
   c.replay.recent_fraction = 0.95
   c.replay.recent_window_steps = 2
   c.replay.capacity_per_prompt = 100
-  c.replay.capacity = 750_000  # 100 of each prompt: no bound of its own
+  c.replay.capacity = 750_000  # 100 per prompt, so no additional limit.
   c.replay.selection = "uniform"
   c.replay.warm_start_completions = 500
 
@@ -150,7 +150,7 @@ def _set_full(
 
 
 def _set_quick(c: ml_collections.ConfigDict) -> None:
-  """Sets a run of a tiny model over synthetic problems."""
+  """Sets a run of a tiny model on synthetic problems."""
   c.task = ml_collections.ConfigDict(
       dict(
           name="environment",
@@ -166,7 +166,7 @@ def _set_quick(c: ml_collections.ConfigDict) -> None:
   c.model.width = 64
   c.model.max_positions = 128
 
-  # Stops early: the policy has learned how to work a problem out, and does so
+  # Stops early: the policy has learned how to work out a problem, and does so
   # half of the time.
   c.init = "sft"
   c.sft.init = "scratch"
@@ -188,7 +188,7 @@ def _set_quick(c: ml_collections.ConfigDict) -> None:
   c.search.lead_steps = 1
   c.publish.every_steps = 2
 
-  # The scale for large steps of a small model: see configs/countdown.py.
+  # Unit scale, for the large steps of a small model; see configs/countdown.py.
   c.loss.name = "tb"
   c.loss.scale = "unit"
   c.loss.beta = 0.05

@@ -1,48 +1,52 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""GSM8K with trajectory balance: exact numbers as reward.
+"""GSM8K with trajectory balance, rewarded for the exact number.
 
     python -m tba_jax.main --config=configs/gsm8k/tba.py:hardware=4xa100 \\
         --workdir=runs/gsm8k
 
-Problems and model come from the Hugging Face hub, `openai/gsm8k` in `task.data`
-and `realtreetune/rho-1b-sft-GSM8K` in `init`; local folders do as well.
-Arguments, after a colon and separated by commas:
+Problems and model come from the Hugging Face hub (`task.data` is
+`openai/gsm8k`, `init` is `realtreetune/rho-1b-sft-GSM8K`) or from local
+folders. Arguments, after a colon and separated by commas:
 
-- `hardware=4xa100`, the paper's, with one device for the trainer and three for
-  searchers; other names are in `tba_jax/config/hardware.py`. On a TPU,
+- `hardware=4xa100`, as in the paper, with one device for the trainer and three
+  for searchers; other names are in `tba_jax/config/hardware.py`. On a TPU,
   `hardware=v5e-16` with searchers of one chip.
 - `model=rho-1b` (the paper's run), `qwen2.5-0.5b` or `llama-3.2-1b`. The first
-  is tuned already; the others are tuned on the training solutions first.
+  is already fine-tuned; the others are first fine-tuned on the training
+  solutions.
 - `steps=700` (Figure 1) or `steps=1000` (Table 2); `samples=20` or `samples=40`
-  (Table 5), with fewer prompts a step.
+  (Table 5), with fewer prompts per step.
 - `quick` (minutes on two cores: the same code path with a tiny model and small
   generated problems in GSM8K's format), `smoke` (seconds).
 - `seed=N`.
 
 The settings follow the Figure 1 run of Trajectory Balance with Asynchrony
-(arXiv:2503.18929, App. B.1 and the code's launch script): 7 prompts of 20
-completions a step, 24 sampled, 700 steps; the last number, read as their code
-does, counts as the answer. Their code can also explore by temperature and
-top-p, which its launch script leaves off. Differences: params are float32 with
-bfloat16 compute, since bfloat16 params lose most updates at these learning
-rates to rounding; the learning rate and β change every step, in the authors'
-code once a round (`train.per_round_steps`); all searchers share one random
-order of the prompts, where each of theirs goes through its own part in the
-data's order; training begins with 500 completions, the code's target, which the
-authors' searchers overshoot to 648; the number of prompts a step with 40
-samples is not published (here 3).
+(arXiv:2503.18929, App. B.1 and the launch script of its code): 7 prompts with
+20 of 24 sampled completions per step, 700 steps; the answer is the last number,
+parsed as in their code. Their code can also explore with temperature and top-p,
+which its launch script does not use. Differences:
 
-Reported on four A100 with 80 GB or comparable GPUs, from 40.3 % greedy pass@1
-on the 1,319 test problems:
+- Params are float32 with bfloat16 compute, because bfloat16 params lose most
+  updates at these learning rates to rounding.
+- The learning rate and β change every step (theirs: once per round, see
+  `train.per_round_steps`).
+- All searchers share one random order of the prompts (theirs: each goes through
+  its own part of the data in order).
+- Training begins with 500 completions, their code's target, which their
+  searchers overshoot to 648.
+- The number of prompts per step with 40 samples is 3 (theirs is not published).
+
+Reported on four A100s with 80 GB or comparable GPUs, starting from 40.3 %
+greedy pass@1 on the 1,319 test problems:
 
 | | pass@1 | minutes |
 |---|---|---|
 | TBA | 54.6 % (40 samples: 54.9 %) | 82 |
 | VinePPO | 53.4 % | 4,110 |
 
-The second row is read off TBA's figure. VinePPO's pass@1 is the mean of 16
-completions at temperature 0.35: `--program=evaluate` with
+The second row is read off the TBA paper's figure. VinePPO's pass@1 is the mean
+over 16 completions at temperature 0.35: `--program=evaluate` with
 `evaluate.greedy=false`, `evaluate.num_completions=16` and
 `sampling.temperature=0.35`. The run has not been made with this code;
 `docs/results/tasks.md` has results of `quick`. The other methods are in
@@ -109,7 +113,7 @@ def _set_paper(
   if arg.model == "rho-1b":
     c.init = MODELS["rho-1b"]
   else:
-    # Two epochs of the solutions, as the paper's start was tuned.
+    # Two epochs on the solutions, like the paper's initial model.
     c.init = "sft"
     c.sft.init = c.tokenizer.source = MODELS[arg.model]
     c.sft.batch_size = 64
@@ -119,15 +123,15 @@ def _set_paper(
     c.sft.evaluate_every_steps = 117
     c.sft.checkpoint_every_steps = 117
   c.model.param_dtype = "float32"
-  # Length of models without a config of their own.
+  # For models whose config has no maximum length.
   c.model.max_positions = 1024
   c.sampling.temperature = 0.7
   c.sampling.max_prompt_tokens = 256
   c.sampling.max_completion_tokens = 512
   c.sampling.num_slots = 72
 
-  # Searchers run free up to a barrier every `publish.every_steps`, and compute
-  # the reference's log-probs.
+  # Searchers run freely between barriers every `publish.every_steps` steps, and
+  # compute the reference log-probs.
   c.search.num_searchers = 3
   c.search.prompts_per_round = 3
   c.search.samples_per_prompt = arg.samples * 6 // 5
@@ -141,7 +145,8 @@ def _set_paper(
   c.loss.name = "tb"
   c.loss.scale = "paper"
   c.loss.beta = "0.014:0.004:500" if is_figure else "0.012:0.004:500"
-  # The tokenizer has no pad token: the paper's code masks the stop token too.
+  # As in the paper's code: the tokenizer has no pad token, so the stop token is
+  # masked too.
   c.loss.include_stop_token = False
 
   c.optimizer.learning_rate = 1e-5
@@ -149,7 +154,7 @@ def _set_paper(
   c.optimizer.schedule = "warmup_stable_decay"
   c.optimizer.warmup_steps = 50
   c.optimizer.stable_steps = 350 if is_figure else 450
-  # The launch script's 600 end Figure 1's run at half of the peak.
+  # With the launch script's 600 steps, the Figure 1 run ends at half the peak.
   c.optimizer.decay_steps = 600 if is_figure else 500
   c.optimizer.b1 = 0.9
   c.optimizer.b2 = 0.999
@@ -164,13 +169,13 @@ def _set_paper(
   c.replay.recent_fraction = 0.95
   c.replay.recent_window_steps = 2
   c.replay.capacity_per_prompt = 100
-  c.replay.capacity = 750_000  # 100 of each prompt: no bound of its own
+  c.replay.capacity = 750_000  # 100 per prompt, so no additional limit.
   c.replay.selection = "uniform"
   c.replay.warm_start_completions = 500
 
-  # The whole test split, greedily, before and after. Evaluations in between,
-  # which choose the best model, are of few prompts: seven of them sample about
-  # 7 % of what 700 steps do.
+  # Greedy on the whole test split before and after training. Evaluations in
+  # between, which select the best model, use few prompts: seven of them sample
+  # about 7 % as much as 700 steps.
   c.evaluate.every_steps = 100
   c.evaluate.num_prompts = 128
   c.evaluate.final_prompts = 1319
@@ -183,7 +188,7 @@ def _set_paper(
 
 
 def _set_quick(c: ml_collections.ConfigDict) -> None:
-  """Sets a run of a tiny model over generated problems."""
+  """Sets a run of a tiny model on generated problems."""
   c.task = ml_collections.ConfigDict(
       dict(
           name="gsm8k",
@@ -199,7 +204,7 @@ def _set_quick(c: ml_collections.ConfigDict) -> None:
   c.model.width = 64
   c.model.max_positions = 128
 
-  # Stops early: the policy has learned how to work a problem out, and does so
+  # Stops early: the policy has learned how to work out a problem, and does so
   # half of the time.
   c.init = "sft"
   c.sft.init = "scratch"
@@ -219,7 +224,7 @@ def _set_quick(c: ml_collections.ConfigDict) -> None:
   c.search.lead_steps = 1
   c.publish.every_steps = 2
 
-  # The scale for large steps of a small model: see configs/countdown.py.
+  # Unit scale, for the large steps of a small model; see configs/countdown.py.
   c.loss.name = "tb"
   c.loss.scale = "unit"
   c.loss.beta = 0.05

@@ -1,25 +1,27 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""TL;DR, third stage: Asynchronous RLHF's methods against the reward model.
+"""TL;DR, third stage: methods of Asynchronous RLHF against the reward model.
 
     python -m tba_jax.main --workdir=runs/tldr_dpo \\
         --config=configs/tldr/async_rlhf.py:method=online_dpo,hardware=4xa100
 
-It starts from the first two stages' models in the same `--workdir`
+Starts from the models of the first two stages in the same `--workdir`
 (`configs/tldr/sft.py`, `configs/tldr/reward_model.py`), and trains them if they
-are missing. Or from the authors': `--config.init=mnoukhov/pythia410m-sft-tldr`
-and `--config.reward.model=mnoukhov/pythia410m-rm-tldr6.9b`, which `ppo` also
-needs as `loss.value_init`. It trains on summaries of up to 53 tokens; the gold
-win-rate is of up to 128, by the command of `configs/tldr/tba.py`. Arguments,
+are missing. The authors' models can be used instead:
+`--config.init=mnoukhov/pythia410m-sft-tldr` and
+`--config.reward.model=mnoukhov/pythia410m-rm-tldr6.9b`, which `ppo` also needs
+as `loss.value_init`. Training summaries have up to 53 tokens; the command in
+`configs/tldr/tba.py` computes the gold win rate with up to 128. Arguments,
 after a colon and separated by commas:
 
 - `method=online_dpo`, `best_of_2`, `rloo` or `ppo`, one step off-policy;
-- `lag=0`, the synchronous baseline; `mini_batches=N` steps on what one policy
-  sampled (the paper's study of staleness has 1 to 64, with `lag=0`);
-  `passes=T` over each batch, for when sampling is the bottleneck; `samples=K`
-  for each prompt, for when training is (`online_dpo` takes the best and the
-  worst);
-- `hardware=4xa100`, the paper's; other names are in
+- `lag=0`, the synchronous baseline;
+- `mini_batches=N`: number of batches sampled with one version (the paper's
+  study of staleness uses 1 to 64, with `lag=0`);
+- `passes=T` over each batch, if sampling is the bottleneck;
+- `samples=K` per prompt, if training is the bottleneck (`online_dpo` uses the
+  best and the worst);
+- `hardware=4xa100`, as in the paper; other names are in
   `tba_jax/config/hardware.py`. On a TPU, `hardware=v5e-16` with searchers of
   one chip;
 - `model=pythia-410m`, `pythia-1b` or `pythia-2.8b`;
@@ -29,12 +31,12 @@ after a colon and separated by commas:
   regularized policy;
 - `seed=N`, `steps=N`.
 
-The settings follow Asynchronous RLHF (arXiv:2410.18252), except that
-learning rates change every step (the authors' code changes them once a round)
-and that compute is bfloat16 on float32 params.
+The settings follow Asynchronous RLHF (arXiv:2410.18252), except that the
+learning rate changes every step (theirs: once per round) and that compute is
+bfloat16 with float32 params.
 
-arXiv:2503.18929 reports, on four A100 with 80 GB and for the three sizes, gold
-win-rates of 0.85, 0.90 and 0.96 after 99, 122 and 244 minutes of `online_dpo`.
+For the three sizes, on four A100s with 80 GB, arXiv:2503.18929 reports gold win
+rates of 0.85, 0.90 and 0.96 after 99, 122 and 244 minutes of `online_dpo`.
 These runs have not been made with this code.
 """
 
@@ -95,7 +97,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 def _set_method(
     c: ml_collections.ConfigDict, arg: ml_collections.ConfigDict
 ) -> None:
-  """Sets the method, and what `quick` has of the paper's runs."""
+  """Sets the method, and what `quick` shares with the paper's runs."""
   is_quick = arg.quick or arg.smoke
   if arg.method == "online_dpo":
     c.loss.name = "online_dpo"
@@ -108,7 +110,7 @@ def _set_method(
     c.loss.beta = 0.02 if arg.overoptimize else 0.05
     c.loss.ratio_clip = 0.2
   if arg.method == "ppo":
-    # The released code's value model starts from the reward model.
+    # In the released code, the value model starts from the reward model.
     c.loss.value_init = "reward_model"
     c.loss.value_learning_rate = 1e-3 if is_quick else 3e-6
     c.loss.value_clip = 0.2
@@ -146,10 +148,10 @@ def _set_paper(
   c.optimizer.learning_rate = 3e-6
   c.optimizer.learning_rate_final = 0.0
   c.optimizer.grad_clip_norm = 0.0
-  # The number of prompts is the same for any number of passes.
+  # The number of prompts does not depend on the number of passes.
   round_steps = arg.mini_batches * arg.passes
   c.train.num_steps = max(arg.steps // arg.mini_batches, 1) * round_steps
-  # RLOO counts samples, the others prompts.
+  # RLOO counts samples, the other methods prompts.
   prompts = 512 // arg.samples if arg.method == "rloo" else 512
   c.train.prompts_per_batch = prompts
   c.train.micro_batch_prompts = 16
@@ -165,7 +167,7 @@ def _set_paper(
 def _set_quick(
     c: ml_collections.ConfigDict, arg: ml_collections.ConfigDict
 ) -> None:
-  """Sets a run with the tiny models of the first stages' `quick`."""
+  """Sets a run with the tiny models of the earlier stages' `quick`."""
   c.sampling.max_completion_tokens = 12
   c.search.prompts_per_round = c.search.prompts_per_step = 16
   c.optimizer.learning_rate = 1e-3 if arg.overoptimize else 6e-4

@@ -5,16 +5,17 @@
     python -m tba_jax.main --program=reward_model --workdir=runs/tldr \\
         --config=configs/tldr/reward_model.py:hardware=4xa100
 
-It starts from the first stage's model in the same `--workdir`. Arguments as in
-`configs/tldr/sft.py`; `docs/guides/offline_data.md` has the format of pairs.
+Starts from the model of the first stage in the same `--workdir`. Arguments as
+in `configs/tldr/sft.py`; `docs/guides/offline_data.md` describes the format of
+pairs.
 
-The settings follow Asynchronous RLHF (arXiv:2410.18252): the 92,858
-comparisons relabeled by a gold reward model of 6.9B, one epoch at 1e-5, cosine
-to 0, 512 tokens of query and 128 of summary, batches of 64 (410M) or 16 pairs
-(per process in the released code; its number of processes is not known).
+The settings follow Asynchronous RLHF (arXiv:2410.18252): 92,858 comparisons
+relabeled by a 6.9B gold reward model, one epoch at 1e-5, cosine to 0, 512 query
+and 128 summary tokens, batches of 64 (410M) or 16 pairs (per process in the
+released code, with an unknown number of processes).
 
-It needs one GPU with 80 GB, mostly for the gold model's labels. Time and result
-have not been measured with this code; the papers report no accuracy.
+Requires one GPU with 80 GB, mostly for labeling with the gold model. Time and
+result have not been measured with this code; the papers report no accuracy.
 """
 
 import ml_collections
@@ -64,7 +65,7 @@ def set_reward_model(
   r.schedule = "cosine"
   r.grad_clip_norm = 1.0
   if arg.quick or arg.smoke:
-    # Pairs of the task, labeled by its own reward.
+    # Pairs from the task, labeled by the task's reward.
     r.train = r.held_out = r.relabel = "task"
     r.max_completion_tokens = 12
     r.batch_size = r.micro_batch_size = 32
@@ -83,7 +84,7 @@ def set_reward_model(
     micro_batch_sizes = {"pythia-410m": 8, "pythia-1b": 4, "pythia-2.8b": 2}
     r.batch_size = batch_size
     r.micro_batch_size = micro_batch_sizes[arg.model]
-    r.num_steps = _NUM_PAIRS // batch_size  # one epoch
+    r.num_steps = _NUM_PAIRS // batch_size  # One epoch.
     r.learning_rate = 1e-5
     r.warmup_steps = 0
     r.evaluate_pairs = 8192

@@ -1,29 +1,29 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""TL;DR, first stage: supervised fine-tuning on people's summaries.
+"""TL;DR, first stage: supervised fine-tuning on human summaries.
 
     python -m tba_jax.main --program=sft --workdir=runs/tldr \\
         --config=configs/tldr/sft.py:hardware=4xa100
 
-Data and model come from the Hugging Face hub (`task.data`, `sft.init`); local
-folders do as well. Arguments, after a colon and separated by commas:
+Data and model come from the Hugging Face hub (`task.data`, `sft.init`) or from
+local folders. Arguments, after a colon and separated by commas:
 
-- `hardware=4xa100` and other names of `tba_jax/config/hardware.py`, the same
+- `hardware=4xa100` and other names in `tba_jax/config/hardware.py`, the same
   for all stages;
 - `model=pythia-410m`, `pythia-1b` or `pythia-2.8b`;
 - `quick` (about a minute on two cores: the same code path with a tiny model and
   small generated posts), `smoke` (seconds);
 - `seed=N`.
 
-The settings follow Asynchronous RLHF (arXiv:2410.18252): one epoch at
-1e-5, cosine to 0, batches of 16 (410M) or 32 (per process in the released code;
-its number of processes is not known). Two differences: the loss covers only the
-summary, in the released code also the query; and a row may have 512 tokens of
-query and 53 of summary, 565 in all, where that code has 580 for both. The
-data's rows have at most 562.
+The settings follow Asynchronous RLHF (arXiv:2410.18252): one epoch at 1e-5,
+cosine to 0, batches of 16 (410M) or 32 (per process in the released code, with
+an unknown number of processes). There are two differences. The loss covers only
+the summary, in the released code also the query. A row may have 512 query and
+53 summary tokens, 565 in total, in the released code 580; rows of the data have
+at most 562.
 
-The paper reports gold win-rates against the reference summaries of 25.4 %
-(410M), 26.8 % (1B) and 35.2 % (2.8B). It needs one GPU with 80 GB; time and
+The paper reports gold win rates against the reference summaries of 25.4 %
+(410M), 26.8 % (1B) and 35.2 % (2.8B). Requires one GPU with 80 GB; time and
 result have not been measured with this code.
 """
 
@@ -38,7 +38,7 @@ _POSTS = (
     "vwxyzjn/summarize_from_feedback_tldr_3_filtered_oai_preprocessing_"
     "1706381144"
 )
-# Posts of the TL;DR data after OpenAI's filtering.
+# Number of TL;DR posts after OpenAI's filtering.
 _NUM_POSTS = 116_722
 
 
@@ -66,10 +66,10 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 def set_sft(
     c: ml_collections.ConfigDict, arg: ml_collections.ConfigDict
 ) -> None:
-  """Sets what all stages share: data, lengths, model and fine-tuning.
+  """Sets what all stages share: data, lengths, model and SFT.
 
   Raises:
-    ValueError: `arg.model` is not known.
+    ValueError: `arg.model` is unknown.
   """
   variants.check_choices(arg, model=MODELS)
   c.seed = arg.seed
@@ -102,7 +102,7 @@ def set_sft(
     c.sft.checkpoint_every_steps = 200
   else:
     c.sft.init = c.tokenizer.source = f"EleutherAI/{arg.model}-deduped"
-    # Length of models without a config of their own.
+    # For models whose config has no maximum length.
     c.model.max_positions = 1024
     c.sampling.temperature = 0.7
     c.sampling.max_prompt_tokens = 512
@@ -110,7 +110,7 @@ def set_sft(
     micro_batch_sizes = {"pythia-410m": 16, "pythia-1b": 8, "pythia-2.8b": 4}
     c.sft.batch_size = batch_size
     c.sft.micro_batch_size = micro_batch_sizes[arg.model]
-    c.sft.num_steps = _NUM_POSTS // batch_size  # one epoch
+    c.sft.num_steps = _NUM_POSTS // batch_size  # One epoch.
     c.sft.learning_rate = 1e-5
     c.sft.warmup_steps = 0
     c.sft.evaluate_every_steps = _NUM_POSTS // batch_size

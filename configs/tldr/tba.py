@@ -5,11 +5,12 @@
     python -m tba_jax.main --config=configs/tldr/tba.py:hardware=4xa100 \\
         --workdir=runs/tldr
 
-It starts from the first two stages' models in the same `--workdir`
+Starts from the models of the first two stages in the same `--workdir`
 (`configs/tldr/sft.py`, `configs/tldr/reward_model.py`), and trains them if they
-are missing. Or from the authors': `--config.init=mnoukhov/pythia410m-sft-tldr`
-and `--config.reward.model=mnoukhov/pythia410m-rm-tldr6.9b`. Then the gold
-win-rate, of summaries of up to 128 tokens as the papers have it:
+are missing. The authors' models can be used instead:
+`--config.init=mnoukhov/pythia410m-sft-tldr` and
+`--config.reward.model=mnoukhov/pythia410m-rm-tldr6.9b`. Afterwards, compute the
+gold win rate of summaries of up to 128 tokens, as in the papers:
 
     python -m tba_jax.main --program=evaluate --workdir=runs/tldr \\
         --config.sampling.max_completion_tokens=128 \\
@@ -18,12 +19,12 @@ win-rate, of summaries of up to 128 tokens as the papers have it:
 
 Arguments, after a colon and separated by commas:
 
-- `hardware=4xa100`, the paper's; other names are in
+- `hardware=4xa100`, as in the paper; other names are in
   `tba_jax/config/hardware.py`. On a TPU, `hardware=v5e-16` with searchers of
   one chip;
 - `model=pythia-410m`, `pythia-1b` or `pythia-2.8b`;
 - `steps=N` (256, or the paper's 425, 625, 725, 825; the slower 2.8B run of 825
-  has `--config.loss.beta=1:0.05:412:140`);
+  uses `--config.loss.beta=1:0.05:412:140`);
 - `quick` (three minutes on two cores: the same code path with a tiny model,
   small generated posts and a scripted gold reward), `smoke` (seconds);
 - `overoptimize`, with `quick`: a reward model trained on few pairs and a weakly
@@ -31,17 +32,19 @@ Arguments, after a colon and separated by commas:
 - `seed=N`.
 
 The settings follow Trajectory Balance with Asynchrony (arXiv:2503.18929,
-Table 3, App. B.2), except that learning rates change every step (the authors'
-code changes them once a round, and ends at 0), that compute is bfloat16 on
-float32 params (theirs: float32 by the paper, float16 by the code), that all
-searchers share one random order of the prompts, and that training begins with
-10,000 completions, the code's target, which the authors' searchers overshoot to
-10,020 (1B) and about 20,040 (2.8B).
+Table 3, App. B.2). Differences:
 
-The paper reports, on four A100 with 80 GB and for the three sizes, gold
-win-rates of 0.82, 0.93 and 0.96 after 21, 25 and 80 minutes. These runs have
-not been made with this code. `docs/results/tasks.md` has results of `quick`:
-the sampled win-rate rises, the greedy one does not. The other methods are in
+- The learning rate changes every step (theirs: once per round, ending at 0).
+- Compute is bfloat16 with float32 params (theirs: float32 in the paper, float16
+  in the code).
+- All searchers share one random order of the prompts.
+- Training begins with 10,000 completions, their code's target, which their
+  searchers overshoot to 10,020 (1B) and about 20,040 (2.8B).
+
+For the three sizes, on four A100s with 80 GB, the paper reports gold win rates
+of 0.82, 0.93 and 0.96 after 21, 25 and 80 minutes. These runs have not been
+made with this code. `docs/results/tasks.md` has results of `quick`: the sampled
+win rate rises, the greedy one does not. The other methods are in
 `configs/tldr/async_rlhf.py`.
 """
 
@@ -86,7 +89,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 
 def _set_both(c: ml_collections.ConfigDict) -> None:
-  """Sets what `quick` has of the paper's run."""
+  """Sets what `quick` shares with the paper's run."""
   c.reward.backend = "model"
   c.reward.model = "reward_model"
   c.loss.name = "tb"
@@ -103,7 +106,7 @@ def _set_both(c: ml_collections.ConfigDict) -> None:
   c.replay.selection = "reward"
   c.replay.reward_temperature = 1.0
   c.replay.capacity_per_prompt = 100
-  c.replay.capacity = 1_000_000  # no bound of its own
+  c.replay.capacity = 1_000_000  # No additional limit.
   c.evaluate.batch_prompts = 64
   c.evaluate.greedy = True
   c.checkpoint.keep_best = True
@@ -116,8 +119,8 @@ def _set_paper(
   is_smallest = arg.model == "pythia-410m"
   c.sampling.max_completion_tokens = 128
   c.sampling.num_slots = 40 if is_smallest else 20
-  # Searchers run free up to a barrier every `publish.every_steps`, and compute
-  # the reference's log-probs.
+  # Searchers run freely between barriers every `publish.every_steps` steps, and
+  # compute the reference log-probs.
   c.search.num_searchers = 3
   c.search.prompts_per_round = 2 if is_smallest else 1
   c.search.samples_per_prompt = 20
@@ -146,7 +149,7 @@ def _set_paper(
 
 
 def _set_quick(c: ml_collections.ConfigDict, overoptimize: bool) -> None:
-  """Sets a run with the tiny models of the first stages' `quick`."""
+  """Sets a run with the tiny models of the earlier stages' `quick`."""
   c.sampling.max_completion_tokens = 12
   c.sampling.num_slots = 128
   c.search.prompts_per_round = c.search.prompts_per_step = 16
@@ -154,7 +157,7 @@ def _set_quick(c: ml_collections.ConfigDict, overoptimize: bool) -> None:
   c.search.lead_steps = 2
   c.publish.every_steps = 2
 
-  # The scale for large steps of a small model: see configs/countdown.py.
+  # Unit scale, for the large steps of a small model; see configs/countdown.py.
   c.loss.scale = "unit"
   c.loss.ratio_clip = 0.2
   c.loss.beta = "0.02:0.002:40:10" if overoptimize else "1.0:0.05:40:10"

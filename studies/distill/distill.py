@@ -4,28 +4,27 @@
 
     python -m studies distill [SEED,… [RUN …]]
 
-The teacher is a policy that is twice as wide and two layers deeper than the
-student, and has learned the config's task by trajectory balance. No reward is
-used: the student, a fine-tuned policy, samples, and learns the teacher's
-distribution. Runs:
+The teacher is twice as wide and two layers deeper than the student, and has
+learned the config's task by trajectory balance. The student, a fine-tuned
+policy, learns the teacher's distribution on its own samples, without rewards.
+Runs:
 
-  tb             trajectory balance with `loss.reward_weight=0` and β = 1, as
-                 `train` runs it: store, trainer and searcher
+  tb             trajectory balance with `loss.reward_weight=0` and β = 1, by
+                 `train` with a store, a trainer and a searcher
   tb_high_rate   the same at a learning rate of 1e-3
-  tb_grouped     `tb` with twice the completions of half of the prompts
+  tb_grouped     `tb` with half of the prompts and twice the completions of each
   gkd            `loss.name=gkd`, the reverse KL over the whole vocabulary, at
-                 a rate of 1e-3, `gkd_low_rate` at 4e-4
-  trl_gkd        TRL's `GKDTrainer` with the same loss, on the student's own
-                 samples, at a rate of 1e-3
-  trl_gkd_low_rate   the same at 4e-4, `trl_gkd_high_rate` at 2e-3
-  trl_gkd_mixed  its defaults: half of the batches are the player's completions,
-                 and the divergence is between both KLs
+                 a rate of 1e-3; `gkd_low_rate` at 4e-4
+  trl_gkd        TRL's `GKDTrainer` with the same loss on the student's samples,
+                 at a rate of 1e-3
+  trl_gkd_low_rate   the same at 4e-4; `trl_gkd_high_rate` at 2e-3
+  trl_gkd_mixed  TRL's defaults: half of the batches are completions of
+                 the data set, and the divergence lies between both KLs
 
-All take the same prompts in the same order. Snapshots of the params are
-evaluated afterwards by this package's evaluator: KL(student ‖ teacher) of a
-completion, in nats, and held-out pass@1. The clock is `time_to_reward`'s.
-`TBA_JAX_TRL` names an interpreter with TRL. The folder runs/distill keeps
-teachers, students and snapshots.
+All see the same prompts in the same order. This package's evaluator scores
+snapshots of the params afterwards: KL(student ‖ teacher) per completion in
+nats, and held-out pass@1. The clock is `time_to_reward`'s. `TBA_JAX_TRL` names
+an interpreter with TRL. Teachers, students and snapshots are in runs/distill.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,8 +56,8 @@ SETTINGS = {
     "loss.beta": 1.0,
     "replay.skip_equal_rewards": False,
 }
-# The step computes the teacher's distributions, and no importance weights. It
-# compares no completions: each is of another prompt, as in TRL's runs.
+# The step computes the teacher's distributions but no importance weights. It
+# compares no completions, so each has a different prompt, as in TRL's runs.
 _GKD_OURS = {
     "loss.name": "gkd",
     "loss.ratio_clip": 0.0,
@@ -94,8 +93,7 @@ OURS = {
     },
     "gkd_low_rate": _GKD_OURS,
 }
-# `lmbda`: share of batches that the student samples. `beta`: 1 is the reverse
-# KL.
+# `lmbda`: share of batches sampled by the student. `beta`: 1 is the reverse KL.
 _GKD = {"lmbda": 1.0, "divergence_beta": 1.0, "temperature": 1.0}
 PEERS = {
     "trl_gkd": {**_GKD, "learning_rate": 1e-3},
@@ -111,7 +109,7 @@ PEERS = {
 RUNS = (*OURS, *PEERS)
 # Nats of a completion.
 TARGETS = (8.0, 4.0, 2.0)
-# Completions of a step, and steps, of TRL's runs.
+# Completions per step and number of steps of TRL's runs.
 _BATCH, _NUM_STEPS = 128, 320
 RESULTS = pathlib.Path(__file__).parent
 _RUNS = pathlib.Path("runs") / "distill"
@@ -132,16 +130,15 @@ def run(
     `runs`: `summarize` of each run and seed in the folder; `folder`.
 
   Raises:
-    ValueError: an operand is invalid, or TRL's runs are requested and no
-      interpreter has TRL.
+    ValueError: an operand is invalid, or a run needs TRL, which is missing.
     RuntimeError: a run failed.
   """
   seeds, names = results.parse(operands, RUNS)
   if seeds and set(names) & set(PEERS) and not peer_grpo.is_installed("trl"):
     raise ValueError(
-        f"{peer_grpo.python('trl')} cannot import trl:"
-        f" {peer_grpo.variable('trl')} must name an interpreter that can, or"
-        f" the operands runs of {', '.join(OURS)}"
+        f"{peer_grpo.python('trl')} cannot import trl; set"
+        f" {peer_grpo.variable('trl')} to an interpreter that can, or request"
+        f" only runs of {', '.join(OURS)}"
     )
   results.measure(
       seeds,
@@ -264,7 +261,7 @@ def _measure(
 def peer_settings(
     config: ml_collections.ConfigDict, task: base.Task, name: str
 ) -> dict[str, Any]:
-  """Returns the settings of a run of TRL, with the prompts that ours takes."""
+  """Returns the settings of a TRL run, with the same prompts as ours."""
   order = prompt_order.PromptOrder(
       task.num_prompts(base.TRAIN), seed=config.seed
   )
@@ -274,7 +271,7 @@ def peer_settings(
       "model": config.init,
       "teacher": config.reference.init,
       "prompts": [task.prompt(base.TRAIN, i) for i in prompt_ids],
-      # Completions for batches that the student does not sample.
+      # Completions of batches not sampled by the student.
       "completions": [
           base.reference_text(task, base.TRAIN, i) for i in prompt_ids
       ],
@@ -287,7 +284,7 @@ def peer_settings(
 
 
 def _train_teacher(config: ml_collections.ConfigDict) -> pathlib.Path:
-  """Returns the folder of the teacher; each seed has its own."""
+  """Returns the teacher's folder, one per seed."""
   workdir = _RUNS / f"teacher-seed{config.seed}"
   folder = workdir / "export"
   if not folder.exists():

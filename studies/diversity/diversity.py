@@ -1,12 +1,12 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Distinct solutions that objectives keep, at the pass@1 that they reach.
+"""Distinct solutions that objectives keep, by the pass@1 that they reach.
 
     python -m studies diversity [SEED,… [SETTING …]]
 
-trains the config with each objective and beta of `SETTINGS`, all from one
-fine-tuned policy and with samples one step old, and evaluates every 40 steps: 8
-completions of 300 held-out prompts.
+trains the config with each objective and beta of `SETTINGS`, from one
+fine-tuned policy and on samples one step old, and evaluates 8 completions of
+300 held-out prompts every 40 steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ _NUM_PROMPTS = 32
 _NUM_COMPLETIONS = 8
 # Distinct solutions are compared where a run first reaches this.
 _PASS_AT_1 = 0.65
-# An entropy bonus in place of a larger beta.
+# Entropy bonus in place of a larger beta.
 _BONUS, _LARGE_BONUS = "loss.entropy_weight=0.01", "loss.entropy_weight=0.1"
 _CLIP, _NO_CLIP = "loss.ratio_clip=0.2", "loss.ratio_clip=0"
 # Objective: overrides, and betas.
@@ -61,7 +61,7 @@ def run(
   """Trains; writes table.md and diversity.png into the folder.
 
   Args:
-    config: config of all runs, but for what `SETTINGS` has.
+    config: settings of all runs, except those in `SETTINGS`.
     operands: seeds separated by commas (default 0), then names of `SETTINGS`
       (default all).
 

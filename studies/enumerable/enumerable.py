@@ -1,11 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What each objective converges to, on- and off-policy, in a solvable bandit.
+"""Limit of each objective, on- and off-policy, in a solvable bandit.
 
-The bandit has six completions (`learning/enumerable.py`), so that targets are
-exact. Each objective is trained on three kinds of data: from the policy itself,
-from the policy 16 steps ago, and from a fixed uniform distribution. The result
-is the total variation distance of the final policy to three distributions:
+The bandit has six completions (`learning/enumerable.py`), so targets are exact.
+Each objective trains on three kinds of data: from the policy itself, from the
+policy 16 steps ago, and from a fixed uniform distribution. The result is the
+total variation distance of the final policy to three distributions:
 
     reference   π_ref exp(r/β) / Z, the optimum with a KL to the reference
     behavior    uniform · exp(r/β) / Z, with a KL to the fixed distribution
@@ -61,7 +61,7 @@ RUNS = {
 def run(
     config: ml_collections.ConfigDict, operands: Sequence[str]
 ) -> dict[str, Any]:
-  """Returns the distances at the end, by run and data; prints the table."""
+  """Returns the final distances by run and data; prints the table."""
   del config
   if unknown := sorted(set(operands) - set(RUNS)):
     raise ValueError(

@@ -1,15 +1,15 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Gain from more searchers that run free: `search.py` with processes.
+"""Gain from more free-running searcher processes.
 
     python -m studies --config=configs/countdown_sparse.py \\
         free_search [SEARCHERS …]
 
-runs trainer, store and 1, 2 and 4 searchers (or as many as asked for) without a
-bound by admission (`search.prompts_per_step=0`): a step takes what has arrived.
-A reward takes `_REWARD_S`, which stands for a verifier or for searchers with
-accelerators of their own, so that searchers hardly compete for cores. Prompts,
-start and draws are as in `reward-N` of `search.py`.
+runs a trainer, a store and SEARCHERS (default 1, 2 and 4) without admission
+control (`search.prompts_per_step=0`): a step takes whatever has arrived. Each
+reward sleeps `_REWARD_S`, like a verifier or a searcher with its own
+accelerator, so searchers hardly compete for cores. Prompts, start and draws
+equal `reward-N` in `search.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ def run(
 
 
 def make_free(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-  """Returns a copy of `search.make_config` whose searchers run free."""
+  """Returns `search.make_config` with free-running searchers."""
   config = config.copy_and_resolve_references()
   load.apply_overrides(config, search.SETTINGS["reward-1"])
   with config.unlocked():

@@ -1,15 +1,14 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Learning from completions that another run logged, from its own, from both.
+"""Learning from another run's log, from fresh samples, and from both.
 
     python -m studies logged [SEED,…]
 
-On countdown (the config) and on the preferences of `configs/staleness.py`, one
-run's completions and rewards become a log, without log-probs. From the policy
-that this run started from, TB then learns from the log alone, from live
-completions alone (one step old), and from both by halves, in as many steps of
-as many completions; `cloned` learns from the log whatever its rewards are. The
-folder runs/logged keeps the logs.
+On countdown (the config) and on the preferences of `configs/staleness.py`, a
+run logs its completions and rewards, without log-probs. From the same initial
+policy TB then learns from this log, from live completions one step old, and
+from half of each, with equal numbers of steps and completions. `cloned` learns
+from the log regardless of rewards. Logs are in runs/logged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,11 +34,11 @@ _LOG_SEED = 100
 # Clipping needs log-probs, which the log lacks.
 _TB = ("loss.name=tb", "loss.ratio_clip=0")
 _LEARNING_RATES = {"countdown": 2e-4, "preference": 3e-3}
-# The log alone: the policy never sees what its own steps lead to.
+# A large β limits drift, which a log alone does not correct.
 _LARGE_BETA = ("loss.beta=0.5",)
-# A remedy: on the whole, logged completions are not pushed down.
+# Remedy: on average, logged completions gain probability.
 _LOW_BASELINE = "loss.baseline_shift=-0.1"
-# A shift so low that rewards hardly count: cross-entropy on the log.
+# With so large a shift rewards hardly matter: cross-entropy on the log.
 _CLONING = "loss.baseline_shift=-100"
 _SHARE = "offline.fraction=0.5"
 # Quantities of the last evaluation: key, title, digits.
@@ -59,10 +58,10 @@ def run(
 
   Args:
     config: config of countdown.
-    operands: seeds separated by commas, by default 0.
+    operands: seeds separated by commas (default 0).
 
   Returns:
-    `folder`, and of each task `runs`: name, seed and last evaluation, and
+    `folder`, and for each task `runs` (name, seed and last evaluation) and
     `log_reward`, the mean reward of its log.
   """
   rows = [["task", "data", "seeds", *(title for title, _ in _ENDS.values())]]
@@ -123,7 +122,7 @@ def make_config(
 
 
 def write_log(config: ml_collections.ConfigDict, path: pathlib.Path) -> None:
-  """Writes all completions of an active run in sampling order."""
+  """Writes all completions of a live run in sampling order."""
   config = sweep.set_exact_lag(config, 1)
   config.seed = _LOG_SEED
   maker = inline.LoopMaker(config)

@@ -5,27 +5,26 @@
     python -m studies --config=configs/instructions.py \\
         real [SEED,… [MINUTES [RUN …]]]
 
-`ours` is the config as it is given, with constant rates, so that a longer run
-begins with a shorter one; `ours_lora` trains adapters. `grpo…` are TRL's, and
-`skyrl` is GRPO of an adapter on SkyRL's server, with the interpreters that
-`TBA_JAX_TRL` and `TBA_JAX_SKYRL` name (by default this one), on the same
-prompts in the same order, with the same reward, and as many completions of a
-prompt trained a step. All start from `config.init`. Runs keep params every few
-minutes, which are evaluated afterwards; the clock of a run leaves out what came
-before its second step, and saves.
+`ours` is the config with constant learning rates, so a longer run extends a
+shorter one; `ours_lora` trains adapters. `grpo…` are TRL's, and `skyrl` is GRPO
+of an adapter on SkyRL's server, by the interpreters in `TBA_JAX_TRL` and
+`TBA_JAX_SKYRL` (default: this one). All start from `config.init` and see the
+same prompts in the same order, with the same reward and as many trained
+completions per prompt and step. Params saved every few minutes are evaluated
+afterwards. The clock excludes saves and the time before the second step.
 
-The claims of the paper are the runs `ours_tb`, `ours_grpo`, … of one config but
-for the objective, and `ours_lag0`, … of TB in lockstep, on data of just so many
-steps before: 160 steps of half the prompts, whatever MINUTES is, in one thread
-that keeps the samples (a searcher that is late would need 64 versions). They
-are evaluated with 8 completions of a prompt, of which pass@8 is the share of
-prompts where one follows all instructions.
+Runs for the paper's claims are `ours_tb`, `ours_grpo`, …, which differ only in
+the objective, and `ours_lag0`, …: TB at that exact lag for 160 steps of half
+the prompts, regardless of MINUTES, in one thread that keeps the samples (a
+searcher would need 64 versions). Their evaluation samples 8 completions per
+prompt; pass@8 is the share of prompts with a completion that follows all
+instructions.
 
-table.md, levels.md and claims.png (what runs have kept at the same reward),
-lags.png and real.png are made from all results. A later command makes the runs
-that are missing, and resumes interrupted or extended ones; training by other
-libraries restarts unless it had finished. Run directories are in runs/real:
-1.6 GB for each time that params of `ours` are saved.
+Writes table.md, samples.md, levels.md and claims.png (runs at the same reward),
+lags.png and real.png from all results. A later command executes missing runs
+and resumes interrupted or extended ones; unfinished runs of other libraries
+restart. Run directories are in runs/real, with 1.6 GB per saved params of
+`ours`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,7 +68,7 @@ from tba_jax.tasks import task_table
 from tba_jax.tools import memory_model
 from tba_jax.tools import sweep
 
-# Same number of rows as in a searcher.
+# As many rows as in a searcher.
 _EIGHT = [
     "evaluate.num_completions=8", "evaluate.batch_prompts=4",
     "evaluate.final_prompts=64",
@@ -111,7 +110,7 @@ OURS = {
         "train.micro_batch_prompts=2", "sampling.num_slots=16", *_EIGHT, *own,
     ] for steps in _LAGS for form, own in _LAG_FORMS.items()},
 }  # fmt: skip
-# Settings of `trl_grpo.py`, and of `skyrl_grpo.py`.
+# Settings of `trl_grpo.py` and `skyrl_grpo.py`.
 PEERS = {
     "grpo": {"learning_rate": 5e-5, "beta": 0.0},
     "grpo_half_rate": {"learning_rate": 2.5e-5, "beta": 0.0},
@@ -122,16 +121,16 @@ PEERS = {
     "skyrl": {"learning_rate": 5e-4, "rank": 16},
 }
 RUNS = (*OURS, *PEERS)
-# Held-out rewards for which the minutes to reach them are reported.
+# Held-out rewards whose times are reported.
 TARGETS = (0.2, 0.3, 0.4)
 _DEFAULT_MINUTES = 25.0
-# More steps than any run takes.
+# Unreachable number of steps.
 _NUM_STEPS = 100_000
 # Maximum minutes between snapshots of params, and their minimum number.
 _SNAPSHOTS, _NUM_SNAPSHOTS = 5.0, 4
 _RUNS = pathlib.Path("runs") / "real"
 RESULTS = pathlib.Path(__file__).parent
-# Evaluation metrics in a result, each a list.
+# Evaluation metrics; a result has a list of each.
 _KEPT = {
     "mean_reward": "reward", "new_kinds/mean_reward": "reward, new kinds",
     "kl": "KL, nats", "mean_length": "tokens", "stop_rate": "ended",
@@ -143,7 +142,7 @@ _SOLVED = {
     "pass_at_1": "pass@1", "pass_at_k": "pass@8",
     "distinct_correct_per_solved": "distinct right of 8, solved prompts",
 }  # fmt: skip
-# Metrics that pictures of the claims show.
+# Metrics in the pictures of the claims.
 _CLAIMED = {"distinct_share": "distinct texts", "pass_at_k": "pass@8"}
 _NUM_SAMPLES = 6
 _POLL_S = 1.0
@@ -178,7 +177,7 @@ def run(
   Args:
     config: config of `ours`; `evaluate.final_prompts` prompts of each held-out
       split are evaluated.
-    operands: see `parse`; by default seed 0, 25 minutes, `ours`.
+    operands: arguments of `parse`; by default seed 0, 25 minutes, `ours`.
 
   Returns:
     `runs`: `summarize` of each result in the folder; `folder`.
@@ -196,8 +195,8 @@ def run(
   for peer in sorted({_package(name) for name in names if name in PEERS}):
     if not peer_grpo.is_installed(peer):
       raise ValueError(
-          f"{peer_grpo.python(peer)} cannot import {peer}; let"
-          f" {peer_grpo.variable(peer)} name an interpreter that can"
+          f"{peer_grpo.python(peer)} cannot import {peer}; set"
+          f" {peer_grpo.variable(peer)} to an interpreter that can"
       )
   if "skyrl" in names and importlib.util.find_spec("tinker") is None:
     raise ValueError("skyrl needs the client: pip install tinker")
@@ -223,7 +222,7 @@ def run(
 
 
 def summarize(result: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns how a run began and ended, and its minutes to each target."""
+  """Returns the first and last evaluation, and minutes to each target."""
   rewards = result["mean_reward"]
   return {
       "name": result["name"],
@@ -269,7 +268,7 @@ def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
             str(result.get("k", "")),
             *(cell(s[f"minutes_to_{target:.2f}"], 1) for target in TARGETS),
             cell(s["step_s"], 1),
-            # Unknown if it includes the memory of other programs.
+            # Missing if other programs' memory would be included.
             cell(s["peak_gb"], 1) if s["peak_gb"] else "",
             *(_memory_cell(result, role) for role in peak_memory.ROLES),
             _processor(result),
@@ -279,7 +278,7 @@ def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def _processor(result: Mapping[str, Any]) -> str:
-  """Returns the processor's name; "" if a result only has the family."""
+  """Returns the processor's name; "" if only its family is known."""
   name = result.get("machine", {}).get("processor", "")
   return name if " " in name else ""
 
@@ -290,10 +289,10 @@ def _memory_cell(result: Mapping[str, Any], role: str) -> str:
 
 
 def make_levels(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-  """Returns rows per run of the claims: at each of `TARGETS`, and at its end.
+  """Returns rows per run of the claims: at each of `TARGETS`, and at the end.
 
-  Values are interpolated linearly up to the first evaluation that reaches the
-  target; a target that is not reached has no row.
+  Values are interpolated linearly before the first evaluation that reaches the
+  target; a missed target has no row.
   """
   digits = {"kl": 2, "mean_length": 1, "distinct_share": 3}
   digits |= dict.fromkeys(_SOLVED, 3)
@@ -323,7 +322,7 @@ def make_levels(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 def _value_at(
     result: Mapping[str, Any], key: str, reward: float | None
 ) -> float:
-  """Returns a value where a run first reaches a reward; None means its end."""
+  """Returns a value where a run first reaches a reward; at its end for None."""
   if reward is None:
     return result[key][-1]
   rewards = result["mean_reward"]
@@ -352,7 +351,7 @@ def make_samples(runs: Sequence[Mapping[str, Any]]) -> str:
 def make_config(
     config: ml_collections.ConfigDict, name: str, seed: int, minutes: float
 ) -> ml_collections.ConfigDict:
-  """Returns the config of our run, which saves params at intervals."""
+  """Returns the config of a run of ours that saves params at intervals."""
   config = config.copy_and_resolve_references()
   config.run.processes = "many"
   load_config.apply_overrides(config, OURS.get(name, ()))
@@ -373,7 +372,7 @@ def make_config(
 
 
 def _is_by_steps(name: str) -> bool:
-  """Returns whether a run ends at a step, not after minutes."""
+  """Returns whether a run has a number of steps instead of a time limit."""
   return name.startswith("ours_lag")
 
 
@@ -434,7 +433,7 @@ def measure_run(
           for f in (old, new)
       ],
       "step_s": statistics.median(ends[1:] or ends),
-      # None if an earlier process made the first step.
+      # None if an earlier process took the first step.
       "start_s": start_s if start_s > 0 else None,
       "peak_gb": max(memory.peak_bytes, own_bytes) / 1e9,
       "memory_gb": {
@@ -453,7 +452,7 @@ def _train_ours(
   """Trains or resumes a run until its steps have taken `minutes`."""
   config = config.copy_and_resolve_references()
   with config.unlocked():
-    # Minimize the evaluation before the run: saved params are evaluated later.
+    # Evaluate as little as possible; saved params are evaluated later.
     config.evaluate.final_prompts = config.evaluate.batch_prompts
   if sum(step_seconds(folder)) < 60 * minutes:
     ended = threading.Event()
@@ -483,12 +482,12 @@ def kept_steps(folder: pathlib.Path, num_steps: int) -> list[int]:
   """Returns the steps after which our run has saved its params.
 
   Raises:
-    RuntimeError: the last of its `num_steps` is not among them.
+    RuntimeError: the last of `num_steps` steps is missing.
   """
   steps = sorted(
       int(path.name)
       for path in (folder / "checkpoints").iterdir()
-      # The start's folder is `init`.
+      # Step 0 is the folder `init`.
       if path.name.isdecimal() and int(path.name)
   )
   if num_steps not in steps:
@@ -502,7 +501,7 @@ def kept_steps(folder: pathlib.Path, num_steps: int) -> list[int]:
 def _train_in_loop(
     config: ml_collections.ConfigDict, folder: pathlib.Path
 ) -> dict[str, Any]:
-  """Trains at an exact lag; evaluates half-way and at the end."""
+  """Trains at an exact lag; evaluates halfway and at the end."""
   folder.mkdir(parents=True, exist_ok=True)
   maker = inline.LoopMaker(config)
   ends, saved_steps = [], []
@@ -527,7 +526,7 @@ def _train_in_loop(
   finally:
     maker.close()
   gaps = [b - a for a, b in zip(ends, ends[1:])]
-  # One gap includes the evaluation half-way.
+  # One gap includes the halfway evaluation.
   gaps[saved_steps[0] - 1] = statistics.median(gaps)
   return {"step_s": [0.0, *gaps], "first_end": ends[0], "kept": saved_steps}
 
@@ -535,7 +534,7 @@ def _train_in_loop(
 def _stop_after(
     folder: pathlib.Path, limit_s: float, ended: threading.Event
 ) -> None:
-  """Makes this process's run save and end after some seconds of training."""
+  """Saves and ends this process's run after a time of training."""
   while not ended.wait(_POLL_S):
     if sum(step_seconds(folder)) >= limit_s:
       os.kill(os.getpid(), signal.SIGTERM)
@@ -551,7 +550,7 @@ def _records(folder: pathlib.Path) -> list[dict[str, Any]]:
 def step_seconds(folder: pathlib.Path) -> list[float]:
   """Returns the seconds from each step's end to the next step's end.
 
-  Saves are excluded. The very first step, which compiles, counts as 0; the
+  Saves are excluded. The first step of a run, which compiles, counts as 0; the
   first step of a later process counts as a median step.
   """
   records = _records(folder)
@@ -573,14 +572,14 @@ def step_seconds(folder: pathlib.Path) -> list[float]:
 
 
 def _package(name: str) -> str:
-  """Returns the peer that executes a run."""
+  """Returns the library that executes a run."""
   return "skyrl" if name == "skyrl" else "trl"
 
 
 def peer_settings(
     config: ml_collections.ConfigDict, name: str, minutes: float
 ) -> dict[str, Any]:
-  """Returns the settings of a peer's run, with the prompts of ours."""
+  """Returns the settings of a peer's run, with the same prompts as ours."""
   task = task_table.make_task(config.task)
   order = prompt_order.PromptOrder(
       task.num_prompts(base.TRAIN), seed=config.seed
@@ -614,7 +613,7 @@ def _train_peer(
     folder: pathlib.Path,
     minutes: float,
 ) -> dict[str, Any]:
-  """Trains with a peer unless it is done; returns the seconds of its steps."""
+  """Trains with a peer unless it has finished; returns its seconds per step."""
   model, tokenizer = folder / "model", tokenizer_lib.load(config.init)
   settings = {
       **peer_settings(config, name, minutes),
@@ -653,8 +652,8 @@ def _evaluate(
   Args:
     config: config of the run.
     folder: directory of the run, which stores each result.
-    sources: step -> operand of the `evaluate` program; step 0 is the start,
-      whose result runs share.
+    sources: step -> operand of the `evaluate` program; runs share the result of
+      step 0.
   """
   evaluated = []
   for step, source in sources.items():
@@ -670,20 +669,20 @@ def _evaluate(
 
 
 def _digest_of_start(config: ml_collections.ConfigDict) -> str:
-  """Returns a digest of everything that affects the start's evaluation."""
+  """Returns a digest of everything that affects the first evaluation."""
   keys = ("seed", "init", "task", "tokenizer", "model", "sampling", "evaluate")
   values = load_config.flatten({k: config.to_dict()[k] for k in keys})
-  # The number of a searcher's rows does not affect it.
+  # A searcher's number of rows does not affect it.
   del values["sampling.num_slots"]
   text = json.dumps(values, sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def planned_bytes(config: ml_collections.ConfigDict) -> dict[str, int]:
-  """Returns the planned bytes of each role's process, as counted by `plan`.
+  """Returns the bytes per role that `plan` estimates.
 
-  These are params, moments, gradients, caches and activations kept for
-  gradients; for the trainer also the copy of its state during a save.
+  They comprise params, moments, gradients, caches, activations kept for
+  gradients, and for the trainer the copy of its state during a save.
   """
   config = model_sizes.on_cpu(config)
   place = lambda mesh_sizes: sharding.abstract_mesh(mesh_sizes, "cpu")
@@ -704,7 +703,7 @@ def planned_bytes(config: ml_collections.ConfigDict) -> dict[str, int]:
 def _plot(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
   """Draws reward over minutes of training, a line per run and seed."""
   figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
-  # During runs of the claims, other programs used the cores.
+  # Omit runs of the claims, whose cores other programs used.
   timed = [result for result in runs if not _is_of_claims(result)]
   names = list(dict.fromkeys(result["name"] for result in timed))
   for result in timed:
@@ -726,7 +725,7 @@ def _plot(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
 
 
 def _plot_claims(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
-  """Draws the diversity that objectives keep over the reward they reach."""
+  """Draws diversity over reward, a line per objective."""
   figure, panels = pyplot.subplots(
       1, len(_CLAIMED), figsize=(9, 3.6), layout="constrained"
   )

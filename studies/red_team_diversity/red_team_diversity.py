@@ -6,10 +6,10 @@
         red_team_diversity [SEED,… [SETTING …]]
 
 trains the harmless red-teaming run with each objective and beta of `SETTINGS`,
-all from one fine-tuned policy, and evaluates 1,024 attacks every 40 steps: the
-share that succeeds, and 1 - mean cosine of the embeddings of those. TB has its
-replay buffer, exploration and tempered target as shipped; the others train on
-what was just sampled, as they are meant to.
+from one fine-tuned policy, and evaluates 1,024 attacks every 40 steps: the
+share of successes, and 1 - mean cosine between their embeddings. TB uses the
+config's replay buffer, exploration and tempered target; the on-policy
+objectives train on fresh samples.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,9 +34,16 @@ _ON_POLICY = [
     "replay.warm_start_completions=0", "replay_filter.similarity=none",
     "explore.fraction=0", "tempering.tau=1",
 ]  # fmt: skip
+# Pairs, pruning and filter of Stable-GFlowNet, with its numbers.
+_STABLE = [
+    "loss.pair_contrast=0.5", "task.min_k=7", "task.min_k_threshold=-10",
+    "reference.role=searcher",
+]  # fmt: skip
 # Objective: overrides, and betas.
 _OBJECTIVES = {
     "tb_learned_z": ([], (0.05, 0.1, 0.2)),
+    "tb": ([], (0.05, 0.2)),
+    "ctb": (_STABLE, (0.05, 0.2)),
     "grpo": (_ON_POLICY, (0.05, 0.2)),
     "proximal_rloo": (_ON_POLICY, (0.05, 0.2)),
     "ppo": (_ON_POLICY, (0.05, 0.2)),
@@ -47,7 +54,8 @@ SETTINGS = frontier.make_settings(_OBJECTIVES)
 _EVALUATED = {
     "pass_at_1": ("success rate", 3),
     "cosine_distance_right": ("cosine distance of successes", 2),
-    "distinct_correct_per_solved": ("distinct successes of 16", 1),
+    "distinct_attacks": ("distinct successes of 1,024", 0),
+    "unique_attacks": ("clusters of successes", 0),
 }
 _AXES = {
     key: _EVALUATED[key][0] for key in ("pass_at_1", "cosine_distance_right")
@@ -60,7 +68,7 @@ def run(
   """Trains; writes table.md and red_team.png into the folder.
 
   Args:
-    config: config of all runs, but for what `SETTINGS` has.
+    config: settings of all runs, except those in `SETTINGS`.
     operands: seeds separated by commas (default 0), then names of `SETTINGS`
       (default all).
 
@@ -76,8 +84,10 @@ def run(
   def train(name: str, seed: int) -> dict[str, list[float]]:
     tuned = curves.fine_tune(config, _RUNS)
     with tuned.unlocked():
-      # The trainer waits for each evaluation, so that none is skipped.
       tuned.evaluate.background = False
+      # Before and after training alone.
+      tuned.evaluate.every_steps = tuned.train.num_steps
+      tuned.checkpoint.every_steps = tuned.train.num_steps
       tuned.evaluate.num_prompts = tuned.evaluate.final_prompts
     load.apply_overrides(tuned, [*SETTINGS[name], f"seed={seed}"])
     return _train(tuned)

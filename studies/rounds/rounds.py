@@ -1,18 +1,18 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Quality by rounds: N mini-batches, T passes, K completions, policy size.
+"""Quality by mini-batches (N), passes (T), completions (K) and policy size.
 
     python -m studies rounds [SEED,… [SETTING …]]
 
-The questions of Asynchronous RLHF (arXiv:2410.18252, sections 3 and 4) on the
-task `preference`: a round samples N batches with one version and trains on each
-in order, T times, so the last is N T - 1 steps old. All runs sample as many
-completions, so T passes are T times as many steps; K completions of a prompt
-are 128 / K prompts a step, of which online DPO trains on the best and the
-worst.
+Asks the questions of Asynchronous RLHF (arXiv:2410.18252, sections 3 and 4) on
+the task `preference`. A round samples N batches with one version and makes T
+passes over them in order, so its last step is N T - 1 steps off-policy. All
+runs sample equally many completions: T passes take T times the steps, and K
+completions per prompt leave 128 / K prompts per step. Online DPO trains on the
+best and worst completion of each prompt.
 
-table.md has reward and KL at the end by N, and the largest N up to which the
-mean reward stays within .03 of its value at N = 1.
+table.md has final reward and KL by N, and the largest N up to which the mean
+reward stays within .03 of its value at N = 1.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ _SMALL, _LARGE = (64, 2), (128, 4)
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """Settings that all rounds of a row share.
+  """Settings of a row.
 
   objective: overrides of the config.
   rate: peak learning rate.
@@ -104,7 +104,7 @@ def _run_names(settings: Sequence[str] | Mapping[str, Any]) -> list[str]:
 
 
 def make_config(size: tuple[int, int]) -> ml_collections.ConfigDict:
-  """Returns the config of the runs of a size, before a setting's."""
+  """Returns the base config of all runs of a size."""
   c = load.load_config("configs/staleness.py", [])
   width, layers = size
   with c.unlocked():
@@ -120,7 +120,7 @@ def make_config(size: tuple[int, int]) -> ml_collections.ConfigDict:
 def make_run_config(
     config: ml_collections.ConfigDict, setting: Setting
 ) -> ml_collections.ConfigDict:
-  """Returns a copy with a setting, which is checked."""
+  """Returns a validated copy with a setting."""
   run_config = config.copy_and_resolve_references()
   overrides = [*setting.objective, f"optimizer.learning_rate={setting.rate}"]
   load.apply_overrides(run_config, overrides)
@@ -140,7 +140,7 @@ def make_run_config(
 def _measure(
     names: Sequence[str], size: tuple[int, int], seeds: Sequence[int]
 ) -> None:
-  """Makes the runs of a size that are not kept yet."""
+  """Executes the missing runs of a size."""
   missing = [
       (seed, name)
       for seed in seeds
@@ -205,7 +205,7 @@ def make_table(all_rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def _end(result: Mapping[str, Any], key: str) -> float:
-  """Returns the last value; a run that diverged has lost its reward."""
+  """Returns the last value; a diverged run has reward 0."""
   return 0.0 if result["diverged_step"] is not None else result[key][-1]
 
 
@@ -213,7 +213,7 @@ def bearable(rewards: Sequence[Sequence[float]]) -> int:
   """Returns the largest N up to which the mean stays within .03 of N = 1.
 
   Args:
-    rewards: rewards by `MINI_BATCHES`, one of each seed.
+    rewards: list by `MINI_BATCHES` of lists by seed.
   """
   out = MINI_BATCHES[0]
   for n, rewards_of_n in zip(MINI_BATCHES[1:], rewards[1:], strict=True):

@@ -1,15 +1,15 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""TB in the asynchronous program, whose trainer runs ahead of its searcher.
+"""TB with a trainer that runs ahead of its searcher.
 
     python -m studies run_ahead [SEED,… [every_N[_bounded] …]]
 
-The runs of `staleness` have an exact lag in one process. Here `train` starts
-store, trainer and searcher as processes, which sample and train at the same
-time; the trainer publishes its params every N steps only, so that what is
-sampled is about N / 2 steps old on average, and up to N and what is on its way.
-Task, rates, steps and batches are as in `staleness` on `preference`;
-`…_bounded` is the other one of its two best forms there, `bounded_token`.
+Unlike the single-process runs of `staleness`, which have an exact lag, `train`
+starts a store, a trainer and a searcher that run concurrently. The trainer
+publishes only every N steps, so samples are about N / 2 steps old on average
+and at most N plus the steps in transit. Task, rates, steps and batches are as
+in `staleness` on `preference`; `…_bounded` uses `bounded_token`, which is as
+good there as plain TB.
 
 table.md has the reward, the measured staleness, and the KL of the last
 quarter's batches.
@@ -49,17 +49,17 @@ _START = pathlib.Path("runs") / "staleness" / "preference"
 def run(
     config: ml_collections.ConfigDict, operands: Sequence[str]
 ) -> dict[str, Any]:
-  """Makes the runs that are missing; writes table.md.
+  """Executes the missing runs; writes table.md.
 
   Args:
-    config: ignored in favor of `staleness`'s.
+    config: not read; the task is as in `staleness`.
     operands: seeds, then names; 0 and all by default.
 
   Returns:
     `runs`: number of results; `folder`.
 
   Raises:
-    ValueError: an operand is wrong, or the learning rate is not chosen yet.
+    ValueError: an operand is wrong, or `staleness` has chosen no learning rate.
     RuntimeError: a run failed.
   """
   del config
@@ -101,7 +101,7 @@ def make_config(
     rate: float,
     seed: int,
 ) -> ml_collections.ConfigDict:
-  """Returns the config of a run, which is checked."""
+  """Returns the validated config of a run."""
   run_config = sweep.Lag().apply(
       staleness.make_run_config(config, objective, rate)
   )
@@ -110,7 +110,7 @@ def make_config(
     run_config.search.update(lockstep=False, lead_steps=1)
     run_config.publish.every_steps = every_steps
     run_config.evaluate.every_steps = 0
-    # What is old is what is studied.
+    # Guards might stop a run with stale data.
     run_config.guards.action = "off"
     run_config.checkpoint.every_steps = run_config.train.num_steps
   validate.validate(run_config, program="train")
@@ -118,7 +118,7 @@ def make_config(
 
 
 def make_table(all_rows: Sequence[dict[str, Any]]) -> list[list[str]]:
-  """Returns a row per setting: means, rewards with their 95 % interval."""
+  """Returns a row per setting: means, with 95 % intervals of the rewards."""
   rows = [["objective", "params published every",
            "staleness, steps (largest of a batch)", "reward", "KL, nats",
            "distinct right", "seeds"]]  # fmt: skip

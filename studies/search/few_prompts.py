@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sparse countdown on few prompts, for `search.py` and `free_search.py`.
 
-It is loaded like a custom task, and likewise its splits may be the same: as in
-red-teaming, which attacks one victim, the goal is to solve these very prompts.
+Loaded like a custom task. All splits have the same prompts, since the goal is
+to solve these, as red-teaming attacks one victim.
 """
 
 import time
@@ -16,7 +16,7 @@ from tba_jax.tasks import countdown
 class FewPrompts(countdown.CountdownSparse):
   """Sparse countdown with the first training prompts in all splits.
 
-  num_prompts: number of training prompts; 0 = all prompts, in their own splits.
+  num_prompts: number of training prompts; 0 = all prompts and disjoint splits.
   reward_s: seconds per reward, except in evaluations.
   """
 

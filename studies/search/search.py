@@ -1,16 +1,15 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Gain from more search for each optimizer step where rewards are rare.
+"""Gain from more search per optimizer step if rewards are rare.
 
     python -m studies --config=configs/countdown_sparse.py \\
         search [SEED,… [SETTING …]]
 
 learns to solve 64 prompts, as red-teaming learns to attack one victim, from a
-policy whose completions are correct once in 100. The completions of 1, 2, 4, 8
-and 16 searchers are sampled for each step and put into the replay buffer; a
-step trains on 32 groups of 8. Half of them are drawn from the newest groups,
-half from all, and within a prompt uniformly (`uniform`) or by reward
-(`reward`); `none` trains on what one searcher has just sampled, without a
+policy that solves 1 % of them. Each step puts the completions of 1, 2, 4, 8 or
+16 searchers into the replay buffer and trains on 32 groups of 8: half from the
+newest groups, half from all, and within a prompt drawn uniformly (`uniform`) or
+by reward (`reward`). `none` trains on one searcher's fresh samples without a
 buffer. All runs start from one fine-tuned policy, and samples are one step old.
 """
 
@@ -64,7 +63,7 @@ def run(
   """Trains; writes table.md and search.png into the folder.
 
   Args:
-    config: config of all runs, but for what `SETTINGS` has.
+    config: settings of all runs, except those in `SETTINGS`.
     operands: seeds separated by commas (default 0), then names of `SETTINGS`
       (default all).
 
@@ -78,7 +77,7 @@ def run(
 
 
 def make_config(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-  """Returns a copy with what all settings share."""
+  """Returns a copy with the common settings."""
   config = config.copy_and_resolve_references()
   with config.unlocked():
     config.task.name = "studies.search.few_prompts:FewPrompts"
@@ -86,9 +85,9 @@ def make_config(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     config.sft.num_steps = config.sft.evaluate_every_steps = 300
     config.search.samples_per_prompt = _SAMPLES
     config.search.prompts_per_step = _PROMPTS
-    # Groups of a prompt that was ever solved contain its solutions.
+    # Groups of a prompt contain its solutions, once one is found.
     config.replay.reward_temperature = 0.1
-    # Nothing that was found is evicted.
+    # Nothing is evicted.
     config.replay.capacity_per_prompt = config.replay.capacity
     config.train.num_steps = _NUM_STEPS
     config.evaluate.update(
@@ -140,7 +139,7 @@ def _plot_panel(
     runs: Sequence[Mapping[str, Any]], axis: Any, x: str, y: str
 ) -> None:
   """Draws a line per setting, the mean of its seeds."""
-  first = int(x == "completions")  # The logarithm of 0 is left out.
+  first = int(x == "completions")  # Omit the logarithm of 0.
   for name in SETTINGS:
     runs_of_name = results.of_name(runs, name)
     if not runs_of_name:

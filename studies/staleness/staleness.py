@@ -8,19 +8,22 @@
     python -m studies staleness long
     python -m studies staleness table
 
-Each run is one task, objective, lag, learning rate and seed in one process at
-an exact lag. The start of a task is fine-tuned once, into the folder
+A run has one task, objective, lag, learning rate and seed, and trains in one
+process at the exact lag. The initial policy of a task is fine-tuned once, into
 runs/staleness.
 
-The rule, fixed before any run: an objective's learning rate on a task is the
-one of `RATES` with the highest mean, over the seeds `SELECTION_SEEDS`, of
-reward - .02 KL on held-out prompts after the last step at lag 4; a run that
-diverged counts as the lowest, and of equal ones the lower rate is taken.
-`select` makes these runs, `study` those at the rates that the rule has chosen,
-with other seeds; `at_lag` both for countdown with the rule applied at the lag
-itself, to lower rates; `long` runs of four times as many steps, with lags of up
-to 256, at the rates of `preference`; `table` draws from the runs that are
-there.
+A rule fixed before all runs chooses the learning rate of an objective on a
+task: the one of `RATES` with the highest final score at lag 4, reward - .02 KL
+on held-out prompts, averaged over `SELECTION_SEEDS`. A diverged run has the
+lowest score; ties go to the lower rate.
+
+    select  runs for this choice
+    study   runs at the chosen rates, with other seeds
+    at_lag  both for countdown, with lower rates and scores at the studied lag
+    long    four times as many steps and lags up to 256, at `preference`'s rates
+    table   no runs
+
+Each command redraws all tables and the plot.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,13 +51,13 @@ def _beta(value: float) -> tuple[str]:
 
 OBJECTIVES = {
     "tb": ("loss.name=tb",),
-    # The learning rate falls as 1/lag above 4, or with the effective sample.
+    # Learning rate ~ 1/lag above 4, or by effective sample size.
     "tb_lag_rate": ("loss.name=tb", "optimizer.full_lag_steps=4"),
     "tb_sample_rate": ("loss.name=tb", "optimizer.sample_share_power=1"),
     "tb_clip": ("loss.name=tb", "loss.ratio_clip=0.2"),
     "tb_vespo": ("loss.name=tb", "loss.correction=vespo"),
     "tb_m2_mask": ("loss.name=tb", "loss.correction=m2_mask"),
-    # Added after the first selection, from trials at lag 64.
+    # Added after the first selection, due to trials at lag 64.
     "tb_topr": ("loss.name=tb", "loss.correction=topr"),
     "tb_truncate": (
         "loss.name=tb",
@@ -63,7 +66,7 @@ OBJECTIVES = {
     ),
     "tb_bounded_token": ("loss.name=tb", "loss.correction=bounded_token"),
     "tb_bounded": ("loss.name=tb", "loss.correction=bounded_sequence"),
-    # Variants from later trials: all advantages are .1 higher.
+    # Due to later trials: all advantages are .1 higher.
     "tb_low_baseline": ("loss.name=tb", "loss.baseline_shift=-0.1"),
     "tb_bounded_low": (
         "loss.name=tb",
@@ -72,8 +75,8 @@ OBJECTIVES = {
     ),
     "oapl": ("loss.name=oapl",),
     "ema_tb": ("loss.name=ema_tb",),
-    # Added after the first selection: their β bounds a move from params of
-    # just before, not from the start, so it may be another than TB's.
+    # Added after the first selection: β bounds the move from recent params, not
+    # from the reference, so TB's value may not suit them.
     "oapl_beta_0.1": ("loss.name=oapl", *_beta(0.1)),
     "oapl_beta_1": ("loss.name=oapl", *_beta(1.0)),
     "ema_tb_beta_1": ("loss.name=ema_tb", *_beta(1.0)),
@@ -88,7 +91,7 @@ SEEDS = (0, 1, 2, 3, 4)
 LAGS, _NUM_STEPS = (0, 1, 4, 16, 64), 320
 # Rates and lags of `at_lag`.
 _LAG_TASK, LAG_RATES, _OWN_LAGS = "countdown", (4e-5, 1.3e-4, 4e-4), (16, 64)
-# Runs of four times as many steps, at the rates of `preference`.
+# Runs with four times as many steps, at the rates of `preference`.
 LONG, LONG_LAGS, _LONG_SEEDS = "preference_long", (0, 64, 256), (0, 1, 2)
 LONG_OBJECTIVES = ("tb", "tb_bounded_token")
 _KL_WEIGHT = 0.02
@@ -99,7 +102,7 @@ _DIGITS = 4
 _COLORS = ("#000000", "#0072b2", "#56b4e9", "#d55e00", "#cc79a7", "#009e73",
            "#e69f00", "#999999", "#f0e442", "#8c6d31", "#5254a3", "#74c476",
            "#8c2d04", "#dd1c77", "#08306b", "#bcbd22", "#17becf")  # fmt: skip
-# Goals for an objective at the lags 16 and 64.
+# Goals for an objective at lags 16 and 64.
 _TOLERANCE, _KEPT_GAIN, _FEWEST_SEEDS = 0.03, 0.8, 3
 _TABLE_LAGS = (0, 16, 64)
 # Metrics of the last evaluation, and means over the last quarter of the steps.
@@ -122,15 +125,15 @@ matplotlib.use("agg")
 def run(
     config: ml_collections.ConfigDict, operands: Sequence[str]
 ) -> dict[str, Any]:
-  """Executes the missing runs; writes three tables and staleness.png.
+  """Executes the missing runs; writes five tables and staleness.png.
 
   Args:
-    config: not read; tasks have their own.
-    operands: `select`, `study`, `at_lag`, `long` or `table`, then what it takes
-      of tasks and objectives (default all).
+    config: not read; each task has a config.
+    operands: `select`, `study`, `at_lag`, `long` or `table` (default), then
+      tasks and objectives if it takes them (default all).
 
   Returns:
-    `runs`: number of results; `rates`: what the rule has chosen, by task.
+    `runs`: number of results; `rates`: chosen rates by task and objective.
 
   Raises:
     ValueError: an operand is wrong.
@@ -183,7 +186,7 @@ def selection(
 
 
 def _rates(task: str, lag: int) -> tuple[float, ...]:
-  """Returns the rates that the rule chooses from."""
+  """Returns the candidate rates."""
   return RATES[task] if lag == SELECTION_LAG else LAG_RATES
 
 
@@ -205,7 +208,7 @@ def study_at(
     results_of: Mapping[Run, Mapping[str, Any]],
     objectives: Iterable[str],
 ) -> Iterator[Run]:
-  """Yields the runs of one lag at the rates that are best for it."""
+  """Yields the runs of a lag at the rates chosen for it."""
   rates = chosen_rates(results_of, _LAG_TASK, lag)
   for seed in SEEDS:
     for objective in objectives:
@@ -253,7 +256,7 @@ def chosen_rates(
 
 
 def make_config(task: str) -> ml_collections.ConfigDict:
-  """Returns the config of a task's runs, before an objective's settings."""
+  """Returns the base config of a task's runs."""
   name = "staleness" if task in ("preference", LONG) else task
   c = load.load_config(str(_CONFIGS / f"{name}.py"), [])
   with c.unlocked():
@@ -272,7 +275,7 @@ def make_config(task: str) -> ml_collections.ConfigDict:
 def make_run_config(
     config: ml_collections.ConfigDict, objective: str, rate: float
 ) -> ml_collections.ConfigDict:
-  """Returns a copy with the settings of an objective, which are checked."""
+  """Returns a validated copy with the settings of an objective."""
   run_config = config.copy_and_resolve_references()
   overrides = [*OBJECTIVES[objective], f"optimizer.learning_rate={rate}"]
   load.apply_overrides(run_config, overrides)
@@ -300,7 +303,7 @@ def measure_runs(task: str, runs: Iterator[Run]) -> None:
   try:
     for number, key in enumerate(missing, start=1):
       _, objective, lag, rate, seed = key
-      if key in read():  # Another process was faster.
+      if key in read():  # Another process has finished this run.
         continue
       trained = bench.run(
           sweep.SweepRun(
@@ -334,11 +337,11 @@ def _rounded(value: Any) -> Any:
 def _of_study(
     results_of: Mapping[Run, Mapping[str, Any]], *prefix: Any
 ) -> list[Mapping[str, Any]]:
-  """Returns the finite runs of the study, in the order of their seeds.
+  """Returns the finite runs of the study, ordered by seed.
 
   Args:
     results_of: all results.
-    *prefix: task, objective, lag and rate, and a seed if it is to be one.
+    *prefix: task, objective, lag, rate, and optionally a seed.
   """
   keys = [prefix] if len(prefix) == 5 else [(*prefix, s) for s in SEEDS]
   return [
@@ -351,17 +354,17 @@ def _of_study(
 def _at_end(
     results_of: Mapping[Run, Mapping[str, Any]], quantity: str, *prefix: Any
 ) -> list[float]:
-  """Returns a quantity of the last evaluation of the finite study runs."""
+  """Returns a metric of the last evaluation of the finite runs of the study."""
   return [r["curve"][-1][quantity] for r in _of_study(results_of, *prefix)]
 
 
 def make_goals(results_of: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
-  """Returns a row per task and objective: what it keeps at lags 16 and 64.
+  """Returns a row per task and objective: losses at lags 16 and 64.
 
-  The reward lost at 16, the share of the gain at lag 0 that is kept at 64, and
-  by how many distinct right completions a prompt has fewer there than with `tb`
-  at lag 0. The goal is at most .03 lost, at least .8 kept, and none fewer; what
-  is within half the 95 % interval of a difference counts as none.
+  A row has the reward lost at 16, the share of the gain at lag 0 kept at 64,
+  and the loss in distinct correct completions per prompt at 64, relative to
+  `tb` at lag 0. The goal is at most .03 lost, at least .8 kept, and no distinct
+  completion lost; differences within half their 95 % interval count as none.
   """
   rows = [["task", "objective", "lost at 16", "gain kept at 64",
            "fewer distinct right at 64 than tb at 0", "goal",
@@ -371,7 +374,7 @@ def make_goals(results_of: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
     for objective, rate in chosen.items():
       keys = [(task, objective, lag, rate) for lag in _TABLE_LAGS]
       keys.append((task, "tb", 0, chosen.get("tb")))
-      # Use the same seeds in all.
+      # Use the same seeds for all differences.
       seeds = [
           s for s in SEEDS if all(_of_study(results_of, *k, s) for k in keys)
       ]
@@ -412,7 +415,7 @@ def make_goals(results_of: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
 def make_long_table(
     results_of: Mapping[Run, Mapping[str, Any]],
 ) -> list[list[str]]:
-  """Returns a row per objective: reward and KL of the long runs by lag."""
+  """Returns a row per objective: reward and KL of long runs, by lag."""
   rows = [["objective", *(f"s = {s}: reward, KL" for s in LONG_LAGS), "seeds"]]
   for objective in LONG_OBJECTIVES:
     rate = chosen_rates(results_of, "preference").get(objective)
@@ -436,7 +439,7 @@ def make_long_table(
 def make_lag_table(
     results_of: Mapping[Run, Mapping[str, Any]],
 ) -> list[list[str]]:
-  """Returns a row per objective: what it reaches at the rate of each lag."""
+  """Returns a row per objective: results at the rate chosen for each lag."""
   title = "rate, reward, KL, distinct right at s ="
   rows = [["objective", *(f"{title} {lag}" for lag in _OWN_LAGS), "seeds"]]
   rates = {lag: chosen_rates(results_of, _LAG_TASK, lag) for lag in _OWN_LAGS}
@@ -499,10 +502,11 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def make_table(results_of: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
-  """Returns a row per task and objective: the scores by rate, then the study.
+  """Returns a row per task and objective: scores by rate, rewards by lag.
 
-  The score of each rate at lag 4 (the chosen one bold), then the reward of the
-  study at each lag, with its 95 % interval, and the seeds of the least.
+  A row has the score of each rate at lag 4 (the chosen one in bold), the reward
+  of the study at each lag with its 95 % interval, and the minimum number of
+  seeds.
   """
   rows = [["task", "objective", "score by rate", *(f"s = {s}" for s in LAGS),
            "seeds"]]  # fmt: skip
@@ -538,10 +542,10 @@ def make_table(results_of: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
 def _plot(
     results_of: Mapping[Run, Mapping[str, Any]], path: pathlib.Path
 ) -> None:
-  """Draws, of each task, the reward by lag, and by lag times learning rate.
+  """Draws each task's reward by lag, and by lag times learning rate.
 
-  On the left the study's runs at the chosen rates, on the right all runs of a
-  lag of 1 or more.
+  The left plot has the study's runs at the chosen rates, the right one all runs
+  with a lag of at least 1.
   """
   figure, axes = pyplot.subplots(
       len(RATES), 2, figsize=(11.5, 3.6 * len(RATES)), layout="constrained"
@@ -577,7 +581,7 @@ def _plot(
     for axis in (left, right):
       axis.set_ylabel(f"{task}: held-out reward")
       axis.grid(alpha=0.3)
-  # Put the legend outside the plots, where it would hide points.
+  # Inside the plots, the legend would hide points.
   handles, names = axes[0, 1].get_legend_handles_labels()
   figure.legend(
       handles, names, loc="outside right center", frameon=False, fontsize=8

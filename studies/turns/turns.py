@@ -1,17 +1,16 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Staleness by turn: a game of several turns at exact lags, and in flight.
+"""Staleness by turn: a multi-turn game at exact lags, and in-flight updates.
 
     python -m studies turns [SEED,… [NAME …]]
 
-Trajectory balance learns to guess a number by higher or lower
-(`configs/guess.py`, steps of 8 prompts by 8 completions) in one process.
-At a lag of s steps the params of step max(t - s, 0) sample all turns of an
-episode that step t trains on. In flight they sample the first turn alone: each
-further turn has params that are s / 4 steps newer, from the fifth turn on those
-of step t. They go on with the KV cache of the older ones, or recompute it.
-Environments of all episodes answer before any goes on, so that the version of
-a turn is exact.
+Trajectory balance learns to guess a number from "higher" and "lower"
+(`configs/guess.py`, steps of 8 prompts x 8 completions) in one process. At lag
+s, the params of step max(t - s, 0) sample all turns of the episodes that step t
+trains on. In flight they sample only the first turn; the params of each further
+turn are s / 4 steps newer, and from the fifth turn on they are step t's. They
+keep the KV cache of the older params or recompute it. All environments answer
+before any episode continues, so the version of each turn is exact.
 
 `table.md` has means over seeds with 95 % intervals.
 """
@@ -87,7 +86,7 @@ def run(
   """Executes the missing runs; writes table.md.
 
   Args:
-    config: not read; the game has its own.
+    config: not read; the game has a config.
     operands: seeds (default 0) and names of `RUNS` (default all).
 
   Returns:
@@ -117,14 +116,14 @@ def run(
 
 
 def make_config() -> ml_collections.ConfigDict:
-  """Returns the config of all runs, before their own settings."""
+  """Returns the base config of all runs."""
   c = load.load_config(f"{_CONFIG}:quick", [])
   with c.unlocked():
     c.reference.role = "trainer"
     c.search.prompts_per_step = c.search.prompts_per_round = 8
     c.train.prompts_per_batch = c.train.micro_batch_prompts = 8
     c.sampling.num_slots = 64
-    # In step, all episodes need an environment at the same time.
+    # All episodes need an environment at the same time.
     c.reward.num_workers = 64
     c.train.num_steps = _NUM_STEPS
     c.evaluate.every_steps = _NUM_STEPS // 2
@@ -159,7 +158,7 @@ def make_table(all_rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def _measure(bench: sweep.Bench, name: str, seed: int) -> dict[str, Any]:
-  """Makes a run; returns the result of `sweep.Bench.run`."""
+  """Executes a run; returns the result of `sweep.Bench.run`."""
   settings = RUNS[name]
   config = sweep.Lag(settings.lag).apply(make_config())
   config.seed = seed
@@ -190,16 +189,16 @@ def _measure(bench: sweep.Bench, name: str, seed: int) -> dict[str, Any]:
 
 
 class LateSchedule(schedule_lib.Steps):
-  """An exact lag in which a step's prompts are sampled when it begins."""
+  """Exact lag that samples a step's prompts when the step begins."""
 
   def admitted_after(self, step: int) -> int:
     return self.needed(step)
 
 
 class InFlight:
-  """A sampler whose episodes switch to newer params between turns.
+  """Sampler that switches to newer params between turns.
 
-  It keeps the params of the last s steps.
+  Keeps the params of the last s steps.
   """
 
   def __init__(
@@ -213,7 +212,7 @@ class InFlight:
 
     Args:
       model: model of the policy.
-      settings: settings of a sampler of all completions of a step at once.
+      settings: sampler with a slot per completion of a step.
       lag: s, steps.
       recomputes_cache: whether newer params recompute the KV cache.
     """
@@ -238,9 +237,9 @@ class InFlight:
       newer: None,
       turns: requests.Turns,
   ) -> list[types.Completions]:
-    """Returns completions whose last turns are sampled with these params."""
+    """Returns completions; their last turns are sampled with these params."""
     del newer
-    # A step donates its params.
+    # Steps donate their params.
     placed = self._sampler.put(jax.tree.map(jnp.copy, params))
     self.versions.append((version, placed))
     turns = InStep(turns)
@@ -260,7 +259,7 @@ class InFlight:
     )
 
   def place(self, turn: int) -> int:
-    """Returns which of the kept params sample a turn, both from 0."""
+    """Returns the index of the kept params that sample a turn (from 0)."""
     steps = -(-self._lag * turn // _TURNS_TO_NEWEST)
     return min(steps, len(self.versions) - 1)
 
@@ -280,8 +279,8 @@ class InStep:
     self._waiting.add(owner)
     self._turns.end(owner, tokens)
 
-  def cut(self, owner: requests.Owner) -> None:
-    self._turns.cut(owner)
+  def cut(self, owner: requests.Owner, tokens: np.ndarray | None) -> None:
+    self._turns.cut(owner, tokens)
 
   def answers(
       self, wait_s: float

@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Config of a run from a model, data and a reward, without a config file.
+"""Builds a config from a model, data and a reward, without a config file.
 
-The arguments of `tba_jax.train(…)`, and the flags `--model`, `--data`,
-`--reward` and `--environment`, become the settings that a file would have:
+The arguments of `tba_jax.train(…)`, or the flags `--model`, `--data`,
+`--reward` and `--environment`, set these keys:
 
     model          init
     data           task.train, and task.test, task.validation
@@ -21,8 +21,9 @@ import ml_collections
 
 from tba_jax.config import load
 from tba_jax.config import settings as settings_lib
+from tba_jax.tasks import base
 
-# Argument -> the setting that it becomes.
+# Argument -> key it sets.
 ARGUMENTS = {
     "model": "init",
     "data": "task.train",
@@ -30,17 +31,17 @@ ARGUMENTS = {
     "environment": "task.source",
 }
 SPLITS = ("train", "test", "validation")
-# Short name of a setting -> the settings that it sets.
+# Short name -> keys it sets.
 SHORT = {
     "num_steps": ("train.num_steps",),
-    # A constant rate.
+    # Both, for a constant rate.
     "learning_rate": (
         "optimizer.learning_rate", "optimizer.learning_rate_final",
     ),
     "prompt": ("task.prompt",),
     "answer": ("task.answer",),
 }  # fmt: skip
-# Argument of TRL's GRPOTrainer, other than a setting, -> argument here.
+# GRPOTrainer argument (TRL) with no setting of that name -> argument here.
 _TRL = {
     "args": "keywords, such as num_steps=100",
     "eval_dataset": "data={'train': …, 'test': …}",
@@ -66,18 +67,18 @@ def make_config(
     environment: str = "",
     settings: Mapping[str, Any] | None = None,
 ) -> ml_collections.ConfigDict:
-  """Returns a config with what the arguments name.
+  """Returns a config with the arguments applied.
 
   Args:
-    config: base of the settings; None takes every default.
+    config: base of the settings; None starts from the defaults.
     model: `init`.
-    data: source of rows by split, one of `SPLITS`.
+    data: source of rows for each split in `SPLITS`.
     reward: `task.rewards`.
     environment: `task.source` of the task "environment".
-    settings: values by key or by a name of `SHORT`, or by section as mappings.
+    settings: values by key or `SHORT` name; sections may be nested mappings.
 
   Raises:
-    ValueError: arguments exclude each other, one is missing, or a setting is
+    ValueError: arguments conflict, a required one is missing, or a setting is
       unknown.
   """
   given = {"data": data, "reward": reward}
@@ -123,7 +124,7 @@ def _set_rows(
     reward: str,
     values: Mapping[str, Any],
 ) -> None:
-  """Sets a task of rows from the arguments."""
+  """Makes `config.task` a custom task with this data and reward."""
   is_custom = config.task.name == "custom"
   if not (data or is_custom):
     raise ValueError(
@@ -134,30 +135,29 @@ def _set_rows(
   task |= data
   if reward:
     task["rewards"] = reward
-    # Functions may need no reference answer.
-    if all(":" in part for part in reward.split(",")):
+    # Reward functions and judges may work without a reference answer.
+    names = base.reward_names(reward)
+    if all(":" in name or name == base.JUDGE for name in names):
       task.setdefault("answer_kind", "none")
   config.task = ml_collections.ConfigDict(task)
 
 
 def as_text(prompt: Any) -> str:
-  """Returns `task.prompt` of messages."""
+  """Returns chat messages as a `task.prompt` string."""
   return json.dumps(prompt, ensure_ascii=False)
 
 
 def by_key(settings: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns settings by their keys, without sections and short names."""
+  """Returns settings by full key: flattens sections, expands short names."""
   out = {}
   for key, value in load.flatten(settings).items():
     if key in _TRL:
-      raise ValueError(
-          f"{key}: is an argument of TRL's; here it is {_TRL[key]}"
-      )
+      raise ValueError(f"{key}: is a TRL argument; here it is {_TRL[key]}")
     if key not in SHORT and "." not in key and key not in settings_lib.SETTINGS:
       names = (*SHORT, *ARGUMENTS, "workdir", "wait")
       if close := difflib.get_close_matches(key, names, n=1, cutoff=0.75):
-        raise ValueError(f"{key}: is no argument; did you mean {close[0]}?")
-    if isinstance(value, (list, tuple)):  # Messages of a prompt.
+        raise ValueError(f"{key}: is not an argument; did you mean {close[0]}?")
+    if isinstance(value, (list, tuple)):  # Chat messages.
       value = as_text(value)
     out |= dict.fromkeys(SHORT.get(key, (key,)), value)
   return out

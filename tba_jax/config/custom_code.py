@@ -1,44 +1,47 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tries a user's own loss, rewards, environments and logs before a run.
+"""Tries custom losses, rewards, environments and offline data before a run.
 
-It does so in another process (`learning/dry_run.py`), which may import JAX,
-and end, hang or crash as user code may.
+The trial runs in a subprocess (`learning/dry_run.py`), because it imports JAX
+and user code may exit, hang or crash.
 """
 
 from collections.abc import Mapping
 import functools
+import glob
 import json
 import os
 import subprocess
 import sys
 from typing import Any
 
-from tba_jax.losses import objective_table as losses
+from tba_jax.losses import objective_table
 from tba_jax.system import processes
+from tba_jax.tasks import base
 from tba_jax.tasks import task_table
 
 LOSS, REWARD, PROMPT, LOG = "loss", "reward", "prompt", "log"
-# In addition to the deadline of a reward: imports, data, the start of a reward
-# worker, and the trace of a loss.
+JUDGE = "judge"
+# On top of the reward deadline: imports, loading data, starting a reward worker
+# and tracing the loss.
 DEADLINE_S = 180.0
-# Seconds without an answer until a line explains the wait.
+# Seconds of silence before a line explains the wait.
 PATIENCE_S = 10.0
-# Seconds per byte of a log, most of which its tokens take.
-_LOG_S = 2e-6
+# Seconds per byte of offline data, mostly chat templates and tokenization.
+_LOG_S = 5e-5
 _MAX_ERROR = 300
-# Programs that compute losses, and those that judge completions.
+# Programs that compute a loss, and programs that judge completions.
 _WITH_LOSS = ("train", "trainer", "one_process", "plan", "sweep")
 _WITH_REWARD = (*_WITH_LOSS, "sft", "evaluate", "searcher")
-# Programs started by a user whose policy reads the environments' prompts.
+# User-facing programs in which the policy reads environment prompts.
 _WITH_PROMPT = ("train", "one_process", "plan", "sft", "evaluate")
-# Programs that read completions of a log, or baselines.
+# Programs that read offline completions or a baseline file.
 _WITH_LOG = ("train", "trainer", "one_process", "plan", "searcher", "sweep")
 _USER_FIELDS = ("rewards", "reason")
 
 
 def parts(c: Mapping[str, Any], program: str) -> tuple[str, ...]:
-  """Returns what of a config is the user's own: LOSS, REWARD, PROMPT or LOG.
+  """Returns which parts of a config to try: LOSS, REWARD, JUDGE, PROMPT, LOG.
 
   Args:
     c: settings by key.
@@ -59,6 +62,9 @@ def parts(c: Mapping[str, Any], program: str) -> tuple[str, ...]:
   is_played = program == "generate" and has_turns
   if (is_judged and (is_own_class or has_functions)) or is_played:
     out.append(REWARD)
+  if is_judged and c["task.name"] == "custom":
+    if base.JUDGE in base.reward_names(c.get("task.rewards", "")):
+      out.append(JUDGE)
   if has_turns and program in _WITH_PROMPT:
     out.append(PROMPT)
   if program in _WITH_LOG and (c["offline.path"] or reads_baselines(c)):
@@ -67,19 +73,19 @@ def parts(c: Mapping[str, Any], program: str) -> tuple[str, ...]:
 
 
 def reads_baselines(c: Mapping[str, Any]) -> bool:
-  """Returns whether the loss of settings by key reads a baseline file."""
+  """Returns whether the loss reads a baseline file; `c` is keyed by setting."""
   names = ("name", "baseline")
-  return losses.baseline({n: c[f"loss.{n}"] for n in names}) == "file"
+  return objective_table.baseline({n: c[f"loss.{n}"] for n in names}) == "file"
 
 
 def problems(config: Mapping[str, Any], tried: tuple[str, ...]) -> list[str]:
-  """Returns a line for each problem of the user's own code and logs.
+  """Returns one line per problem in the user's code and offline data.
 
-  Prints what of logs is used.
+  Prints how much of the offline data is used.
 
   Args:
-    config: whole config, of JSON types.
-    tried: parts to try, of `parts`.
+    config: complete config, of JSON types.
+    tried: result of `parts`.
   """
   whole = {**config, "task": task_table.with_defaults(config["task"])}
   return list(_problems(json.dumps([whole, tried])))
@@ -87,12 +93,13 @@ def problems(config: Mapping[str, Any], tried: tuple[str, ...]) -> list[str]:
 
 @functools.cache
 def _problems(text: str) -> tuple[str, ...]:
-  config, _ = json.loads(text)
-  deadline_s = DEADLINE_S + config["reward"]["deadline_s"]
+  config, tried = json.loads(text)
+  deadline_s = DEADLINE_S + len(tried) * config["reward"]["deadline_s"]
   for path in (config["offline"]["path"], config["loss"]["baseline_file"]):
-    # A loss of one's own may leave a missing file unread.
-    if os.path.isfile(path):
-      deadline_s += _LOG_S * os.path.getsize(path)
+    # The file may be missing: a custom loss need not read it.
+    for file in glob.glob(path, recursive=True) or [path]:
+      if os.path.isfile(file):
+        deadline_s += _LOG_S * os.path.getsize(file)
   with subprocess.Popen(
       [sys.executable, "-m", "tba_jax.learning.dry_run"],
       stdin=subprocess.PIPE,
@@ -116,9 +123,9 @@ def _problems(text: str) -> tuple[str, ...]:
         output, errors = process.communicate(timeout=left_s)
     except subprocess.TimeoutExpired:
       return (
-          f"{_what(text)}: did not end within {deadline_s:g} s, when it was"
-          " tried before the run; must return for every text, with a timeout"
-          " where it waits for others",
+          f"{_what(text)}: did not return within {deadline_s:g} s when tried"
+          " before the run; must return for every text, so give each wait for"
+          " another process or host a timeout",
       )
     finally:
       process.kill()
@@ -136,7 +143,7 @@ def _problems(text: str) -> tuple[str, ...]:
 
 
 def _what(text: str) -> str:
-  """Returns the settings that name the user's code and logs."""
+  """Returns the settings that name the tried code and data."""
   config, tried = json.loads(text)
   task = config["task"]
   named = {
@@ -149,4 +156,5 @@ def _what(text: str) -> str:
     if task["name"] == name:
       named[REWARD] = f"config.task.{field}={task[field]!r}"
   named[PROMPT] = named[REWARD]
+  named[JUDGE] = f"config.reward.url={config['reward']['url']!r}"
   return ", ".join(dict.fromkeys(named[part] for part in tried))

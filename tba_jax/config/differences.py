@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which settings of two configs differ, and which of them may.
+"""Compares configs: which settings differ, and which are allowed to.
 
-Settings are flat, by key (`load.flatten`). A key that one side lacks has its
-default there: it was made by another version of the code.
+Settings are flat, by key (`load.flatten`). A key missing from one side, which
+another version of the code wrote, counts as its default.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,16 +14,16 @@ from tba_jax.config import settings
 from tba_jax.system import rules
 from tba_jax.tasks import task_table
 
-# Value of a key that a side lacks and that has no default.
+# Stands for a missing key that has no default either.
 MISSING = "not there"
 
 
 def defaults(task_name: Any, *, imports: bool = True) -> dict[str, Any]:
-  """Returns every allowed key with its default.
+  """Returns the default of every valid key.
 
   Args:
-    task_name: `config.task.name`; the fields of an unknown task are left out.
-    imports: whether to import a user's own task, MODULE:CLASS.
+    task_name: `config.task.name`; an unknown task adds no fields.
+    imports: whether to import a custom task class, MODULE:CLASS.
   """
   fields = {}
   if isinstance(task_name, str) and (imports or task_name in task_table.TASKS):
@@ -40,7 +40,7 @@ def between(
 
   Args:
     *sides: settings by key.
-    imports: whether `defaults` may import a task of the user's own.
+    imports: whether to import a custom task class.
   """
   complete = [
       defaults(side.get("task.name"), imports=imports) | side for side in sides
@@ -54,10 +54,10 @@ def between(
 def changed(
     before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
-  """Returns (old, new) of the settings that differ between two configs.
+  """Returns {key: (old, new)} for the settings that differ.
 
-  Configs may be flat, by key. Files that
-  have moved to another folder do not differ.
+  The configs may be nested or flat. A file moved to another folder is not a
+  difference.
   """
   return {
       key: (old, new)
@@ -77,15 +77,14 @@ def lines(changes: Mapping[str, tuple[Any, Any]]) -> list[str]:
 def check_resume(
     old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
-  """Returns what `changed` in a run that is resumed with another config.
+  """Returns `changed` of a resumed run's old and new config.
 
   Args:
-    old: config of the run, in its `config.json`.
+    old: config saved in the run's `config.json`.
     new: requested config.
 
   Raises:
-    ConfigError: a setting must not change; has a line for each, with the
-      reason.
+    ConfigError: settings changed that must not; one line each, with the reason.
   """
   problems = []
   sides = [
@@ -96,7 +95,7 @@ def check_resume(
   for key, (before, now) in changes.items():
     reason = settings.fixed(key)
     if MISSING in (before, now) and rules.section(key) != "task":
-      reason = rules.Fixed("it is of another version of tba_jax")
+      reason = rules.Fixed("it belongs to another version of tba_jax")
     if reason is None or not reason.holds(*sides):
       continue
     back = "" if now == MISSING else "set it back, or "
@@ -121,9 +120,9 @@ def check_hosts(
 
   Args:
     local: settings of one process, by key.
-    remote: settings of the other.
-    sides: names of the two, for messages.
-    searcher: whether one of them is a searcher.
+    remote: settings of the other process.
+    sides: names of the two processes, for messages.
+    searcher: whether either process is a searcher.
   """
   problems = []
   for key, (a, b) in between(local, remote):

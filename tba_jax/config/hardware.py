@@ -1,12 +1,12 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`hardware=NAME` of the paper configs: what depends on the devices.
+"""Fits a config to a machine: the argument `hardware=NAME` of paper configs.
 
 `apply` reads a finished config (starting model, batch sizes, frozen models) and
-sets mesh, micro-batches, rematerialization, and the searchers with their mesh.
-The rule is memory: `bytes_a_param` approximates `tools/memory_model.py`, which
-counts exactly but needs JAX and the model's config file, while a config is read
-without either. A test holds one to the other.
+sets the trainer mesh, micro-batches, rematerialization, the number of searchers
+and their mesh. Memory decides. `tools/memory_model.py` counts bytes exactly but
+needs JAX and the model's config file, neither of which a config file may rely
+on; `bytes_a_param` approximates it, and a test compares the two.
 """
 
 from collections.abc import Sequence
@@ -15,21 +15,22 @@ import math
 
 import ml_collections
 
-from tba_jax.losses import objective_table as losses
+from tba_jax.losses import objective_table
 from tba_jax.models.hf import hf_config
 from tba_jax.models.hf import hf_names
 
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-  """One machine that trainer and searchers share, or a trainer's slice.
+  """A machine shared by trainer and searchers, or the trainer's TPU slice.
 
   kind: accelerator, as in `--program=plan`.
-  gib: memory of a device.
-  devices: number in the machine or slice.
-  hosts: number in the slice, one process each; 0 = one machine for the whole
-    run.
-  searcher: sizes of a searcher: devices of a machine, or of a host of its own.
+  gib: memory per device.
+  devices: number of devices in the machine or slice.
+  hosts: number of hosts in the slice, with one process each; 0 = a single
+    machine for the whole run.
+  searcher: device counts that a searcher may have, on the shared machine or on
+    a separate host.
   """
 
   kind: str
@@ -44,15 +45,15 @@ HARDWARE = {
     "1xh100": Hardware("h100", 80, 1, searcher=(1,)),
     "4xa100": Hardware("a100-80", 80, 4),
     "8xh100": Hardware("h100", 80, 8),
-    # A v5p's name counts cores, two of a chip.
+    # The names of v5p slices count cores, of which a chip has two.
     "v5p-8": Hardware("v5p", 95, 4),
     "v6e-8": Hardware("v6e", 32, 8),
     "v5e-16": Hardware("v5e", 16, 16, hosts=4, searcher=(1, 4, 8)),
     "v5p-16": Hardware("v5p", 95, 8, hosts=2, searcher=(4,)),
     "v5e-64": Hardware("v5e", 16, 64, hosts=16, searcher=(1, 4, 8)),
 }
-# Model of a config -> its params in billions, and the most devices that divide
-# its heads and vocabulary, since it may not be on this machine.
+# Models used in configs, which may not be downloaded -> (billions of params,
+# most devices that divide its heads and vocabulary).
 MODELS = {
     "EleutherAI/pythia-410m-deduped": (0.41, 16),
     "EleutherAI/pythia-1b-deduped": (1.01, 8),
@@ -64,30 +65,31 @@ MODELS = {
     "openai-community/gpt2": (0.12, 1),
     "realtreetune/rho-1b-sft-GSM8K": (1.10, 4),
 }
-# Share of a device's memory for arrays of the params' shapes, after the GiB of
-# a chunk of logits and its gradient (`losses/logprobs.py`); the rest is for
-# activations and caches. A test checks with `plan` that this suffices.
+# Fraction of device memory for param-shaped arrays, including `_LOGITS_GIB` for
+# a chunk of logits and its gradient (`losses/logprobs.py`). Activations and
+# caches get the rest; a test checks with `plan` that it suffices.
 _SHARE = 0.728
 _LOGITS_GIB = 2
-# A mesh that splits sequences further has too little work on each device.
+# Splitting sequences further leaves each device too little work.
 _MAX_SEQUENCE = 4
-# More devices than these are better used by fsdp.
+# Beyond this, devices are better used for fsdp.
 _MOST_TENSOR = 32
-# Settings of one mesh: a run that is resumed on another keeps none of them.
+# Settings tied to one mesh; a run resumed on another mesh resets all of them.
 TRAINER_MESH = (
     "mesh.data", "mesh.fsdp", "mesh.sequence", "mesh.tensor",
     "trainer.num_processes",
 )  # fmt: skip
 SEARCHER_MESH = ("search.mesh.data", "search.mesh.fsdp", "search.mesh.tensor")
-# Settings that `propose` gives.
+# Settings that `propose` returns.
 MESH_KEYS = (*TRAINER_MESH, *SEARCHER_MESH, "search.num_searchers")
 
 
 def apply(c: ml_collections.ConfigDict, name: str) -> None:
-  """Sets what depends on the devices; "" changes nothing.
+  """Fits the config to the named hardware, in place; "" changes nothing.
 
   Raises:
-    ValueError: an unknown name, or the run does not fit; names what fits.
+    ValueError: the name is unknown, or the run does not fit; lists hardware
+      that it fits.
   """
   if not name:
     return
@@ -98,8 +100,8 @@ def apply(c: ml_collections.ConfigDict, name: str) -> None:
     )
   if start(c) == "scratch":
     raise ValueError(
-        f"config argument hardware={name!r}: knows no model 'scratch'; set"
-        " config.mesh and config.search.mesh by hand (quick, smoke need none)"
+        f"config argument hardware={name!r}: must be left out for a model from"
+        " scratch; set config.mesh and config.search.mesh instead"
     )
   try:
     _set(c, HARDWARE[name])
@@ -110,9 +112,9 @@ def apply(c: ml_collections.ConfigDict, name: str) -> None:
 
 
 def propose_or_name(c: ml_collections.ConfigDict, name: str) -> dict[str, int]:
-  """Returns `propose` for the hardware of a name; errors name what fits."""
+  """Returns `propose` for named hardware; errors list hardware that fits."""
   if start(c) == "scratch":
-    raise ValueError(f"{name}: meshes are proposed for pretrained models alone")
+    raise ValueError(f"{name}: meshes are proposed only for pretrained models")
   try:
     return propose(c, HARDWARE[name])
   except ValueError as error:
@@ -120,13 +122,13 @@ def propose_or_name(c: ml_collections.ConfigDict, name: str) -> dict[str, int]:
 
 
 def what_fits(c: ml_collections.ConfigDict) -> str:
-  """Returns which hardware a run fits, in words."""
+  """Returns a phrase listing the hardware that the run fits."""
   fits = [name for name in HARDWARE if _fits(c, HARDWARE[name])]
   return f"this run fits {', '.join(fits) or 'none of the known hardware'}"
 
 
 def propose(c: ml_collections.ConfigDict, hardware: Hardware) -> dict[str, int]:
-  """Returns `MESH_KEYS` for a run on some hardware, by key.
+  """Returns values of `MESH_KEYS` for a run on this hardware.
 
   Raises:
     ValueError: the model cannot be read, or the run does not fit.
@@ -142,16 +144,19 @@ def propose(c: ml_collections.ConfigDict, hardware: Hardware) -> dict[str, int]:
 
 
 def size_of(c: ml_collections.ConfigDict) -> tuple[float, int]:
-  """Returns a model's params in billions, and the most tensor devices.
+  """Returns (billions of params, largest tensor axis) of the starting model.
 
   Raises:
-    ValueError: the model is none of `MODELS`, and cannot be read.
+    ValueError: the model is not in `MODELS` and cannot be read.
   """
   if start(c) in MODELS:
     return MODELS[start(c)]
   shape = hf_config.read(start(c))
   divided = math.gcd(
-      shape.num_heads, shape.num_kv_heads, shape.mlp_width, shape.vocab_size
+      *(shape.num_heads, shape.num_kv_heads, shape.vocab_size),
+      # 0 divides by all numbers.
+      shape.global_kv_heads,
+      *shape.mlp_widths.values(),
   )
   # The largest power of two.
   most = min(divided & -divided, _MOST_TENSOR)
@@ -159,31 +164,32 @@ def size_of(c: ml_collections.ConfigDict) -> tuple[float, int]:
 
 
 def usable_gb(gib: int) -> float:
-  """Returns the GB of a device for params and what has their shape."""
+  """Returns the GB of a device left for param-shaped arrays."""
   return (_SHARE * gib - _LOGITS_GIB) * 2**30 / 1e9
 
 
 def bytes_a_param(
     c: ml_collections.ConfigDict, hardware: Hardware
 ) -> dict[str, int]:
-  """Returns what is needed for each of the policy's params, at most.
+  """Returns an upper bound on the bytes per policy param, by component.
 
-  trainer: params, gradients and two moments in float32; the reference, in the
-    compute dtype if it is fixed; a copy to publish; the proximal policy, and
-    the params of a round ago, where they differ. With adapters the base, and a
-    copy with them merged.
-  value_model: params, gradients, two moments; params of steps ago.
-  searcher: two versions, half of it where they are bfloat16; with adapters
-    also the base, and a copy with them merged, all in the dtype of the base.
+  trainer: params, gradients and two Adam moments in float32; a copy to publish;
+    the reference, in the compute dtype if it is fixed; the proximal policy and
+    the previous round's params, if they differ. With LoRA, the base model and a
+    copy with merged adapters.
+  value_model: params, gradients and two Adam moments; older params if the
+    proximal policy has some.
+  searcher: two versions of the params in float32. With LoRA, two versions in
+    the compute dtype, the base model and a copy with merged adapters.
 
-  The reference is the trainer's or the searcher's.
+  The reference counts towards the trainer or the searcher, whichever holds it.
   """
   loss, rounds = c.loss, c.rounds
   round_steps = max(rounds.mini_batches, 1) * rounds.passes
   holds = (loss.proximal_every_steps or round_steps) > 1
   copy = 4 if _is_float32(c, hardware) else 2
   reference = copy if c.reference.mode == "fixed" else 4
-  is_searchers = losses.holds_reference(c, "searcher")
+  is_searchers = objective_table.holds_reference(c, "searcher")
   is_narrow = copy == 2 and c.model.param_dtype != "float32"
   trainer = 16 + copy + reference * (not is_searchers)
   if loss.behavior_logprobs == "recomputed" or loss.correction == "decoupled":
@@ -191,7 +197,8 @@ def bytes_a_param(
   trainer += 4 * (rounds.mini_batches > 0 and rounds.lag_rounds > 0)
   return {
       "trainer": 8 if c.lora.rank else trainer,
-      "value_model": (16 + 4 * holds) * losses.find(loss.name).has_values,
+      "value_model": (16 + 4 * holds)
+      * objective_table.find(loss.name).has_values,
       "searcher": (
           (4 if is_narrow else 8) + 2 * copy
           if c.lora.rank
@@ -201,7 +208,7 @@ def bytes_a_param(
 
 
 def start(c: ml_collections.ConfigDict) -> str:
-  """Returns what the policy starts from, at first: "scratch" or a model."""
+  """Returns the model that the first stage starts from, or "scratch"."""
   return c.sft.init if c.init == "sft" else c.init
 
 
@@ -221,9 +228,9 @@ def _set(c: ml_collections.ConfigDict, hardware: Hardware) -> None:
 def _set_mesh(
     c: ml_collections.ConfigDict, hardware: Hardware
 ) -> tuple[int, int]:
-  """Sets the meshes; returns fsdp, and the least devices of the trainer."""
+  """Sets the meshes; returns (fsdp, fewest devices that hold the policy)."""
   billions, most_tensor = size_of(c)
-  # A single device is shared by trainer and searcher.
+  # Trainer and searcher share a single device.
   several = hardware.devices > 1
   share = usable_gb(hardware.gib) / (1 if several else 2)
   frozen = _frozen_gb(c, billions)
@@ -240,10 +247,10 @@ def _set_mesh(
     count = (hardware.devices - size) // searcher if several else 1
   if max(size, shards) > hardware.devices or count < 1:
     raise ValueError(
-        f"{billions:.3g} B params with their judges need {shards} devices of"
-        f" {hardware.gib} GiB for the trainer, and others for searchers"
+        f"{billions:.3g} B params and the reward models need {shards} devices"
+        f" of {hardware.gib} GiB for the trainer, plus devices for searchers"
     )
-  # Rows of any batch are split; examples of the first stages have to divide.
+  # Training splits batches of any size; earlier stages need even splits.
   batches = _batch_sizes(c)
   fsdp, tensor = math.gcd(size, *batches), 1
   sequence = size // fsdp
@@ -283,23 +290,23 @@ def _searcher(
     if (params + frozen) / size <= share:
       return size
   raise ValueError(
-      f"a searcher holds {params + frozen:.0f} GB of params, which exceeds"
+      f"a searcher's {params + frozen:.0f} GB of params do not fit on"
       f" {hardware.searcher[-1]} devices of {hardware.gib} GiB"
   )
 
 
 def _frozen_gb(c: ml_collections.ConfigDict, billions: float) -> float:
-  """Returns the size of the models that judge completions."""
+  """Returns the GB of the models that judge completions."""
   if c.reward.backend == "model":
     return 4 * billions  # As large as the policy, float32.
   if c.task.name == "red_team":
-    # Victim and guard are bfloat16; the small classifiers hardly count.
+    # Victim and guard in bfloat16; the small classifiers are negligible.
     return 2 * 2 * 8.03 if c.task.victim_template == "chat" else 1.0
   return 0.0
 
 
 def _batch_sizes(c: ml_collections.ConfigDict) -> Sequence[int]:
-  """Returns the batches of the stages before training that a run has."""
+  """Returns the batch sizes of the stages that precede training."""
   out = []
   if c.init == "sft":
     out.append(c.sft.batch_size)
@@ -311,12 +318,12 @@ def _batch_sizes(c: ml_collections.ConfigDict) -> Sequence[int]:
 def _set_memory(
     c: ml_collections.ConfigDict, hardware: Hardware, fsdp: int, least: int
 ) -> None:
-  """Sets micro-batches, remat and dtypes; configs are for 80 GiB."""
+  """Scales micro-batches, remat and dtype from the configs' 80 GiB."""
   scale = hardware.gib / 80
   each = max(1, int(c.train.micro_batch_prompts * scale))
   c.train.micro_batch_prompts = _divisor(c.train.prompts_per_batch, fsdp * each)
   for section in (c.sft, c.reward_model):
-    # Equal in all stages: a stage's model is of these settings.
+    # Independent of the mesh: a stage's model depends on these settings.
     unit = math.gcd(hardware.devices, section.batch_size)
     micro = section.micro_batch_size or section.batch_size
     most = max(1, int(micro * scale) * least // unit)
@@ -327,10 +334,10 @@ def _set_memory(
 
 
 def _power(number: int) -> int:
-  """Returns the least power of two that is not below a number."""
+  """Returns the smallest power of two that is at least `number`."""
   return 1 << max(number - 1, 0).bit_length()
 
 
 def _divisor(number: int, most: int) -> int:
-  """Returns the largest divisor of a number that is not above `most`."""
+  """Returns the largest divisor of `number` that is at most `most`."""
   return max(n for n in range(1, min(number, most) + 1) if number % n == 0)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds a config from the command line: file, arguments and overrides.
 
-Every error is a `ConfigError`, which ends a program with status 2.
+All errors are `ConfigError`s, with which a program exits with status 2.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ _OVERRIDE = re.compile(
 
 
 class ConfigError(ValueError):
-  """A setting that does not exist, or a value that is not allowed."""
+  """An unknown setting or an invalid value."""
 
   def __init__(self, message: str):
     super().__init__(renamed.explain_values(message))
@@ -48,10 +48,10 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def split_argv(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-  """Splits the overrides from the other arguments; returns (rest, overrides).
+  """Separates config overrides from other arguments: (rest, overrides).
 
-  `--config.a.b=value` and `--config.a.b value` become `a.b=value`; without a
-  value, `a.b`. Arguments after `--` are unchanged.
+  `--config.a.b=value` and `--config.a.b value` become `a.b=value`, and a bare
+  `--config.a.b` becomes `a.b`. Arguments after `--` are left alone.
   """
   rest, overrides = [], []
   items = list(argv)
@@ -72,16 +72,16 @@ def split_argv(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 def load_config(
     path_and_arg: str, overrides: Sequence[str] = ()
 ) -> ml_collections.ConfigDict:
-  """Returns the config of a file with the overrides applied, locked.
+  """Loads a config file, applies the overrides and locks the config.
 
   Args:
-    path_and_arg: `FILE` or `FILE:ARG,ARG…`; FILE may be a name of an experiment
-      config, as "countdown" or "gsm8k/tba".
-    overrides: `KEY=VALUE` each, see `apply_overrides`.
+    path_and_arg: `FILE` or `FILE:ARG,ARG…`; FILE may also name an experiment
+      config, such as "countdown" or "gsm8k/tba".
+    overrides: `KEY=VALUE` items for `apply_overrides`.
 
   Raises:
-    ConfigError: a missing file, a wrong argument, an unknown key, or a value of
-      another type.
+    ConfigError: missing file, invalid argument, unknown key, or value of the
+      wrong type.
   """
   path, has_arg, arg = path_and_arg.partition(":")
   with _errors_of(path_and_arg):
@@ -91,25 +91,25 @@ def load_config(
       raise ConfigError(f"--config={path_and_arg}: {path} takes no arguments")
     if not has_arg and any(p.default is p.empty for p in takes_arg):
       raise ConfigError(
-          f"--config={path}: its get_config needs an argument: {path}:ARG"
+          f"--config={path}: get_config needs an argument: {path}:ARG"
       )
     config = get_config(arg) if has_arg else get_config()
   if not isinstance(config, ml_collections.ConfigDict) or "task" not in config:
     raise ConfigError(
-        f"--config={path_and_arg}: its get_config returns no whole config;"
-        " begin with tba_jax.config.settings.get_config()"
+        f"--config={path_and_arg}: get_config must return a complete config;"
+        " start from tba_jax.config.settings.get_config()"
     )
   return apply_overrides(config, overrides)
 
 
 @contextlib.contextmanager
 def _errors_of(path_and_arg: str) -> Iterator[None]:
-  """Turns any error of a config file into a ConfigError with file and line."""
+  """Turns errors of a config file into ConfigErrors with file and line."""
   try:
     yield
   except ConfigError:
     raise
-  # A config file is user code: it may raise anything, or exit.
+  # A config file is user code, so it may raise anything or exit.
   except (Exception, SystemExit) as error:
     where = user_code.place_of(error) or path_and_arg
     what = "" if type(error) is ValueError else f"{type(error).__name__}: "
@@ -124,17 +124,18 @@ def _errors_of(path_and_arg: str) -> Iterator[None]:
 def apply_overrides(
     config: ml_collections.ConfigDict, overrides: Sequence[str]
 ) -> ml_collections.ConfigDict:
-  """Sets keys of a config in place; returns it, complete and locked.
+  """Applies overrides in place; returns the config, complete and locked.
 
-  Fields that `config.task` leaves out get their defaults; another `task.name`
-  replaces the fields by that task's.
+  Missing fields of `config.task` get their defaults. Overriding `task.name`
+  replaces all task fields by the defaults of the new task.
 
   Args:
-    overrides: `key=value` each, with or without `--config.`; the last one wins.
-      The present value gives the type; a bool without a value becomes true.
+    overrides: `key=value` items, with or without `--config.`; the last one
+      wins. Values are parsed as the type of the current value; a bool without a
+      value becomes true.
 
   Raises:
-    ConfigError: an unknown key, or a value of another type.
+    ConfigError: unknown key, or value of the wrong type.
   """
   items = [
       item.removeprefix("--").removeprefix("config.") for item in overrides
@@ -162,12 +163,12 @@ def apply_overrides(
 def set_values(
     config: ml_collections.ConfigDict, values: Mapping[str, Any]
 ) -> ml_collections.ConfigDict:
-  """Sets keys in place to values, as `apply_overrides` does to texts.
+  """Applies typed values in place; see `apply_overrides`.
 
-  Types and ranges are left to the validation.
+  Leaves types and ranges to `validate`.
 
   Raises:
-    ConfigError: an unknown key.
+    ConfigError: unknown key.
   """
   _complete_task(config, values.get("task.name", config.task.name))
   keys = flatten(config)
@@ -187,19 +188,19 @@ def _set(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
   section = config
   for part in sections:
     section = section[part]
-  with config.unlocked(), section.ignore_type():  # A number or a text.
+  with config.unlocked(), section.ignore_type():  # A number or a string.
     section[name] = value
 
 
-# Values of settings that may also be a path.
+# Special values of settings that otherwise take a path.
 _NAMES = ("", "scratch", "sft", "task", "command", "reward_model", "policy",
           "synthetic", "words")  # fmt: skip
 
 
 def make_paths_absolute(config: ml_collections.ConfigDict) -> None:
-  """Makes relative paths of files that exist absolute, in place.
+  """Makes relative paths to existing files absolute, in place.
 
-  Later programs may read the run's config in another working directory.
+  Later programs may read the run's config from another working directory.
   """
   for key, value in flatten(config).items():
     if isinstance(value, str) and value not in _NAMES:
@@ -209,20 +210,20 @@ def make_paths_absolute(config: ml_collections.ConfigDict) -> None:
         section = section[part]
       if settings.names_files(key):
         section[name] = named_paths.absolute(value)
-      elif sections == ["task"] and os.path.isfile(value):  # A user's task.
+      elif sections == ["task"] and os.path.isfile(value):  # Custom task.
         section[name] = os.path.abspath(value)
 
 
 def are_same_files(key: str, a: Any, b: Any) -> bool:
-  """Returns whether two values differ only in the folders of their files."""
+  """Returns whether two file settings agree up to the files' folders."""
   names = lambda text: re.sub(r"[^\s,:*\[\]'\"]*/", "", str(text))
   return settings.names_files(key) and names(a) == names(b)
 
 
 def are_moved_files(key: str, before: Any, now: Any) -> bool:
-  """Returns whether a setting's files have moved to another folder.
+  """Returns whether a setting's files were moved to another folder.
 
-  Hub names are not absolute paths and do not move.
+  Hub names are not absolute paths, so they never count as moved.
   """
   if not are_same_files(key, before, now):
     return False
@@ -234,14 +235,14 @@ def are_moved_files(key: str, before: Any, now: Any) -> bool:
 
 
 def complete(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-  """Returns a saved config with defaults of keys that it lacks.
+  """Returns a saved config with missing keys set to their defaults.
 
   Raises:
-    ConfigError: a section is none.
+    ConfigError: a section holds a plain value.
   """
   config = config.copy_and_resolve_references()
   out = settings.get_config()
-  # Validation reports a value of another type.
+  # Validation reports values of the wrong type.
   with out.unlocked(), out.ignore_type():
     for name, value in config.items():
       is_section = isinstance(value, ml_collections.ConfigDict)
@@ -259,7 +260,7 @@ def _complete_task(config: ml_collections.ConfigDict, name: str) -> None:
   """Fills in the fields of the named task in `config.task`."""
   fields = task_table.fields(name)
   if fields is None:
-    return  # The validation names it.
+    return  # Validation reports the unknown task.
   if name == config.task.name:
     fields |= dict(config.task)
   with config.unlocked():
@@ -291,7 +292,7 @@ def unknown_key(key: str, value: Any, known: Sequence[str]) -> str:
   if inside:
     return f"{message}, it is a section; its keys: {', '.join(inside)}"
   close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-  # A right name in a wrong section is the likelier mistake.
+  # A correct name in the wrong section is also likely.
   last = key.rpartition(".")[2]
   close += [name for name in known if name.rpartition(".")[2] == last]
   if close:
@@ -309,7 +310,7 @@ def _get_config_fn(path: str, arg: str) -> Any:
     module = variants.import_config(path)
   except FileNotFoundError as error:
     if variants.find_config(path) is not None:
-      raise  # A file that it reads itself.
+      raise  # A file that the config itself reads.
     now = f"there are {', '.join(variants.config_names())}"
     if (new := renamed.new_config(f"{path}:{arg}")) is not None:
       now = f"it is now --config={new}"

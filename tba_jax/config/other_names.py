@@ -1,9 +1,8 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Names of settings in TRL, verl and prime-rl, for the error about one."""
+"""Setting names of TRL, verl and prime-rl, for errors about unknown keys."""
 
-# Name elsewhere, without the sections before it where they add nothing -> key
-# here, and what differs.
+# Their name, without redundant sections -> (key here, difference).
 NAMES: dict[str, tuple[str, str]] = {
     # TRL: GRPOConfig, TrainingArguments and ModelConfig.
     "per_device_train_batch_size": (
@@ -12,7 +11,7 @@ NAMES: dict[str, tuple[str, str]] = {
     ),
     "gradient_accumulation_steps": (
         "train.micro_batch_prompts",
-        "a step has train.prompts_per_batch by it of them",
+        "which accumulates to train.prompts_per_batch",
     ),
     "generation_batch_size": ("search.prompts_per_step", "in prompts"),
     "num_generations": (
@@ -30,7 +29,12 @@ NAMES: dict[str, tuple[str, str]] = {
     "loss_type": ("loss.name", ""),
     "epsilon": ("loss.ratio_clip", ""),
     "epsilon_high": ("loss.clip_high", ""),
-    "mask_truncated_completions": ("loss.missing_stop", ""),
+    "mask_truncated_completions": ("loss.missing_stop", "'mask'"),
+    "scale_rewards": ("loss.advantage", "'std' or 'mean'"),
+    "importance_sampling_level": (
+        "loss.correction",
+        "'gspo' for sequences, 'clip_token' for tokens",
+    ),
     "learning_rate": ("optimizer.learning_rate", ""),
     "lr_scheduler_type": ("optimizer.schedule", ""),
     "warmup_steps": ("optimizer.warmup_steps", ""),
@@ -61,7 +65,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "lora_target_modules": ("lora.targets", ""),
     "sync_ref_model": ("reference.mode", ""),
     "ref_model_sync_steps": ("reference.every_steps", ""),
-    "ref_model_mixup_alpha": ("reference.ema_decay", "1 less it"),
+    "ref_model_mixup_alpha": ("reference.ema_decay", "1 - alpha"),
     # verl: actor_rollout_ref, data, algorithm and trainer.
     "data.train_batch_size": (
         "search.prompts_per_step",
@@ -122,9 +126,9 @@ NAMES: dict[str, tuple[str, str]] = {
 
 
 def answer(key: str) -> str:
-  """Returns what a key of another library is called here, "" for others.
+  """Returns a hint at the setting here for another library's key, or "".
 
-  Sections may be missing or be others, as in `train.num_generations`.
+  Leading sections may be missing or differ, as in `train.num_generations`.
   """
   parts = key.split(".")
   for i in range(len(parts)):

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Renders the page of all settings, and the help on one, from `SETTINGS`.
+"""Renders the settings page and the help on single settings.
 
 python -m tba_jax.config.reference > docs/reference/settings.md
 """
@@ -28,8 +28,8 @@ builds on a neighboring one with
 `--help` gives the reason. "or auto" marks settings that, for a pretrained
 model, default to [values for the model, the data and the
 machine](../guides/your_data.md#settings-chosen-automatically).
-A wrong config ends the program with status 2 and a line for each wrong
-setting, before a device is touched.
+An invalid config ends the program with status 2 and one line per invalid
+setting, before any device is touched.
 """
 _TABLE = [
     "| key | default | allowed | meaning | resume |",
@@ -40,7 +40,8 @@ _TABLE = [
 def help_on(key: str) -> str:
   """Returns default, allowed values and meaning of a setting or section.
 
-  Raises ConfigError for an unknown key.
+  Raises:
+    ConfigError: unknown key.
   """
   key = key.removeprefix("--").removeprefix("config.")
   rows = _rows()
@@ -87,9 +88,9 @@ def _rows() -> dict[str, tuple]:
 
 
 def _by_task(key: str) -> list[tuple[str, tuple]]:
-  """Returns (tasks in brackets, row) of each meaning of a task's field."""
+  """Returns a task field's distinct rows, as (tasks in parentheses, row)."""
   of_row: dict[tuple, list[str]] = {}
-  # The task of a user's own rows comes first.
+  # The custom task comes first.
   for name in sorted(task_table.TASKS, key=lambda name: name != "custom"):
     rows = _task_rows(task_table.find(name))
     if key in rows:
@@ -101,9 +102,9 @@ def _by_task(key: str) -> list[tuple[str, tuple]]:
 
 
 def _task_rows(task: type) -> dict[str, tuple]:
-  """Returns the rows of a task's fields, from its docstring."""
+  """Returns the rows of a task's fields; meanings come from its docstring."""
   meanings = {}
-  for parent in reversed(task.__mro__):  # A parent may document fields.
+  for parent in reversed(task.__mro__):  # Parents may document fields.
     # Python strips the indentation from 3.13 on.
     text = inspect.cleandoc(parent.__doc__ or "")
     for names, meaning in re.findall(
@@ -132,13 +133,13 @@ def _table(rows: dict[str, tuple]) -> list[str]:
 
 
 def render() -> str:
-  """Returns the page."""
+  """Returns the settings page in Markdown."""
   rows = _rows()
   top = {key: row for key, row in rows.items() if "." not in key}
   lines = [_HEAD, "## top level", "", *_table(top), "", "## task", ""]
-  lines += ["`task.name` is one of the names below, or `MODULE:CLASS` of"]
-  lines += ["[your own](../guides/your_reward.md#a-task-class); the other"]
-  lines += ["fields are the task's."]
+  lines += ["`task.name` is one of the names below, or the `MODULE:CLASS` of"]
+  lines += ["[your own task](../guides/your_reward.md#a-task-class). The other"]
+  lines += ["fields depend on the task."]
   for name in task_table.TASKS:
     lines += ["", f"### {name}", "", *_table(_task_rows(task_table.find(name)))]
   for name, section in settings.SECTIONS.items():

@@ -1,11 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Names that settings, programs and configs had, for errors about old ones."""
+"""Former names of settings, programs and configs, for error messages."""
 
 import fnmatch
 import re
 
-# Old key -> new key; a section stands for all of its keys.
+# Old key -> new key; a section stands for all its keys.
 KEYS: dict[str, str] = {
     "logged": "offline",
     "logged.share": "offline.fraction",
@@ -19,7 +19,7 @@ KEYS: dict[str, str] = {
     "reward.where": "reward.backend",
     "reward.environment": "reward.env_vars",
 }
-# (pattern of keys, old value) -> new value.
+# (key pattern, old value) -> new value.
 VALUES: dict[tuple[str, str], str] = {
     ("task.name", "own"): "custom",
     ("task.*", "made_up"): "synthetic",
@@ -29,7 +29,7 @@ VALUES: dict[tuple[str, str], str] = {
 PROGRAMS: dict[str, str] = {
     "replay": "rerun",
 }
-# Old config file -> new files: of trajectory balance, and of other methods.
+# Old config file -> new files, the first for TBA and the last for the rest.
 CONFIGS: dict[str, tuple[str, ...]] = {
     "configs/gsm8k.py": ("configs/gsm8k/tba.py", "configs/gsm8k/async_rlhf.py"),
     "configs/gsm8k_calculator.py": ("configs/gsm8k/calculator.py",),
@@ -40,7 +40,7 @@ CONFIGS: dict[str, tuple[str, ...]] = {
 
 
 def new_key(key: str) -> str | None:
-  """Returns the present key of an old one, or None."""
+  """Returns the current name of a renamed key, or None."""
   if key in KEYS:
     return KEYS[key]
   section, dot, name = key.rpartition(".")
@@ -49,7 +49,7 @@ def new_key(key: str) -> str | None:
 
 
 def new_config(path_and_arg: str) -> str | None:
-  """Returns the present `FILE[:ARG,…]` of an old one, or None."""
+  """Returns the current `FILE[:ARG,…]` of a renamed config, or None."""
   path, _, arg = path_and_arg.partition(":")
   args = [item for item in arg.split(",") if item not in ("", "method=tba")]
   is_other = any(item.startswith("method=") for item in args)
@@ -61,7 +61,7 @@ def new_config(path_and_arg: str) -> str | None:
 
 
 def explain(error: str) -> str:
-  """Returns an error with the new names of old ones that it quotes."""
+  """Appends to an error the new names of the old ones that it quotes."""
   notes = []
   for old, new in KEYS.items():
     if re.search(rf"['\"]{re.escape(old.rpartition('.')[2])}['\"]", error):
@@ -73,7 +73,7 @@ def explain(error: str) -> str:
 
 
 def explain_values(error: str) -> str:
-  """Returns an error whose lines about old values name the new ones."""
+  """Appends the new value to each line of an error about an old value."""
   lines = error.split("\n")
   for i, line in enumerate(lines):
     if match := re.match(r"config\.([\w.]+) ?= ?['\"](\w+)", line):

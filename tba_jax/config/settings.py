@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every setting of a run: default, allowed values and meaning.
 
-The table of a folder is its `settings.py`, in the form of `system/rules.py`.
-From them come `get_config`, the checks of types and ranges (`validate.py`),
-`--help KEY` and `docs/reference/settings.md` (`reference.py`).
+Each folder lists its settings in its `settings.py`, as `system/rules.py`
+defines them. `get_config`, the checks of types and ranges (`validate.py`),
+`--help KEY` and `docs/reference/settings.md` (`reference.py`) use these tables.
 """
 
 from typing import Any
@@ -52,14 +52,14 @@ for _owner in _OWNERS:
   SETTINGS |= _owner.SETTINGS
 
 
-# Value that opens a setting again that a config file sets.
+# Value that undoes a config file's setting, so that a rule chooses again.
 AUTO = "auto"
 
 
 class Open(ml_collections.FieldReference):
-  """A default of a setting with `auto`, which knows whether it has been set.
+  """Default of an `auto` setting that records whether it was overridden.
 
-  is_open: whether nothing has set it; `AUTO` opens it again.
+  is_open: True until a value is set, and again once it is set to `AUTO`.
   """
 
   def __init__(self, default: bool | int | float | str):
@@ -80,9 +80,9 @@ class Open(ml_collections.FieldReference):
 
 
 def open_keys(config: ml_collections.ConfigDict) -> list[str]:
-  """Returns the keys of settings that nothing has set, in order.
+  """Returns the keys of `auto` settings that are not set, in order.
 
-  A copy with resolved references has none: its values are as good as set.
+  A copy with resolved references has none: all its values count as set.
   """
   return [
       key for key in SETTINGS if SETTINGS[key].auto and is_open(config, key)
@@ -90,19 +90,19 @@ def open_keys(config: ml_collections.ConfigDict) -> list[str]:
 
 
 def is_open(config: ml_collections.ConfigDict, key: str) -> bool:
-  """Returns whether a rule chooses the setting unless it is set."""
+  """Returns whether the setting is not set, so that a rule chooses it."""
   *sections, name = key.split(".")
   for section in sections:
     config = config.get(section, {})
   if not isinstance(config, ml_collections.ConfigDict) or name not in config:
     return False
-  # A config that lacks one is refused by validation.
+  # Above, a missing key: validation rejects the config.
   field = dict(config.items(preserve_field_references=True))[name]
   return isinstance(field, Open) and field.is_open
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Returns the base config, with every default."""
+  """Returns the base config, with every setting at its default."""
   tree = {}
   for key, setting in SETTINGS.items():
     *sections, name = key.split(".")
@@ -112,13 +112,13 @@ def get_config() -> ml_collections.ConfigDict:
     node[name] = setting.default
     if setting.auto:
       node[name] = Open(setting.default)
-    if setting.allowed.is_over_steps:  # A number or a text.
+    if setting.allowed.is_over_steps:  # A number or a string.
       node[name] = ml_collections.FieldReference(setting.default, object)
   return ml_collections.ConfigDict(tree)
 
 
 def is_over_steps(key: str) -> bool:
-  """Returns whether a setting may be a number or a ramp of `ramps.py`."""
+  """Returns whether a setting may be a ramp over steps (`ramps.py`)."""
   return key in SETTINGS and SETTINGS[key].allowed.is_over_steps
 
 
@@ -133,7 +133,7 @@ def fixed(key: str) -> rules.Fixed | None:
 
 
 def names_files(key: str) -> bool:
-  """Returns whether a setting may name files or folders of the machine."""
+  """Returns whether a setting may name local files or folders."""
   if key not in SETTINGS:
     section, _, name = key.partition(".")
     return section == "task" and name in tasks.NAMING_FILES

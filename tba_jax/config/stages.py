@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Stages before a run: settings of WORKDIR/sft and reward_model, and data."""
+"""Checks the stages before a run: SFT and training a reward model."""
 
 import itertools
 import json
@@ -20,7 +20,7 @@ from tba_jax.tasks import base
 from tba_jax.tasks import rows
 from tba_jax.tasks import task_table
 
-# Rows of a source among which one must be a pair.
+# Number of leading rows of a source that must include a pair.
 _FIRST_ROWS = 100
 
 
@@ -39,17 +39,17 @@ def check(
     *,
     section: str = "sft",
 ) -> None:
-  """Checks the settings that a stage was trained with; saves them if new.
+  """Checks that a stage was trained with these settings; saves them if new.
 
   Args:
     folder: WORKDIR/sft or WORKDIR/reward_model.
     section: "sft" or "reward_model".
 
   Raises:
-    ValueError: the folder was made with other settings; lists them.
+    ValueError: the stage was trained with other settings; lists them.
   """
   path = folder / "settings.json"
-  # Through JSON, so that tuples equal the lists that are read back.
+  # Via JSON, so that tuples compare equal to the lists read back.
   settings = json.loads(json.dumps(_settings(config, section)))
   if not path.exists():
     jsonl.atomic_write_json(path, settings)
@@ -60,9 +60,8 @@ def check(
   lines = differences.lines(differences.changed(saved, settings))
   if lines:
     raise ValueError(
-        f"{folder} was made with other settings: {'; '.join(lines)}. Allowed:"
-        f" the settings that it was made with, another --workdir, or {folder}"
-        " removed, to recreate it"
+        f"{folder} was made with other settings: {'; '.join(lines)}. Restore"
+        f" them, give another --workdir, or remove {folder} to train it again"
     )
 
 
@@ -81,11 +80,11 @@ def check_model(folder: pathlib.Path) -> None:
 
 
 def check_pairs(config: ml_collections.ConfigDict) -> None:
-  """Checks that a reward model will have pairs to learn from.
+  """Checks that there are pairs to train a reward model on.
 
   Raises:
-    ValueError: a source is missing, or none of its first rows is a pair; or the
-      task does not make or relabel pairs, as it is asked to.
+    ValueError: a source is missing or has no pair among its first rows, or the
+      task cannot make or relabel pairs as requested.
   """
   task = task_table.make_task(config.task)
   for split in base.SPLITS:
@@ -106,9 +105,9 @@ def check_pairs(config: ml_collections.ConfigDict) -> None:
           pairs.append(texts)
       if not pairs:
         raise ValueError(
-            f"{key}={source!r}: no pair is among its first rows; {why}allowed"
-            " rows with the texts prompt or query, chosen and rejected"
-            " (task.name='chat' takes messages too), these have"
+            f"{key}={source!r}: no pair is among its first rows; {why}rows"
+            " need the texts prompt (or query), chosen and rejected"
+            " (task.name='chat' also takes messages), but these have"
             f" {sorted(set().union(*fields))}"
         )
     if config.reward_model.relabel == "task":
@@ -119,14 +118,14 @@ def check_pairs(config: ml_collections.ConfigDict) -> None:
 def _settings(
     config: ml_collections.ConfigDict, section: str
 ) -> dict[str, Any]:
-  """Returns the settings that the model depends on, by config key."""
+  """Returns the settings that a stage's model depends on, by key."""
   task_fields = task_table.find(config.task.name).FIELDS
   parts = {
       "task": {**task_fields, **config.task},
       "tokenizer": config.tokenizer,
       "model": config.model,
       section: {
-          # Periods do not affect the model.
+          # Logging and checkpoint periods do not affect the model.
           k: v
           for k, v in config[section].items()
           if not k.endswith("_every_steps")

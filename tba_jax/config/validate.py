@@ -3,8 +3,8 @@
 """Runs every check of a config, before any device is touched.
 
 `validate` checks names, types and ranges (`settings.py`), then the relations
-between settings, which each folder's `checks.py` has, and reports all errors at
-once.
+between settings (`checks.py` or `settings.py` of each folder), and reports all
+errors at once.
 """
 
 from collections.abc import Iterable, Mapping
@@ -39,11 +39,10 @@ from tba_jax.transport.groups import settings as groups
 
 ConfigError = load.ConfigError
 
-# Programs that read a file of JSON lines and name their model.
+# Programs that read a JSONL file and take a model by name.
 LINE_PROGRAMS = ("generate", "score")
 _WITHOUT_TASK = ("store", "status", "report", "export", "compile", "serve")
-# Sections that a program reads; relations between other sections are not
-# checked.
+# Sections that a program reads; relations in other sections go unchecked.
 _MODEL = (
     "", "task", "tokenizer", "model", "lora", "mesh", "sampling",
 )  # fmt: skip
@@ -64,7 +63,7 @@ _SECTIONS_OF = {
 
 
 def _unread(c: Mapping[str, Any]) -> rules.Problems:
-  """Yields settings that nothing reads, and that are not at their default."""
+  """Yields non-default settings that nothing reads."""
   for key, setting in settings.SETTINGS.items():
     if setting.read_with and {key, setting.read_with[0]} <= c.keys():
       yield from rules.unread(c, key, setting.default, *setting.read_with)
@@ -102,16 +101,16 @@ def validate(
 
   Args:
     config: complete config.
-    program: sections that it does not read are checked only for types and
-      ranges.
-    elsewhere: whether files and packages are on other machines, so that ones
-      missing here are no problem.
+    program: name of the program; in sections that it does not read, only types
+      and ranges are checked.
+    elsewhere: whether the run's files and packages are on other machines, so
+      that they may be missing on this one.
 
   Returns:
-    With `elsewhere`, a line for each model or data that is not here.
+    With `elsewhere`, one line per model or data set missing on this machine.
 
   Raises:
-    ConfigError: a line `config.path = value: what is allowed` per problem.
+    ConfigError: a line `config.KEY = VALUE: must be …` per problem.
   """
   values = load.flatten(config)
   if program == "one_process":
@@ -128,27 +127,27 @@ def validate(
     (not_here if elsewhere else problems).extend(lines)
     for key, _ in missing:
       c.pop(key, None)
-    # Settings that the program does not read may have any value: the defaults
-    # fit each other.
+    # Settings that the program does not read may have any value, so replace
+    # them by the defaults, which are consistent.
     defaults = {
         key: setting.default
         for key, setting in settings.SETTINGS.items()
-        # The model of WORKDIR/sft has the shape of what SFT starts from.
+        # It gives the shape of the model in WORKDIR/sft.
         if rules.section(key) not in sections and key != "sft.init"
     }
     read = rules.Values({**c, **defaults}, program, sections, elsewhere)
     problems += _lines(read, _CHECKS, sections)
     if elsewhere and c.get("init") == "sft":
       allowed = (
-          "must be a folder of the hosts or ORG/NAME of the hub: fine-tuning is"
-          " not started there; run --program=sft, and name WORKDIR/sft/model"
+          "must be a folder on the hosts or a hub name ORG/NAME, because SFT is"
+          " not run there; run --program=sft and give its WORKDIR/sft/model"
       )
       problems.append(_line(c, "init", allowed))
     task_is_wrong = any(p.startswith("config.task.") for p in problems)
     if program not in _WITHOUT_TASK and not task_is_wrong:
       lines = _lines(c, [tasks.fits])
       (not_here if elsewhere else problems).extend(lines)
-  # A supervisor has tried the same code.
+  # A supervisor has already tried this code.
   is_supervised = processes.SUPERVISED in os.environ
   if not (elsewhere or problems or is_supervised):
     if tried := custom_code.parts(good, program):
@@ -161,13 +160,13 @@ def validate(
 def _check_values(
     values: Mapping[str, Any], program: str
 ) -> tuple[list[str], dict[str, Any]]:
-  """Returns the problems of single values, and the valid values."""
+  """Returns (problems of individual values, valid values)."""
   problems, good = [], {}
   expected = differences.defaults(values.get("task.name"))
   task_is_known = task_table.fields(values.get("task.name")) is not None
   for key, value in values.items():
     if key not in expected:
-      # Only the name of an unknown task is reported.
+      # For an unknown task, only its name is reported.
       if task_is_known or not key.startswith("task."):
         problems.append(load.unknown_key(key, value, list(expected)))
     elif allowed := _allowed(key, value, expected[key], program):
@@ -175,24 +174,25 @@ def _check_values(
     else:
       good[key] = value
   for key in expected:
-    # Missing fields of a task have defaults.
+    # Missing task fields get their defaults.
     if key not in values and not key.startswith("task."):
       problems.append(
-          f"config.{key}: is missing; tba_jax/config/settings.py has it"
+          f"config.{key}: is missing; start from"
+          " tba_jax.config.settings.get_config()"
       )
   return problems, good
 
 
 def _is_text(value: str) -> bool:
-  """Returns whether a text can be written to files and command lines."""
+  """Returns whether a string can be written to files and command lines."""
   try:
     return b"\0" not in value.encode()
-  except UnicodeEncodeError:  # A byte of a command line, or half a pair.
+  except UnicodeEncodeError:  # A lone surrogate.
     return False
 
 
 def _allowed(key: str, value: Any, default: Any, program: str) -> str:
-  """Returns what is allowed if `value` is not, else ""."""
+  """Returns what is allowed if `value` is invalid, else ""."""
   if default is None and value is None:
     return ""
   setting = settings.SETTINGS.get(key)
@@ -204,8 +204,8 @@ def _allowed(key: str, value: Any, default: Any, program: str) -> str:
   if not isinstance(value, numbers) or is_bool != (kind is bool):
     return variants.type_name(default)
   if kind is str and not _is_text(value):
-    return "a text in UTF-8, without the character 0"
-  # Arrays have 32 bits; a number that they round to 0 or inf is another one.
+    return "UTF-8 text without NUL characters"
+  # Arrays are 32-bit; reject numbers that would overflow or round to 0.
   if kind is int and key != "seed" and abs(value) >= 2**31:
     return "a whole number below 2**31"
   if kind is float and not rules.is_float32(value):
@@ -237,10 +237,10 @@ def _sections_read(c: Mapping[str, Any], program: str) -> set[str]:
 def _failed_checks(
     c: rules.Values, checks: Iterable[rules.Check]
 ) -> list[tuple[str, str]]:
-  """Returns what checks find.
+  """Returns the problems that the checks find.
 
-  A check that needs an invalid value raises KeyError; that value's own problem
-  is reported already.
+  A check that needs an invalid value raises KeyError and is skipped: the value
+  itself has already been reported.
   """
   problems = []
   for check in checks:
@@ -257,7 +257,7 @@ def _lines(
     checks: Iterable[rules.Check],
     sections: set[str] | None = None,
 ) -> list[str]:
-  """Returns lines of the problems in `sections` (None: in all)."""
+  """Returns one line per problem in `sections` (None: all sections)."""
   return [
       _line(c, key, allowed)
       for key, allowed in _failed_checks(c, checks)
@@ -266,8 +266,8 @@ def _lines(
 
 
 def _line(c: Mapping[str, Any], key: str, allowed: str) -> str:
-  if not key:  # A whole line.
+  if not key:  # `allowed` is a whole line.
     return allowed
-  # Errors of a reader of folders begin with the folder.
+  # Errors from reading a folder begin with the folder, which is `value`.
   value = c[key]
   return f"config.{key} = {value!r}: {allowed.removeprefix(f'{value}: ')}"

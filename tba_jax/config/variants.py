@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by config files: arguments, imports, and common variants."""
+"""Functions for config files: arguments, imports and common variants."""
 
 import importlib.util
 import pathlib
@@ -9,17 +9,17 @@ import types
 import ml_collections
 
 _PACKAGE = pathlib.Path(__file__).parents[1]
-# Experiment configs: a wheel has them inside the package.
+# Experiment configs; a wheel contains them inside the package.
 CONFIGS = _PACKAGE / "configs"
 if not CONFIGS.is_dir():
   CONFIGS = _PACKAGE.parent / "configs"
 
 
 def find_config(path: str) -> pathlib.Path | None:
-  """Returns the file of `--config`; None without any.
+  """Returns the config file for `--config`, or None if there is none.
 
   Args:
-    path: FILE.py in the working directory, `configs/NAME.py`, or NAME, as
+    path: FILE.py in the working directory, `configs/NAME.py`, or NAME, such as
       "countdown" or "gsm8k/tba".
   """
   name = path.removeprefix("configs/").removesuffix(".py")
@@ -38,12 +38,12 @@ def config_names() -> list[str]:
 
 
 def import_config(path: str, relative_to: str = "") -> types.ModuleType:
-  """Imports a config file that another one builds on.
+  """Imports a config file, for another config to build on.
 
       sft = variants.import_config("sft.py", relative_to=__file__)
 
-  A relative path is looked up in the folder of `relative_to`, by default as
-  `find_config` does. Raises FileNotFoundError.
+  The path is relative to the folder of `relative_to`; without it, `find_config`
+  looks the file up. Raises FileNotFoundError.
   """
   folder = pathlib.Path(relative_to).parent if relative_to else None
   file = folder / path if folder else find_config(path)
@@ -64,10 +64,10 @@ def parse_arg(
 
   Args:
     arg: comma-separated `name` (a flag) or `name=value`; may be empty or None.
-    **spec: allowed names and their defaults, which give the types.
+    **spec: default of each argument, which also gives its type.
 
   Raises:
-    ValueError: an unknown name, or a value of another type.
+    ValueError: unknown name, or value of the wrong type.
   """
   out = dict(spec)
   for item in filter(None, (arg or "").split(",")):
@@ -87,7 +87,7 @@ def parse_arg(
 def check_choices(
     arg: ml_collections.ConfigDict, **allowed: tuple[int | str, ...]
 ) -> None:
-  """Raises ValueError for an argument that is none of its allowed values."""
+  """Raises ValueError if an argument is not among its allowed values."""
   for name, values in allowed.items():
     if arg[name] not in values:
       raise ValueError(
@@ -97,18 +97,19 @@ def check_choices(
 
 
 def type_name(example: bool | int | float | str | None) -> str:
-  """Returns the name of a setting's type in messages."""
+  """Returns the name of a type for messages, given an example value."""
   names = {bool: "true or false", int: "a whole number", float: "a number"}
   names[type(None)] = "a number, or None"
-  return names.get(type(example), "a text")
+  return names.get(type(example), "a string")
 
 
 def parse_text(
     name: str, text: str, example: bool | int | float | str | None
 ) -> bool | int | float | str | None:
-  """Parses `text` as the example's type; of None a number, or none.
+  """Parses `text` as the type of `example`; None stands for a number or "none".
 
-  Raises ValueError, beginning with `name`, if it is not one.
+  Raises:
+    ValueError: `text` has the wrong type; the message begins with `name`.
   """
   bools = {"true": True, "1": True, "false": False, "0": False}
   kind = type(example)
@@ -125,7 +126,7 @@ def parse_text(
 
 
 def shrink_model(c: ml_collections.ConfigDict) -> None:
-  """Shrinks the model alone, to train in seconds."""
+  """Shrinks only the model, so that it trains in seconds."""
   c.model.num_layers = 1
   c.model.width = 32
   c.model.num_heads = c.model.num_kv_heads = 2
@@ -133,9 +134,9 @@ def shrink_model(c: ml_collections.ConfigDict) -> None:
 
 
 def make_smoke(c: ml_collections.ConfigDict) -> None:
-  """Shrinks model, fine-tuning, training and evaluation to seconds.
+  """Shrinks model, SFT, training and evaluation to seconds.
 
-  Task and text lengths are left to the config.
+  Leaves the task and text lengths alone.
   """
   shrink_model(c)
   c.sft.num_steps = 40
@@ -168,7 +169,7 @@ def set_rounds(
 ) -> None:
   """Sets rounds and all settings that depend on them.
 
-  `train.num_steps` is cut to whole rounds.
+  Rounds `train.num_steps` down to whole rounds, of which there is at least one.
   """
   steps = mini_batches * passes
   c.rounds.mini_batches = mini_batches

@@ -5,20 +5,22 @@
 Imports the environment named in its first message, then runs one episode after
 another, each in a separate process (`system/keeper.py`). Requests and answers:
 
-    ["reset", seed]            {"observation", "tools"}
-    ["step", text]             {"observation", "reward", "done", "success",
+    ["reset", seed]            {"observation", "tools", "judges_cut"}
+    ["step", text, n, m]       {"observation", "reward", "done", "success",
                                 "metrics"}
+    ["end", text, n, m]        the same, of an episode that is cut off
     ["demonstrate", seed, n]   {"turns": [prompt, turn, answer, …], "tools"}
 
-A failed request is answered with `failure` and `message`. An observation is a
-text or a list of messages; `tools` are JSON schemas. Episodes may hang, crash
-and print.
+A turn has m tokens, with n tokens before it. A failed request is answered with
+`failure` and `message`. An observation is a text or a list of messages; `tools`
+are JSON schemas. Episodes may hang, crash and print.
 """
 
 import json
 import sys
 from typing import Any
 
+from tba_jax.environments import agent_environment
 from tba_jax.environments import packages
 from tba_jax.environments import tool_environment
 from tba_jax.system import keeper
@@ -26,7 +28,7 @@ from tba_jax.system import user_code
 from tba_jax.tasks import base
 
 # Fields of a message.
-_FIELDS = ("role", "name", "content")
+_FIELDS = {"role": str, "name": str, "content": str, "tool_calls": list}
 # Most characters of an observation.
 _MAX_CHARACTERS = 2**16
 
@@ -47,7 +49,7 @@ def main() -> int:
   return keeper.serve(
       begin,
       shows_prints=False,
-      goes_on=lambda request: request[0] == "step",
+      goes_on=lambda request: request[0] in ("step", "end"),
       close=episode.close,
   )
 
@@ -72,6 +74,8 @@ class _Episode:
   def load(self, source: str, opponent: str) -> None:
     self.make = packages.load(source, opponent)
     packages.preload(source)
+    if tool_environment.plays(self.make):
+      agent_environment.preload()
 
   def close(self) -> None:
     try:
@@ -88,12 +92,30 @@ class _Episode:
     observation = self._environment.reset(seed=seed)
     if isinstance(observation, tuple) and len(observation) == 2:  # With info.
       observation = observation[0]
-    schemas = getattr(self._environment, "schemas", [])
-    return {"observation": _checked("reset", observation), "tools": schemas}
+    return {
+        "observation": _checked("reset", observation),
+        "tools": getattr(self._environment, "schemas", []),
+        "judges_cut": self._is_agent(),
+    }
 
-  def step(self, text: str) -> dict[str, Any]:
+  def step(
+      self, text: str, num_before: int = 0, num_tokens: int = 0
+  ) -> dict[str, Any]:
     """Passes a turn to the environment."""
-    out = self._environment.step(text)
+    usage = ((num_before, num_tokens),) * self._is_agent()
+    return self._checked_step(self._environment.step(text, *usage))
+
+  def end(
+      self, text: str | None, num_before: int, num_tokens: int
+  ) -> dict[str, Any]:
+    """Ends an agent's episode at an unfinished turn, or before one."""
+    usage = num_before, num_tokens
+    return self._checked_step(self._environment.end(text, usage))
+
+  def _is_agent(self) -> bool:
+    return isinstance(self._environment, agent_environment.AgentEnvironment)
+
+  def _checked_step(self, out: Any) -> dict[str, Any]:
     if not isinstance(out, tuple) or len(out) not in (4, 5):
       raise base.RewardError(
           "error",
@@ -148,7 +170,7 @@ def _checked(method: str, observation: Any) -> str | list[dict[str, str]]:
       for message in observation
   ):
     observation = [
-        {k: m[k] for k in _FIELDS if isinstance(m.get(k), str)}
+        {k: m[k] for k, kind in _FIELDS.items() if isinstance(m.get(k), kind)}
         for m in observation
     ]
   elif not isinstance(observation, str):

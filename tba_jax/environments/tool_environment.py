@@ -15,7 +15,8 @@ import types
 import typing
 from typing import Any
 
-from tba_jax.environments import tool_calls
+from tba_jax.chat_api import tool_calls
+from tba_jax.environments import agent_environment
 
 # Methods of an environment that are not tools.
 _OWN = frozenset(("reset", "close", "get_reward", "demonstrate"))
@@ -126,13 +127,18 @@ class ToolEnvironment:
     return added
 
 
+def plays(environment: Any) -> bool:
+  """Returns whether an environment or its class plays an agent."""
+  return hasattr(environment, "play") and not hasattr(environment, "reset")
+
+
 def wrap(environment: Any) -> Any:
-  """Returns an environment, wrapped to have `step` if it has tools."""
-  return (
-      environment
-      if hasattr(environment, "step")
-      else ToolEnvironment(environment)
-  )
+  """Returns an environment, wrapped to have `step` if it has tools or plays."""
+  if hasattr(environment, "step"):
+    return environment
+  if plays(environment):
+    return agent_environment.AgentEnvironment(environment)
+  return ToolEnvironment(environment)
 
 
 def schema(tool: Callable[..., Any]) -> dict[str, Any]:

@@ -8,7 +8,9 @@ the fallback reward and is counted by cause (`rewards/judges.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 import dataclasses
+import functools
 import math
 import queue
 import time
@@ -41,6 +43,7 @@ class FirstObservation:
   tokens: [P] int32, token ids; empty after a failure.
   failure: cause and message, or None.
   tools: JSON schemas of the environment's tools.
+  judges_cut: whether the environment rewards an episode that is cut off.
   """
 
   seed: int
@@ -48,6 +51,7 @@ class FirstObservation:
   tokens: np.ndarray
   failure: Failure | None = None
   tools: Sequence[Mapping[str, Any]] = ()
+  judges_cut: bool = False
 
   @property
   def outcome(self) -> judges.EpisodeOutcome:
@@ -84,8 +88,8 @@ class Environments:
     self._workers = workers
     self._max_prompt_tokens = max_prompt_tokens
     self.waited_s = 0.0
-    # Time of the last answer to `reset` for a prompt, by `monotonic`.
-    self._reset_s = -math.inf
+    # Time of the last answer of a process, by `monotonic`.
+    self._answered_s = -math.inf
     self._prompts: dict[int, FirstObservation] = {}
     self._live: weakref.WeakSet[Episodes] = weakref.WeakSet()
 
@@ -123,7 +127,8 @@ class Environments:
         prompts,
         num_completions,
         self._note_wait,
-        lambda: self._reset_s,
+        self._call,
+        lambda: self._answered_s,
     )
     self._live.add(episodes)
     return episodes
@@ -157,7 +162,7 @@ class Environments:
     (first, *texts), tools = answer["turns"], answer["tools"]
     prompt = self._tokenizer.encode_prompt(first, tools)
     ids, mask, stop_id = [], [], self._tokenizer.stop_id(first)
-    dialogue = Dialogue(self._tokenizer, first, tools)
+    dialogue = tokenizer_lib.Dialogue(self._tokenizer, first, tools)
     for turn, reply in zip(texts[::2], texts[1::2]):
       tokens = [*self._tokenizer.encode(turn, ids or prompt), stop_id]
       if len(ids) + len(tokens) > max_tokens:
@@ -181,14 +186,20 @@ class Environments:
       episodes.close()
     self._workers.close()
 
+  def _call(
+      self, worker: supervised_worker.SupervisedWorker, message: Any
+  ) -> dict[str, Any]:
+    answer = worker.call(message)
+    self._answered_s = time.monotonic()
+    return answer
+
   def _demonstrate(self, seed: int) -> dict[str, Any]:
     with self._workers.hold() as worker:
-      return worker.call(["demonstrate", seed, self.task.max_turns])
+      return self._call(worker, ["demonstrate", seed, self.task.max_turns])
 
   def _reset(self, seed: int) -> FirstObservation:
     with self._workers.hold() as worker:
-      answer = worker.call(["reset", seed])
-    self._reset_s = time.monotonic()
+      answer = self._call(worker, ["reset", seed])
     failure, tokens = _failure(answer), []
     if failure is None:
       try:
@@ -210,6 +221,7 @@ class Environments:
         np.asarray(tokens, np.int32),
         failure,
         answer.get("tools", ()),
+        answer.get("judges_cut", False),
     )
 
 
@@ -219,42 +231,6 @@ def _failure(answer: dict[str, Any]) -> Failure | None:
   return None
 
 
-class Dialogue:
-  """Messages of a completion so far, as context for the chat template."""
-
-  def __init__(
-      self,
-      tokenizer: tokenizer_lib.Tokenizer,
-      first: Observation,
-      tools: Sequence[Mapping[str, Any]],
-  ):
-    """Starts with the first observation; `tools` are JSON schemas."""
-    self._tokenizer, self._tools = tokenizer, tools
-    self._chat = list(tokenizer.messages(first) or ())
-
-  def encode_answer(
-      self, text: str, turn: Sequence[int], observation: Observation
-  ) -> list[int]:
-    """Returns the ids of an answer and adds turn and answer to the messages.
-
-    Args:
-      text: decoded turn.
-      turn: its ids, including the stop token or stop string.
-      observation: the environment's answer.
-
-    Raises:
-      ValueError: there is no chat template, or it rejects the messages.
-    """
-    ids = self._tokenizer.encode_answer(
-        observation, turn, self._chat, self._tools
-    )
-    if isinstance(observation, str):
-      observation = [{"role": "user", "content": observation}]
-    if self._chat:
-      self._chat += [{"role": "assistant", "content": text}, *observation]
-    return ids
-
-
 class _Episode:
   """The environment of one completion.
 
@@ -262,24 +238,46 @@ class _Episode:
 
   dialogue: messages so far.
   turn: text and ids of the last turn.
-  turns: queue of turn texts; None once the completion has ended.
+  turns: queue of texts, each with the number of tokens before it and its own;
+    None once the completion has ended.
   length: completion tokens that the environment has seen.
   ends: completion length at the end of each turn.
   rewards: reward of each answered turn.
+  was_cut: whether its completion was cut off at the maximum length.
+  cut_turn: text of an unfinished turn, with the number of tokens before it and
+    its own; the text is None without one.
+  cut_reward: amount earned after the last answered turn, if it was cut off.
+  played: result of the thread.
   metrics: newest value of each of the environment's metrics.
   """
 
-  def __init__(self, dialogue: Dialogue | None = None):
+  def __init__(self, dialogue: tokenizer_lib.Dialogue | None = None):
     self.dialogue = dialogue
     self.turn: tuple[str, Sequence[int]] = "", ()
-    self.turns: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    self.turns: queue.SimpleQueue[tuple[str, int, int] | None] = (
+        queue.SimpleQueue()
+    )
     self.length = 0
     self.ends: list[int] = []
     self.rewards: list[float] = []
+    self.was_cut = False
+    self.cut_turn: tuple[str | None, int, int] = None, 0, 0
+    self.cut_reward = 0.0
+    self.played: futures.Future[None] | None = None
     self.success: bool | None = None
     self.metrics: dict[str, float] = {}
     self.seconds = 0.0
     self.failure: Failure | None = None
+
+
+def _wait_for_end(episode: _Episode) -> None:
+  """Waits until an episode has played; its calls have deadlines."""
+  try:
+    episode.played.result()
+  except futures.CancelledError:
+    episode.failure = "closed", "the environments were closed before it"
+  except BaseException:  # pylint: disable=broad-exception-caught
+    pass  # It is the episode's failure.
 
 
 class Episodes:
@@ -293,19 +291,21 @@ class Episodes:
       prompts: Sequence[FirstObservation],
       num_completions: int,
       on_wait: Callable[[float], None],
-      last_reset_s: Callable[[], float],
+      call: Callable[[supervised_worker.SupervisedWorker, Any], dict[str, Any]],
+      last_answer_s: Callable[[], float],
   ):
     """Starts no episode yet; see `Environments.episodes`.
 
-    `on_wait` receives the seconds of each wait; `last_reset_s` returns the time
-    at which a process last answered `reset` for a prompt.
+    `on_wait` receives the seconds of each wait; `call` passes a message to a
+    process; `last_answer_s` returns the time of the last answer of one.
     """
     self._task = task
     self._tokenizer = tokenizer
     self._workers = workers
     self._num_completions = num_completions
     self._on_wait = on_wait
-    self._last_reset_s = last_reset_s
+    self._call = call
+    self._last_answer_s = last_answer_s
     # Last time at which a turn ended, was cut or was answered.
     self._active_s = time.monotonic()
     # By request number.
@@ -328,24 +328,44 @@ class Episodes:
     self._active_s = time.monotonic()
     episode = self._episodes.get(owner)
     if episode is None:
-      prompt = self._prompts[owner[0]]
-      dialogue = Dialogue(self._tokenizer, prompt.observation, prompt.tools)
-      episode = self._episodes[owner] = _Episode(dialogue)
-      self._workers.threads.submit(self._play, owner, episode)
+      episode = self._start(owner)
     if episode.failure is not None:  # The wait for this turn timed out.
       self._answered.put((owner, None))
       return
     turn = tokens[episode.length :]
+    num_before = len(self._prompts[owner[0]].tokens) + episode.length
     episode.length = len(tokens)
     episode.ends.append(episode.length)
     text = self._tokenizer.decode_completion(turn, len(turn), stopped=True)
     episode.turn = text, turn
-    episode.turns.put(text)
+    episode.turns.put((text, num_before, len(turn)))
 
-  def cut(self, owner: requests.Owner) -> None:
+  def cut(self, owner: requests.Owner, tokens: np.ndarray | None) -> None:
     self._active_s = time.monotonic()
-    if owner in self._episodes:
-      self._episodes[owner].turns.put(None)
+    episode = self._episodes.get(owner)
+    if episode is None and self._prompts[owner[0]].judges_cut:
+      episode = self._start(owner)
+    if episode is None:
+      return
+    episode.was_cut = True
+    prompt = self._prompts[owner[0]]
+    if tokens is not None and prompt.judges_cut:
+      turn = tokens[episode.length :]
+      text = self._tokenizer.decode_completion(turn, len(turn), stopped=False)
+      num_before = len(prompt.tokens) + episode.length
+      episode.cut_turn = text, num_before, len(turn)
+    episode.turns.put(None)
+
+  def _start(self, owner: requests.Owner) -> _Episode:
+    prompt = self._prompts[owner[0]]
+    dialogue = tokenizer_lib.Dialogue(
+        self._tokenizer, prompt.observation, prompt.tools
+    )
+    episode = self._episodes[owner] = _Episode(dialogue)
+    episode.played = self._workers.threads.submit(
+        self._play, owner, prompt, episode
+    )
+    return episode
 
   def answers(
       self, wait_s: float
@@ -354,7 +374,11 @@ class Episodes:
       self._wait(wait_s)
     answered = []
     while not self._answered.empty():
-      answered.append(self._answered.get())
+      owner, observation = self._answered.get()
+      episode = self._episodes.get(owner)
+      # The sampler has finished episodes that were cut off.
+      if episode is not None and not episode.was_cut:
+        answered.append((owner, observation))
     if answered:
       self._active_s = time.monotonic()
     return [
@@ -368,14 +392,15 @@ class Episodes:
     Raises:
       TimeoutError: no answer came within the longest allowed time.
     """
-    # The first turn waits for `reset` and then for `step`.
+    # The first turn waits for `reset` and then for `step`, of its own process
+    # or of others before it.
     most_s = 2 * self._workers.longest_s
     start_s = time.monotonic()
     try:
       self._answered.put(self._answered.get(timeout=min(wait_s, most_s)))
     except queue.Empty:
-      # Processes may have been busy with `reset` for upcoming prompts.
-      active_s = max(self._active_s, self._last_reset_s())
+      # Processes may be busy with other prompts, or episodes cut off.
+      active_s = max(self._active_s, self._last_answer_s())
       if time.monotonic() - active_s >= most_s:
         raise TimeoutError(
             f"no environment of config.task.source answered in {most_s:g} s,"
@@ -391,20 +416,35 @@ class Episodes:
     for episode in list(self._episodes.values()):
       episode.turns.put(None)
 
-  def outcomes(self, request: int) -> list[judges.EpisodeOutcome]:
-    """Returns the outcomes of a request whose completions have all ended."""
-    del self._prompts[request]
-    return [
-        self._outcome(self._episodes.pop((request, sample), _Episode()))
+  def outcomes(
+      self, request: int
+  ) -> Callable[[], Sequence[judges.EpisodeOutcome]]:
+    """Returns the outcomes of a request whose completions have all ended.
+
+    They are a function, which waits for the rewards of episodes cut off.
+    """
+    judges_cut = self._prompts.pop(request).judges_cut
+    episodes = [
+        self._episodes.pop((request, sample), _Episode())
         for sample in range(self._num_completions)
     ]
 
+    @functools.cache
+    def get() -> Sequence[judges.EpisodeOutcome]:
+      for episode in episodes:
+        if judges_cut and episode.was_cut:
+          _wait_for_end(episode)
+      return list(map(self._outcome, episodes))
+
+    return get
+
   def _outcome(self, episode: _Episode) -> judges.EpisodeOutcome:
-    reward = sum(episode.rewards)
+    reward = sum(episode.rewards) + episode.cut_reward
     is_right = episode.success
     if is_right is None:
       is_right = (
-          bool(episode.rewards) and reward >= self._task.correct_threshold
+          bool(episode.rewards or episode.was_cut)
+          and reward >= self._task.correct_threshold
       )
     cause, message = episode.failure or ("", "")
     return judges.EpisodeOutcome(
@@ -434,30 +474,48 @@ class Episodes:
     episode.length += len(tokens)
     return np.asarray(tokens, np.int32)
 
-  def _play(self, owner: requests.Owner, episode: _Episode) -> None:
+  def _play(
+      self, owner: requests.Owner, prompt: FirstObservation, episode: _Episode
+  ) -> None:
     """Runs an episode to its end in a thread of the pool."""
     try:
-      self._play_turns(owner, episode)
+      self._play_turns(owner, prompt, episode)
     except BaseException as error:  # The sampler must not wait forever.
       episode.failure = "error", repr(error)
       self._answered.put((owner, None))
       raise
 
-  def _play_turns(self, owner: requests.Owner, episode: _Episode) -> None:
-    if self._closed:
+  def _play_turns(
+      self, owner: requests.Owner, prompt: FirstObservation, episode: _Episode
+  ) -> None:
+    if self._closed and not (episode.was_cut and prompt.judges_cut):
       return
-    prompt = self._prompts[owner[0]]
     with self._workers.hold() as worker:
 
       def timed(message: list[Any]) -> dict[str, Any]:
         start = time.perf_counter()
-        answer = worker.call(message)
+        answer = self._call(worker, message)
         episode.seconds += time.perf_counter() - start
         episode.failure = episode.failure or _failure(answer)
         return answer
 
+      def note(answer: dict[str, Any]) -> None:
+        episode.success = answer["success"]
+        episode.metrics |= answer["metrics"]
+
+      def end() -> None:
+        if prompt.judges_cut:
+          answer = timed(["end", *episode.cut_turn])
+          if episode.failure is None:
+            episode.cut_reward = answer["reward"]
+            note(answer)
+
       first = timed(["reset", prompt.seed])
-      if episode.failure is None and first["observation"] != prompt.observation:
+      said = first.get("observation"), list(first.get("tools", ()))
+      if episode.failure is None and said != (
+          prompt.observation,
+          list(prompt.tools),
+      ):
         episode.failure = "reset", (
             f"reset({prompt.seed}) returned"
             f" {str(first['observation'])[:80]!r}, but before"
@@ -468,21 +526,21 @@ class Episodes:
         self._answered.put((owner, None))
         return
       while (turn := self._turn(episode)) is not None:
-        answer = timed(["step", turn])
+        answer = timed(["step", *turn])
         if episode.failure is None:
           episode.rewards.append(answer["reward"])
-          episode.success = answer["success"]
-          episode.metrics |= answer["metrics"]
-        over = (
-            episode.failure is not None
-            or answer["done"]
-            or len(episode.rewards) == self._task.max_turns
-        )
+          note(answer)
+        over = episode.failure is not None or answer["done"]
+        if not over and len(episode.rewards) == self._task.max_turns:
+          over = True
+          end()
         self._answered.put((owner, None if over else answer["observation"]))
         if over:
           return
+      if episode.was_cut:
+        end()
 
-  def _turn(self, episode: _Episode) -> str | None:
+  def _turn(self, episode: _Episode) -> tuple[str, int, int] | None:
     """Returns the next turn; None if the completion has ended."""
     try:
       return episode.turns.get(timeout=_TURN_DEADLINE_S)

@@ -3,10 +3,11 @@
 """Schedules evaluations before, during and after training.
 
 During training the steps either wait, or a thread evaluates a copy of the
-params; results are recorded under the step whose params were evaluated. An
-evaluation that falls due while another runs is skipped, with an event. With a
-thread, the evaluation before training also runs in it, mostly while steps wait
-for data.
+params; results are recorded under the step whose params were evaluated. Steps
+wait for an evaluation that is not done when the next one falls due: programs of
+one device run in turn, so that an evaluation hardly advances while the next
+step is always queued. With a thread, the evaluation before training also runs
+in it, mostly while steps wait for data.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -192,11 +193,6 @@ class Evaluations:
     self._recorder.evaluation(name, step, result)
     return result
 
-  @property
-  def runs_before(self) -> bool:
-    """Whether the thread evaluates the params before training."""
-    return self._thread is not None and bool(self._running[0])
-
   @contextlib.contextmanager
   def while_waiting(self) -> Iterator[None]:
     """Marks time in which the trainer waits and evaluations may continue."""
@@ -213,20 +209,12 @@ class Evaluations:
       params: types.PyTree,
       wait_first: Callable[[], None] = lambda: None,
   ) -> None:
-    """Starts evaluating a copy of the params in a thread.
+    """Starts evaluating a copy of the params in a thread; see also `finish`.
 
     Args:
       name, step, params: arguments of `run`.
       wait_first: function that the thread calls before it evaluates.
     """
-    if self._thread is not None:
-      self._recorder.event(
-          "evaluation_skipped",
-          f"step {step}: the evaluation of step {self._running[1]} is not"
-          " done; raise config.evaluate.every_steps or lower"
-          " config.evaluate.num_prompts",
-      )
-      return
     copy = self._copy(params)
     self._running, self._result = (name, step), None
     self._thread = background.Thread(
@@ -250,15 +238,23 @@ class Evaluations:
   def finish(
       self, should_stop: Callable[[], bool] = lambda: False
   ) -> tuple[int, dict[str, Any]] | None:
-    """Waits for the thread and takes its result; TimeoutError if it hangs.
+    """Waits for the thread, if any, and takes its result.
 
-    The evaluation before training has no deadline; `should_stop` ends its wait.
+    The wait ends when `should_stop` returns True. Raises TimeoutError if the
+    thread hangs; the evaluation before training has no deadline.
     """
+    name, step = self._running
+    limit_s = math.inf if name else self._config.deadline_s + BATCH_S
+    end = time.monotonic() + limit_s
     with self.while_waiting():
-      while self.runs_before and self._thread.is_alive() and not should_stop():
+      while self._thread is not None and self._thread.is_alive():
+        if should_stop():
+          return None
+        if time.monotonic() > end:
+          raise TimeoutError(
+              f"evaluation of step {step}: did not end within {limit_s:g} s"
+          )
         time.sleep(_LOOK_S)
-      if self._thread is not None and not self.runs_before:
-        self._thread.join(self._config.deadline_s + BATCH_S)
     return self.take()
 
   def close(self) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 from tba_jax import collect
 from tba_jax import types
 from tba_jax.environments import turns
+from tba_jax.evaluation import certificate
 from tba_jax.learning import batches
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import policy_samplers
@@ -28,6 +29,7 @@ from tba_jax.policy import reference_policy as reference_lib
 from tba_jax.rewards import comparers
 from tba_jax.rewards import judges
 from tba_jax.sampling import requests
+from tba_jax.system import ramps
 from tba_jax.tasks import base
 
 # Measurements of one prompt; `summarize` lists the fields.
@@ -305,6 +307,9 @@ class Evaluator:
     self._reference = reference
     self._plain_reference = plain_reference
     self._environments = environments
+    self._target = None
+    if config.evaluate.certificate and reference is not None:
+      self._target = _Target(config, policy, reference)
 
   @property
   def num_prompts(self) -> int:
@@ -383,6 +388,8 @@ class Evaluator:
         else 0.
       cosine_distance and the like: metrics of judges with `set_metrics`.
       reward_failures: completions without a reward from the task, by cause.
+      certificate/NAME: results of `certificate.certify`, with a reference and
+        `evaluate.certificate`.
       samples: completions of the first prompts, as in `samples.jsonl`.
 
     Raises:
@@ -395,7 +402,7 @@ class Evaluator:
       if should_stop():
         raise Interrupted(f"stopped after {start} of {num_prompts} prompts")
       end = min(start + batch_size, num_prompts)
-      prompts += self._evaluate_batch(params, range(start, end), version)
+      prompts += self.evaluate_batch(params, range(start, end), version)
       if on_progress is not None:
         on_progress(end, num_prompts)
     summary = summarize(prompts, self._config.num_completions)
@@ -405,6 +412,8 @@ class Evaluator:
         for sample in prompt["samples"][:_NUM_COMPLETIONS_SHOWN]
     ]
     self._add_reasons(samples)
+    if self._target is not None:
+      summary |= self._target.certify(prompts)
     return {
         **summary,
         **self.judge.set_metrics(prompts),
@@ -431,20 +440,21 @@ class Evaluator:
           result[f"{split}/{name}"] = value
     return result
 
-  def _evaluate_batch(
+  def evaluate_batch(
       self, params: types.PyTree, indices: range, version: int
   ) -> list[Record]:
     """Returns one record per prompt, for `summarize`."""
     visit = _FIRST_VISIT + zlib.crc32(self.split.encode()) % _FIRST_VISIT
-    prompts = [(-1, index, visit) for index in indices]
+    prompts = tuple((-1, index, visit) for index in indices)
     collector = self._collector(self._sampler, self._config.num_completions)
     sampled = collector.sample(prompts, params, version)
     task_prompts, texts = zip(*(self._prompt(one.request) for one in sampled))
     asked_BxS = collector.judge_requests(sampled)
+    judged_BxS = collector.judge(asked_BxS)
     records = [
         self._record(text, one.completions, asked_S, judged_S)
         for text, one, asked_S, judged_S in zip(
-            texts, sampled, asked_BxS, collector.judge(asked_BxS)
+            texts, sampled, asked_BxS, judged_BxS
         )
     ]
     self._add_verdicts(records, "verdicts", task_prompts, asked_BxS)
@@ -464,6 +474,12 @@ class Evaluator:
       self._add_kl(records, sampled)
     if self._plain_reference is not None:
       self._add_perplexity(records, plain)
+    if self._target is not None:
+      target = self._target
+      collector = self._collector(target.sampler, self._config.num_completions)
+      target.add_draws(
+          records, sampled, judged_BxS, collector, (self.split, prompts)
+      )
     return records
 
   def _collector(
@@ -581,6 +597,8 @@ class Evaluator:
         records, kl_BxK, ref_BxKxT, mask_BxKxT
     ):
       record |= {
+          "log_ratios": kl_K,
+          "ref_logprobs": ref_KxT.sum(-1),
           "kl": kl_K[mask_KxT.any(-1)],
           "ref_nats": -ref_KxT.sum(-1),
           "ref_tokens": mask_KxT.sum(-1),
@@ -606,6 +624,86 @@ class Evaluator:
       tokens_K = np.maximum(prompt_length + mask_KxT.sum(-1) - 1, 1)
       perplexity_K = np.exp(-ref_KxT.sum(-1) / tokens_K)
       record["diluted_perplexity"] = perplexity_K[mask_KxT.any(-1)]
+
+
+class _Target:
+  """Draws from the reference, for bounds on the distance to the target.
+
+  sampler: draws from the reference.
+  """
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      policy: policy_lib.Policy,
+      reference: reference_lib.Reference,
+  ):
+    """Makes the sampler of a fixed reference."""
+    self._beta = ramps.parse(config.loss.beta).end
+    self._max_reward = config.evaluate.max_reward
+    if self._max_reward is None and config.reward.backend != "model":
+      self._max_reward = policy.task.max_reward
+    self.sampler = policy_samplers.make_evaluation_sampler(
+        config, policy, reference.model
+    )
+    self._reference = reference
+    # The reference's draws of a prompt are the same in each evaluation.
+    self._drawn: dict[Any, tuple[Any, ...]] = {}
+
+  def add_draws(
+      self,
+      records: Sequence[Record],
+      sampled: Sequence[collect.Sampled],
+      judged_BxS: Sequence[Sequence[base.Judgement]],
+      collector: collect.Collector,
+      where: tuple[str, Sequence[tuple[int, int, int]]],
+  ) -> None:
+    """Adds `draws` to each record.
+
+    Args:
+      records: results of `Evaluator._add_kl`.
+      sampled: the policy's completions.
+      judged_BxS: their judgements.
+      collector: source of the reference's completions.
+      where: split, and its prompts for the collector.
+    """
+    if where not in self._drawn:
+      params = self.sampler.put(self._reference.params)
+      drawn = collector.sample(where[1], params, 0)
+      judged = collector.judge(collector.judge_requests(drawn))
+      self._drawn[where] = tuple(map(_identities, drawn, judged))
+    for record, one, judged_S, of_reference in zip(
+        records, sampled, judged_BxS, self._drawn[where]
+    ):
+      rewards_S, texts_S, modes_S = _identities(one, judged_S)
+      record["draws"] = certificate.Draws(
+          rewards_S,
+          record["log_ratios"],
+          record["ref_logprobs"],
+          texts_S,
+          modes_S,
+          *of_reference,
+      )
+
+  def certify(self, prompts: Sequence[Record]) -> dict[str, Any]:
+    """Returns the certificate of all prompts, as fields of the result."""
+    draws = [prompt["draws"] for prompt in prompts]
+    bounds = certificate.certify(draws, self._beta, self._max_reward)
+    return {f"certificate/{name}": value for name, value in bounds.items()}
+
+
+def _identities(
+    one: collect.Sampled, judged_S: Sequence[base.Judgement]
+) -> tuple[np.ndarray, list[bytes], list[Any]]:
+  """Returns rewards, NaN if not judged, tokens and solutions of completions."""
+  c = one.completions
+  texts = [y[:n].tobytes() for y, n in zip(c.tokens, c.lengths)]
+  rewards_S = np.array([np.nan if j.failure else j.reward for j in judged_S])
+  return (
+      rewards_S,
+      texts,
+      [text if j.key is None else j.key for text, j in zip(texts, judged_S)],
+  )
 
 
 def _turns(asked_S: Sequence[judges.JudgeRequest]) -> Record:

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds judges, comparers and evaluators from a config.
 
-A judge rewards completions: by the task's code, a verifier process, frozen
-models of the task, or a reward model. A comparer prefers one of two
-completions. Frozen models are on the mesh of the role that judges; a mesh of
-None is one device.
+A judge rewards completions: by the task's code, a verifier process, a model
+over HTTP, frozen models of the task, or a reward model. A comparer prefers one
+of two completions. Frozen models are on the mesh of the role that judges; a
+mesh of None is one device.
 """
 
 from collections.abc import Sequence
@@ -26,6 +26,7 @@ from tba_jax.rewards import judges
 from tba_jax.rewards import pool
 from tba_jax.rewards import red_team_judge as rewards_red_team
 from tba_jax.rewards import reward_scorer
+from tba_jax.rewards import url_judge
 from tba_jax.tasks import base
 from tba_jax.tasks import red_team as tasks_red_team
 
@@ -127,7 +128,12 @@ def make_task_judge(
   if task.has_turns:
     return judges.OfOutcomes(on_event=on_event)
   if not isinstance(task, tasks_red_team.RedTeam):
-    return pool.make_judge(config, workdir, task, on_event)
+    judge = pool.make_judge(config, workdir, task, on_event)
+    if task.has_judge:
+      judge = url_judge.UrlJudge(
+          config.reward, workdir, task, judge, on_event=on_event
+      )
+    return judge
   return rewards_red_team.RedTeamJudge(
       red_team_models.load_victim(config, task, mesh),
       red_team_models.load_classifier(config, task, mesh),

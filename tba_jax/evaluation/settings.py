@@ -5,7 +5,9 @@
 import shlex
 import shutil
 
+from tba_jax.system import ramps
 from tba_jax.system import rules
+from tba_jax.tasks import task_table
 
 _s = rules.Setting
 
@@ -33,6 +35,13 @@ SETTINGS = {
         auto=True),
     "evaluate.greedy": _s(False, rules.FLAG, "whether to evaluate each prompt's"
         " greedy completion too"),
+    "evaluate.certificate": _s(False, rules.FLAG, "whether to bound the"
+        " distance to the target of trajectory balance; draws as many"
+        " completions from the reference as from the policy"
+        " (docs/reference/objectives.md)"),
+    "evaluate.max_reward": _s(None, rules.NUMBER_OR_NONE, "largest reward that"
+        " a completion can have, for upper bounds of the certificate; None ="
+        " the task's, if it is known"),
     "evaluate.judge": _s("", rules.TEXT, "judge that compares completions with"
         " the task's reference, for the win-rate: '' none, 'task' the task's"
         " reward, 'command' judge_command, or the Hugging Face folder of a gold"
@@ -73,7 +82,59 @@ def _judge_command(c: rules.Values) -> rules.Problems:
     )
 
 
+def _certificate(c: rules.Values) -> rules.Problems:
+  """Checks that the evaluation samples from policy and reference themselves."""
+  if not c["evaluate.certificate"]:
+    return
+  if c["sampling.temperature"] <= 0:
+    yield "sampling.temperature", (
+        "must be above 0 with config.evaluate.certificate, whose weights are"
+        " ratios of probabilities"
+    )
+  if ramps.parse(c["loss.beta"]).end <= 0:
+    yield "loss.beta", (
+        "must end above 0 with config.evaluate.certificate, because exp(r/beta)"
+        " defines the target"
+    )
+  if c.get("task.min_k"):
+    yield "task.min_k", (
+        "must be 0 with config.evaluate.certificate, which certifies the task's"
+        " own rewards"
+    )
+  if c.program != "evaluate" and c["reference.role"] != "trainer":
+    yield "reference.role", (
+        "must be 'trainer' with config.evaluate.certificate, because the"
+        " evaluation draws from the reference"
+    )
+  if task_table.facts(c["task.name"]).has_turns:
+    yield "evaluate.certificate", (
+        "must be False for a task with environments, whose answers have unknown"
+        " probabilities"
+    )
+
+
 CHECKS = (
+    _certificate,
+    rules.require(
+        "evaluate.certificate",
+        bool,
+        {
+            "sampling.top_k": (0,),
+            "sampling.top_p": (1.0,),
+            "sampling.min_p": (0.0,),
+            "explore.min_tokens": (0,),
+            "explore.max_tokens": (0,),
+            "reference.mode": ("fixed",),
+            # The target is defined by the task's own rewards.
+            "loss.reward_weight": (1.0,),
+            "loss.missing_stop": ("keep",),
+            "reward.normalize_parts": (False,),
+            "tempering.tau": (1.0,),
+            "tempering.gamma": (1.0,),
+            # Its reference is in one process.
+            "trainer.num_processes": (1,),
+        },
+    ),
     rules.require(
         "checkpoint.keep_best",
         bool,

@@ -4,8 +4,8 @@
 
 The trainer writes its settings, and digests of model, data and tokenizer, to
 the store under `meta/settings`. A searcher compares them with its own before it
-samples and after each restart of the trainer. It ends with a line for each
-difference that `settings.hosts` does not allow.
+samples and after each trainer restart, and exits with one line per difference
+that `settings.hosts` does not allow.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,12 +20,13 @@ import ml_collections
 
 from tba_jax.config import differences
 from tba_jax.config import load
-from tba_jax.losses import objective_table as losses
+from tba_jax.losses import objective_table
 from tba_jax.mesh import cluster as cluster_lib
 from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
 from tba_jax.run import metrics
 from tba_jax.run import run_directory
+from tba_jax.tasks import offline_completions
 from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 
@@ -38,7 +39,7 @@ _SCHEMA = {
     "digests": dict,
 }
 _PAUSE_S = 0.1
-# Settings that name a file whose content is compared.
+# Settings of files that are compared by content.
 _FILES = ("offline.path", "loss.baseline_file")
 # Model fields that depend on the host's device.
 _DTYPES = ("param_dtype", "compute_dtype")
@@ -55,7 +56,7 @@ def describe(
 ) -> dict[str, Any]:
   """Returns `place`, `settings` and `digests` of this process.
 
-  Without a policy there are no digests.
+  `digests` is empty without a policy.
   """
   return {
       "place": f"{socket.gethostname()}:{run.workdir}",
@@ -75,13 +76,15 @@ def _digests(
       "config.init": {k: v for k, v in shape.items() if k not in _DTYPES},
       "config.tokenizer": [tokens, sorted(map(int, tokenizer.stop_ids))],
   }
-  if losses.holds_reference(config, "searcher"):
+  if objective_table.holds_reference(config, "searcher"):
     folder = config.reference.init or policy.folder
     parts["config.reference"] = lora.base_name(folder, config.seed)
   digests = {key: _digest(value) for key, value in parts.items()}
   digests["config.task"] = policy.task.digest()
   settings = load.flatten(config.to_dict())
-  is_read = {"loss.baseline_file": losses.baseline(config.loss) == "file"}
+  is_read = {
+      "loss.baseline_file": objective_table.baseline(config.loss) == "file"
+  }
   return digests | {
       f"config.{key}": _file_digest(settings[key])
       for key in _FILES
@@ -95,8 +98,12 @@ def _digest(value: Any) -> str:
 
 
 def _file_digest(path: str) -> str:
-  with open(path, "rb") as file:
-    return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+  """Returns a digest of a file, or of all files of a pattern."""
+  digests = []
+  for name in offline_completions.files_of(path):
+    with open(name, "rb") as file:
+      digests.append(hashlib.file_digest(file, "sha256").hexdigest()[:16])
+  return digests[0] if len(digests) == 1 else _digest(digests)
 
 
 def put(
@@ -105,14 +112,14 @@ def put(
     run: run_directory.RunInfo,
     epoch: int,
 ) -> None:
-  """Writes the trainer's message, unless the store has it already.
+  """Writes the trainer's message to the store if it is not there yet.
 
   Args:
     transport: store client of the calling thread.
     mine: the trainer's `describe`.
     epoch: the trainer's start count.
   """
-  # An older message, perhaps with other settings, is not this trainer's.
+  # Marks the message as this trainer's: an older one may differ in settings.
   about = {"generation": transport.generation, "epoch": epoch}
   message = wire.encode_message(
       {"run": run.run_id, "key": KEY, **about, **mine}, run.secret
@@ -124,7 +131,7 @@ def put(
 class Agreement:
   """Compares a searcher with its trainer; `mine` is from `describe`.
 
-  epoch: start count of the newest trainer that it agreed with, -1 before.
+  epoch: start count of the last trainer that the searcher agreed with, or -1.
   """
 
   def __init__(
@@ -142,14 +149,14 @@ class Agreement:
   def holds(
       self, transport: byte_store.Transport, epoch: int | None = None
   ) -> bool:
-    """Returns whether the trainer has written its settings and they agree.
+    """Returns whether the trainer's settings have arrived and agree.
 
     Args:
       transport: store client of the calling thread.
       epoch: the trainer's start count; None for any.
 
     Raises:
-      DiffersError: they differ; has a line for each difference.
+      DiffersError: they differ; one line per difference.
     """
     data = transport.get(KEY)
     if data is None:
@@ -181,8 +188,8 @@ class Agreement:
     except ValueError as error:
       raise DiffersError(str(error)) from error
     lines = [
-        f"{key}: its content differs between {sides[0]} and {sides[1]}"
-        "; the hosts of a run need the same models and data"
+        f"{key}: content differs between {sides[0]} and {sides[1]}"
+        "; all hosts of a run need the same models and data"
         for key, digest in self._mine["digests"].items()
         if digest != theirs["digests"].get(key, digest)
     ]
@@ -196,10 +203,10 @@ class Agreement:
       connect: Callable[[], byte_store.Transport],
       should_stop: Callable[[], bool],
   ) -> None:
-    """Waits until `holds` is true, or until a stop.
+    """Waits until `holds` is true or the searcher should stop.
 
-    Differing settings are deleted and read again: they may be an old message,
-    and a running trainer rewrites its own within seconds.
+    If settings differ, the message may be stale. It is deleted and read once
+    more: a running trainer rewrites it within seconds.
 
     Raises:
       DiffersError: `holds` raised it twice.
@@ -232,10 +239,10 @@ def check_processes(
 ) -> None:
   """Checks in process 0 that all trainer processes have the same settings.
 
-  Every process of the trainer must call it.
+  All trainer processes must call it.
 
   Raises:
-    ValueError: has a line for each key that differs.
+    ValueError: settings differ; one line per key.
     TransportError: `Cluster.collect` failed.
   """
   mine = describe(config, run)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Masks and batches of given texts."""
+"""Completion masks, and batches of draws and of encoded texts."""
 
 from collections.abc import Sequence
 import math
@@ -22,7 +22,7 @@ def completion_mask(
 
   Args:
     tokens: [..., T] int.
-    sampled_mask: [..., T] bool, True on the tokens that the policy sampled.
+    sampled_mask: [..., T] bool, True on policy tokens.
     tokenizer: source of the stop tokens and stop strings to leave out; None
       counts all tokens.
   """
@@ -34,14 +34,22 @@ def completion_mask(
 def of_draw(
     draw: types.Draw,
     tokenizer: tokenizer_lib.Tokenizer | None = None,
+    masks_cut_off: bool = False,
 ) -> types.Batch:
   """Returns the batch of a draw on the host.
 
-  See `completion_mask` for `tokenizer`.
+  Args:
+    draw: result of the buffer.
+    tokenizer: see `completion_mask`.
+    masks_cut_off: whether the loss counts no token of completions that were cut
+      off. Source: overlong filtering of Yu et al. 2025 (DAPO,
+      arXiv:2503.14476), §3.4.
   """
   mask_BxKxT = completion_mask(
       draw.completion_tokens, draw.sampled_mask, tokenizer
   )
+  if masks_cut_off:
+    mask_BxKxT *= draw.stopped[..., None]
   arrays = vars(draw) | {"completion_mask": mask_BxKxT}
   return types.Batch(
       **{
@@ -56,8 +64,8 @@ class BatchRow(NamedTuple):
   """A prompt and its K completions.
 
   prompt: token ids.
-  completions: token ids of each.
-  masks: whether the loss counts each token of each completion; None counts all.
+  completions: token ids of each completion.
+  masks: True on the completion tokens that the loss counts; None counts all.
   """
 
   prompt: Sequence[int]
@@ -73,17 +81,17 @@ def pad_sequences(
     max_prompt_tokens: int,
     max_completion_tokens: int,
 ) -> types.Batch:
-  """Returns a NumPy batch of encoded texts, with left-padded prompts.
+  """Pads encoded texts into a NumPy batch, with prompts on the right.
 
   Args:
-    rows: encoded texts, at most prod(shape); missing ones become padding.
+    rows: encoded texts, at most prod(shape); the rest is padding.
     shape: leading axes of the leaves, [*shape, …], filled in order.
     num_completions: K.
     max_prompt_tokens: P.
     max_completion_tokens: T.
 
   Returns:
-    The batch; columns that supervised losses ignore are 0.
+    The batch, with 0 in columns that supervised losses do not read.
   """
   sizes = {
       "B": math.prod(shape),

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the replay buffer of a run, with what compares completions."""
+"""Makes the replay buffer of a run and its similarity features."""
 
 import functools
 
@@ -22,8 +22,9 @@ def make_buffer(
 ) -> buffer_lib.ReplayBuffer:
   """Returns an empty buffer.
 
-  `policy` is needed for `replay_filter.similarity` and `train.router_replay`;
-  `mesh` places a frozen encoder.
+  Args:
+    policy: required for `replay_filter.similarity` and `train.router_replay`.
+    mesh: placement of the frozen encoder for cosine similarity.
   """
   embed, content_mask = None, None
   if config.replay_filter.similarity != "none":

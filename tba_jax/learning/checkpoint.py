@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of device state and host state, by Orbax.
+"""Checkpoints of device and host state, written by Orbax.
 
 A checkpoint is complete or absent: Orbax writes into a temporary directory and
 renames it. The device state is any pytree of arrays and may be restored onto
@@ -29,18 +29,18 @@ from tba_jax.system import bucket
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 
-# Items of a checkpoint, which are its folders.
+# Items of a checkpoint; each is a folder.
 _STATE, _HOST = "state", "host"
-# Smaller leaves are summed on the host, without a compile for each shape.
+# Smaller leaves are summed on the host, to avoid compiling for each shape.
 HOST_SUM_SIZE = 1 << 20
 
 
 class FormatError(ValueError):
-  """The checkpoint has another format."""
+  """The checkpoint was written in another format."""
 
 
 class Checkpointer:
-  """Saves to and restores from `directory/<step>/`; for one thread.
+  """Saves to and restores from `directory/<step>/`; not thread-safe.
 
   All processes of a mesh share the directory and call each method together.
 
@@ -93,14 +93,14 @@ class Checkpointer:
   ) -> None:
     """Copies `state` to host memory and writes both in the background.
 
-    Waits for the previous save first. Afterwards the caller may donate `state`,
-    but must not modify the arrays of `host_state`, which are not copied.
+    First waits for the previous save. On return the caller may donate `state`
+    but must not modify the arrays in `host_state`, which are not copied.
 
     Args:
       step: number of completed steps, above `latest_step()`.
       state: pytree of `jax.Array`.
-      host_state: host values, see `host_state.pack`; ignored except in process
-        0.
+      host_state: host values, see `host_state.pack`; only process 0 writes its
+        own.
       wait: whether to wait until the checkpoint is complete.
 
     Raises:
@@ -131,7 +131,7 @@ class Checkpointer:
       self.wait()
 
   def latest_step(self) -> int | None:
-    """Returns the newest step or None, including one being written."""
+    """Returns the newest step, even if still being written, or None."""
     return self._manager.latest_step()
 
   def complete_steps(self) -> list[int]:
@@ -142,9 +142,9 @@ class Checkpointer:
     return sorted(s for s in self._manager.all_steps() if s != pending)
 
   def newest_steps(self) -> list[int]:
-    """Returns the complete steps from which a run may be resumed.
+    """Returns the complete steps that a run can be resumed from.
 
-    Older ones are kept for evaluation and export, without a journal.
+    Older checkpoints, kept for evaluation and export, have lost their journal.
     """
     return self.complete_steps()[-self._keep :]
 
@@ -153,21 +153,20 @@ class Checkpointer:
   ) -> tuple[types.PyTree, dict[str, Any]]:
     """Returns (state, host_state) of the newest undamaged checkpoint.
 
-    Only process 0 gets a host state; the others get an empty one. After an
-    older checkpoint was read, damaged ones are reported and renamed to
-    `damaged-<step>`.
+    Only process 0 gets a host state; the others get {}. If a newer checkpoint
+    is damaged and an older one can be read, the damaged one is reported and
+    renamed to `damaged-<step>`.
 
     Args:
-      example_state: pytree of arrays or `jax.ShapeDtypeStruct` with shardings,
-        like the result.
-      step: the only checkpoint to read; damage is then an error.
+      example_state: pytree of arrays or `jax.ShapeDtypeStruct`s with the
+        structure and shardings of the result.
+      step: checkpoint to read, which must be undamaged; None for the newest.
 
     Raises:
-      FileNotFoundError: there is no checkpoint, or not that step.
+      FileNotFoundError: there is no checkpoint, or none of that step.
       FormatError: the newest checkpoint has another format.
-      SaveError: a process was late.
-      ValueError: no checkpoint can be read with this structure; the message has
-        the reasons.
+      SaveError: a process missed the deadline.
+      ValueError: no checkpoint can be read with this structure; lists reasons.
     """
     self.wait()
     steps = sorted(self._manager.all_steps(), reverse=True)
@@ -212,7 +211,7 @@ class Checkpointer:
       self._manager.close()
 
   def check(self) -> None:
-    """Raises as `save` if one of several processes could not save."""
+    """Raises as `save` if any process of the mesh failed to save."""
     if self._barrier is not None and self._barrier.failure is not None:
       self.wait()
 
@@ -225,7 +224,7 @@ class Checkpointer:
         preservation_policy=self._preservation(),
         cleanup_tmp_directories=True,
         enable_async_checkpointing=True,
-        # Orbax in other threads would wait for these directories.
+        # Otherwise Orbax waits for these directories in other threads.
         async_options=ocp.AsyncOptions(
             create_directories_asynchronously=False,
             post_finalization_callback=processes.trim_memory,
@@ -244,9 +243,9 @@ class Checkpointer:
     return managers.AnyPreservationPolicy(policies)
 
   def _check_room(self) -> None:
-    """Makes the directory; raises OSError in all processes if that fails.
+    """Creates the directory; raises OSError in all processes on failure.
 
-    During a save only process 0 creates folders while the others wait in a
+    During a save, process 0 creates folders while the others already wait in a
     collective. Here an error can still reach them.
     """
     if self._barrier is None:
@@ -256,7 +255,7 @@ class Checkpointer:
       if jax.process_index() == 0:
         probe = self._directory / ".probe"
         probe.mkdir(parents=True, exist_ok=True)
-        # A bucket has no folders, but may refuse a file.
+        # A bucket has no folders, but may reject a file.
         (probe / "file").write_bytes(b".")
         probe.rmtree()
     finally:
@@ -269,7 +268,7 @@ class Checkpointer:
   ) -> tuple[types.PyTree, dict[str, Any]]:
     """Returns (state, host state) of a checkpoint, or raises in all processes.
 
-    Orbax's own restore would wait in a barrier for a process that failed.
+    The restore of Orbax's manager would wait in a barrier for a failed process.
     """
     folder = self._directory / str(step)
     with self._agreeing(step):
@@ -283,7 +282,7 @@ class Checkpointer:
       damaged = sorted(k for k in checksums if checksums[k] != saved.get(k))
       if damaged:
         raise ValueError(
-            f"{len(damaged)} of {len(checksums)} leaves have another checksum:"
+            f"{len(damaged)} of {len(checksums)} leaves fail their checksum:"
             f" {', '.join(damaged[:3])}"
         )
     return state, host.get("host_state", {})
@@ -302,7 +301,7 @@ class Checkpointer:
 
   @contextlib.contextmanager
   def _agreeing(self, step: int) -> Iterator[None]:
-    """Raises at its end if the body raised in any process."""
+    """Raises on exit if the body raised in any process."""
     error = None
     try:
       yield
@@ -337,7 +336,7 @@ class Checkpointer:
       )
     if failures:
       if self._barrier is not None:
-        # The others list the folder after this change.
+        # The other processes list the folder after this change.
         timeout_ms = int(self._barrier.deadline_s * 1000)
         self._barrier(key="setting checkpoints aside", timeout_ms=timeout_ms)
       self._manager.reload()
@@ -345,7 +344,7 @@ class Checkpointer:
   def _raise_if_failed(self, call: Callable[[], Any]) -> None:
     try:
       call()
-    # Orbax and TensorStore raise many types of errors for a full disk.
+    # Orbax and TensorStore raise many types of errors when a disk is full.
     except Exception as error:
       raise OSError(
           f"checkpoint {self._pending_step} could not be written to"
@@ -368,8 +367,8 @@ def leaf_checksums(tree: types.PyTree) -> dict[str, int]:
       # A copy, because the leaf may be donated next.
       checksum = _checksum(np.array(leaf.addressable_data(0)), np)
     else:
-      # Awaited before the next: all-reduces of several programs in flight at
-      # once can meet in another order in another process, which then hangs.
+      # One at a time: if all-reduces of several programs are in flight, their
+      # order may differ between processes, which then hang.
       checksum = _device_checksum(leaf)
     sums[jax.tree_util.keystr(path)] = int(checksum)
   return sums
@@ -400,7 +399,7 @@ _device_checksum = jax.jit(lambda array: _checksum(array, jnp))
 
 
 class HostStateHandler(ocp.AsyncCheckpointHandler):
-  """Writes the host state in process 0, and reads it."""
+  """Writes the host state (in process 0) and reads it."""
 
   async def async_save(
       self, directory: epath.Path, args: "HostStateSave"
@@ -432,7 +431,7 @@ class HostStateHandler(ocp.AsyncCheckpointHandler):
 )
 @dataclasses.dataclass
 class HostStateSave(ocp.args.CheckpointArgs):
-  """Saves a packed host state; Orbax also requires a class to restore one."""
+  """Orbax arguments to save a packed host state, and to restore one."""
 
   packed: host_state_lib.PackedHostState
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Audit of checkpoints: every array, and the counts of the host state."""
+"""Audits checkpoints: the checksum of every array, the host state's counts."""
 
 from collections.abc import Iterable, Iterator, Mapping
 import json
@@ -19,7 +19,7 @@ from tba_jax.system import auditing
 from tba_jax.system import bucket
 
 _COMMIT = "commit_success.txt"
-# Elements of an array to read at a time.
+# Array elements read at a time.
 _CHUNK = 1 << 24
 
 
@@ -39,7 +39,7 @@ def audit(run: auditing.AuditedRun) -> auditing.Findings:
 
 
 def audit_model(run: auditing.AuditedRun, name: str) -> auditing.Findings:
-  """Checks an additional model of the run: its checkpoints and its folder."""
+  """Checks another model of the run: its checkpoints and its folder."""
   model = run.folder / name / "model"
   for path in sorted(model.glob("*.safetensors")):
     place = f"{name}/model/{path.name}"
@@ -69,7 +69,7 @@ def _checkpoints(
     if path.name.isdecimal():
       steps[int(path.name)] = path
     elif "orbax-checkpoint-tmp" in path.name:
-      yield name, "a save that was interrupted"
+      yield name, "an interrupted save"
     elif path.name.startswith("damaged-"):
       yield name, "set aside by a restart"
   # Orbax writes commit markers in buckets, and in newer versions everywhere.
@@ -78,22 +78,22 @@ def _checkpoints(
     if step not in marked and (marked or bucket.is_remote(folder)):
       yield (
           f"{prefix}/{step}/{_COMMIT}",
-          "is missing: the save was not completed, or the marker deleted",
-          "a restart from a bucket takes an older checkpoint; if all else of"
-          " this one is sound, create the file again",
+          "is missing: the save was not completed, or the marker was deleted",
+          "a restart from a bucket uses an older checkpoint; if the rest of"
+          " this one is intact, create the file again",
       )
   for step, path in sorted(steps.items()):
     host: dict[str, Any] = {}
     problems = list(_problems(run, path, f"{prefix}/{step}", step, host))
     if problems and run.live and not path.exists():
-      continue  # The run has just removed it.
+      continue  # Just removed by the run.
     saved[step] = host
     for place, what in problems:
       yield (
           f"{prefix}/{step}/{place}",
           what,
-          "a restart sets this checkpoint aside and takes the one before;"
-          " export and evaluate refuse it. Go on from there, or"
+          "a restart sets this checkpoint aside and uses the previous one;"
+          " export and evaluate reject it. Continue from the previous one, or"
           f" {auditing.COPY}",
       )
 
@@ -105,7 +105,7 @@ def _problems(
     step: int,
     host: dict[str, Any],
 ) -> Iterator[tuple[str, str]]:
-  """Yields (place, what) of the problems of a checkpoint; fills `host`."""
+  """Yields (place, problem) pairs of a checkpoint; fills `host`."""
   file = f"host/{host_state.NAME}"
   try:
     with (path / file).open("rb") as opened:
@@ -157,7 +157,7 @@ def _array_problems(
     try:
       array = ts.open(spec, open=True, read=True, context=context).result()
       if _checksum(array) != wanted[keys]:
-        problem = "has another checksum than when it was saved"
+        problem = "does not match its saved checksum"
       elif keys == ("step",) and int(array[...].read().result()) != step:
         problem = f"differs from the {step} in the directory's name"
       else:
@@ -171,7 +171,7 @@ def _array_problems(
 
 
 def _keys_of(text: str) -> tuple[str, ...]:
-  """Returns the keys of a path in JAX's notation, as .opt_state[1].mu['w']."""
+  """Returns the keys of a JAX key path such as .opt_state[1].mu['w']."""
   groups = re.findall(r"\.(\w+)|\['([^']*)'\]|\[(\d+)\]", text)
   return tuple(next(filter(None, keys), "") for keys in groups)
 
@@ -202,7 +202,7 @@ def _checksum(array: ts.TensorStore) -> int:
 def _count_problems(
     run: auditing.AuditedRun, step: int, host: Mapping[str, Any]
 ) -> Iterator[str]:
-  """Checks that the counts of a trainer's host state agree."""
+  """Yields inconsistencies between the counts in a trainer's host state."""
   data, history = host["data"], host["applied_history"]
   rows = data["buffer"]["rows"]
   if history[-1] != [step, data["applied"]]:

@@ -1,13 +1,13 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles for all sizes of a batch while the first data is sampled.
+"""Compiles the programs for all batch sizes while the first data is sampled.
 
-The rows of a batch have few sizes (`packing.Packing.sizes`). Without the
-thread, the first batch of each size would compile for minutes on a slice while
-all devices idle.
+Packed batches come in a few sizes (`packing.Packing.sizes`). Without this
+thread, the first batch of each size would compile while all devices idle, for
+minutes on a TPU slice.
 
-The thread only fills jit's cache: every process runs the same program, whether
-or not the thread was in time.
+The thread only fills jit's cache: every process runs the same programs, whether
+or not the thread finishes in time.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,11 +20,11 @@ from tba_jax.system import processes
 
 
 class CompileAhead:
-  """Compiles for each size in a thread.
+  """Compiles for each size in a background thread.
 
   Args:
     sizes: packed shapes, largest first.
-    compile_size: function that compiles all programs that depend on the size.
+    compile_size: function that compiles all programs for a size.
   """
 
   def __init__(
@@ -41,7 +41,7 @@ class CompileAhead:
   def wait(self, size: packing.Size) -> None:
     """Waits until the thread has compiled for `size`.
 
-    After a failure, the step compiles itself and raises its error.
+    If that failed, the step compiles by itself and raises the error.
     """
     if size in self.jobs:
       futures.wait([self.jobs[size]])
@@ -51,7 +51,7 @@ class CompileAhead:
     futures.wait(list(self.jobs.values()))
 
   def close(self) -> None:
-    """Starts no other compilation; one in progress cannot be stopped."""
+    """Cancels pending compilations; one in progress cannot be stopped."""
     self._thread.shutdown(wait=False, cancel_futures=True)
 
   def _compile(self, size: packing.Size) -> None:

@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Train state owner; runs in lockstep on every process of the trainer.
+"""Owner of the train state, in lockstep on all trainer processes.
 
-The learner in process 0 calls `DeviceWork`; each method first broadcasts a
-command, on which `follow` in the other processes makes the same call.
+The learner in process 0 calls `DeviceWork`. Each method first broadcasts a
+command, and `follow` makes the same call in the other processes.
 """
 
 from collections.abc import Callable
@@ -41,9 +41,9 @@ class DeviceWork:
   learning_rate_scale: factor on the learning rate of the next step.
 
   Args:
-    config: reads `mesh` and what `published.computed_dtypes` reads.
+    config: reads `mesh` and the settings of `published.computed_dtypes`.
     state: train state before the next step.
-    train_step: jitted step, which donates the state.
+    train_step: jitted step; donates the state.
     reference: policy that the KL is measured against.
     merger: function that adds adapters to the model's params.
     cluster: connection to the other processes.
@@ -52,8 +52,7 @@ class DeviceWork:
     peers: helper that writes this process's shards of published params; None if
       process 0 publishes everything.
     answer: result of `work_parts.make_answer_fn`; None publishes no probe.
-    ahead: thread that compiles for all sizes of a batch; None leaves it to each
-      size's first step.
+    ahead: thread that compiles ahead; None compiles at each size's first step.
   """
 
   def __init__(
@@ -73,10 +72,9 @@ class DeviceWork:
   ):
     self.reference = reference
     self.peers = peers
-    self.learning_rate_scale = float(state.learning_rate_scale)
+    self.set_state(state)
     self._answer = answer
     self._ahead = ahead
-    self._state = state
     self._train_step = train_step
     self.merger = merger
     self._task = task
@@ -101,42 +99,48 @@ class DeviceWork:
   def state(self) -> train_step_lib.TrainState:
     return self._state
 
+  def set_state(self, state: train_step_lib.TrainState | None) -> None:
+    """Replaces the train state, or frees it until the next one is set."""
+    self._state = state
+    if state is not None:
+      self.learning_rate_scale = float(state.learning_rate_scale)
+
   @property
   def base_params(self) -> types.PyTree:
-    """Frozen params below the adapters, None without adapters."""
+    """Frozen base params of the adapters, or None."""
     return self._train_step.base
 
   @property
   def teacher_params(self) -> types.PyTree:
-    """Reference params if the loss compares distributions, or None."""
+    """Reference params if the loss compares distributions, else None."""
     return self._train_step.teacher_params
 
   @property
   def may_leave_out(self) -> bool:
-    """Whether training may continue after a checkpoint failed.
+    """Whether training may continue after a failed checkpoint.
 
-    Not with several processes: the others would wait for this one's shards.
+    False with several processes: the others would wait for missing shards.
     """
     return self._cluster.num_processes == 1
 
   @property
   def base(self) -> str:
-    """Name of the adapters' base params; "" without adapters."""
+    """Name of the adapters' base params, or ""."""
     return self.merger.base
 
   def place(
       self, batch: types.Batch, missing: types.Rows | None
   ) -> tuple[types.Batch, jax.Array | None]:
-    """Puts a batch onto the mesh with all reference log-probs.
+    """Puts a batch onto the mesh and fills in its reference log-probs.
 
     Args:
-      batch: [B, ...] on the host; in processes other than 0, of
-        `jax.ShapeDtypeStruct`.
+      batch: [B, ...] on the host; `jax.ShapeDtypeStruct`s in processes other
+        than 0.
       missing: packed rows of the groups without reference log-probs, or None.
 
     Returns:
-      The batch, and its [B, K, T] log-probs on this process if any were
-      computed.
+      The batch, and its [B, K, T] reference log-probs on this process if any
+      were computed, else None.
     """
     shapes_of = lambda tree: {
         name: [list(x.shape), x.dtype.name]
@@ -158,7 +162,8 @@ class DeviceWork:
       return batch, None
     missing = self._put(missing)
     computed = self.reference.logprobs(
-        *reference_inputs(batch), self._state.ref_params, missing
+        *(*reference_inputs(batch), self._state.ref_params, missing),
+        batch.kept_ids,
     )
     ref_logprobs = own = self._fill(
         batch.ref_logprobs,
@@ -199,10 +204,10 @@ class DeviceWork:
       self._cluster.broadcast("forget", {"version": replaced})
 
   def gather_model(self) -> types.PyTree:
-    """Returns the model's params with merged adapters, on this process.
+    """Returns the model's params, adapters merged, on this process.
 
-    With one process they may be the state's params, which the next step
-    donates; with several, matrices have the compute dtype.
+    With one process, these may be the state's own arrays, which the next step
+    donates. With several, matrices are in the compute dtype.
     """
     self._cluster.broadcast("gather_model")
     return self._gather(self._narrow(self.merger.params(self._state.params)))
@@ -241,7 +246,7 @@ def follow(
 ) -> types.Batch | None:
   """Repeats a call of process 0, except `train`, in another process.
 
-  Returns the batch of the next step: a newly placed one, or the given one.
+  Returns the batch of the next step: `batch`, unless the call placed a new one.
   """
   fields = command.fields
   if command.name == "place":
@@ -285,7 +290,7 @@ def _fill(
     place_indices_BxKxT: jax.Array,
     num_places: int,
 ) -> jax.Array:
-  """Returns computed values, and known values where no place computed any."""
+  """Returns computed values where a place computed one, else known values."""
   return jnp.where(
       place_indices_BxKxT < num_places, computed_BxKxT, known_BxKxT
   )

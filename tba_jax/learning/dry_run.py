@@ -1,11 +1,12 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tries custom code and logged data: `python -m tba_jax.learning.dry_run`.
+"""Tries custom code and offline data: `python -m tba_jax.learning.dry_run`.
 
 Reads the config and the names of the checks (`config/custom_code.py`) as JSON
-from standard input and writes a list of problems. It traces the loss on the
-shapes of a batch, computes the reward of an example as a run does, reads first
-observations of environments, and looks up the prompts of a log.
+from standard input; writes [problems, notes] as JSON to standard output. The
+checks trace the loss, compute the reward of an example as a run does, read the
+first observations of environments, ask a judge over HTTP, and match offline
+data with prompts.
 """
 
 import contextlib
@@ -21,27 +22,29 @@ from tba_jax.environments import episode_pool
 from tba_jax.policy import prompt_preview
 from tba_jax.rewards import judges
 from tba_jax.rewards import pool
+from tba_jax.rewards import url_judge
 from tba_jax.system import processes
 from tba_jax.system import ramps
 from tba_jax.system import user_code
 from tba_jax.tasks import base
 from tba_jax.tasks import task_table
 
-# First training prompts, at least one of which must be readable.
+# Number of first training prompts, of which at least one must be readable.
 _NUM_PROMPTS = 4
 
 
 def main() -> int:
-  """Prints a JSON list of problems and one of notes; returns the status."""
+  """Prints [problems, notes] as JSON and exits with status 0."""
   processes.die_with_parent()
   given, tried = json.load(sys.stdin)
-  # Prints of user code must not mix with the answer.
+  # Redirect user code's prints, so that they do not mix with the answer.
   answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
   os.dup2(2, 1)
   config, problems, notes = ml_collections.ConfigDict(given), [], []
   checks = {
       custom_code.LOSS: trace_loss,
       custom_code.REWARD: try_reward,
+      custom_code.JUDGE: try_judge,
       custom_code.PROMPT: try_prompts,
       custom_code.LOG: try_log,
   }
@@ -56,11 +59,10 @@ def main() -> int:
 
 
 def trace_loss(config: ml_collections.ConfigDict) -> None:
-  """Traces `config.loss` on the shapes of a micro-batch, and computes one.
+  """Traces `config.loss` on a micro-batch's shapes, then on random data.
 
   Raises:
-    ValueError: the loss raises, returns something else than a loss, or has no
-      gradient.
+    ValueError: the loss raises, does not return a loss, or has no gradient.
   """
   with processes.importing():  # Takes seconds.
     import jax  # pylint: disable=g-import-not-at-top
@@ -68,7 +70,7 @@ def trace_loss(config: ml_collections.ConfigDict) -> None:
 
     from tba_jax import types  # pylint: disable=g-import-not-at-top
     from tba_jax.losses import objective  # pylint: disable=g-import-not-at-top
-    from tba_jax.losses import objective_table as losses  # pylint: disable=g-import-not-at-top
+    from tba_jax.losses import objective_table  # pylint: disable=g-import-not-at-top
 
   c, sampling = config.train, config.sampling
   B = min(c.micro_batch_prompts, c.prompts_per_batch)
@@ -77,14 +79,14 @@ def trace_loss(config: ml_collections.ConfigDict) -> None:
   batch = types.abstract_batch(
       {"B": B, "K": K, "P": sampling.max_prompt_tokens, "T": T}
   )
-  if losses.baseline(config.loss) == "file":
+  if objective_table.baseline(config.loss) == "file":
     batch.prepared["baselines_Bx1"] = shape(B, 1)
   pure_loss = objective.make_pure_loss(config)
   gradient = jax.jit(
       jax.grad(lambda x, *others: pure_loss(x, {}, *others), has_aux=True)
   )
   jax.eval_shape(gradient, shape(B, K, T), batch, shape())
-  # On random data: rewards of 0 and 1, then any.
+  # Random data: binary rewards, then real-valued ones.
   rng = np.random.default_rng(0)
   for rewards in (rng.integers(0, 2, (B, K)), rng.normal(size=(B, K))):
     filled = jax.tree.map(
@@ -104,9 +106,9 @@ def trace_loss(config: ml_collections.ConfigDict) -> None:
     if np.any(gradient(logprobs_BxKxT, filled, beta)[0]):
       return
   raise ValueError(
-      f"config.loss.name={config.loss.name!r}: its gradient by"
-      " groups.logprobs_BxKxT is 0, so that nothing would be learned; must be a"
-      " loss of log-probs without stop_gradient, int or argmax around them all"
+      f"config.loss.name={config.loss.name!r}: its gradient with respect to"
+      " groups.logprobs_BxKxT is 0, so nothing would be learned; must depend on"
+      " log-probs outside of stop_gradient, int and argmax"
       " (docs/reference/objectives.md)"
   )
 
@@ -115,7 +117,7 @@ def try_reward(config: ml_collections.ConfigDict) -> None:
   """Judges completions of the first training prompt as a run does.
 
   Raises:
-    ValueError: the task raises, or none of the completions could be judged.
+    ValueError: the task raises, or no completion could be judged.
   """
   if task_table.facts(config.task.name).has_turns:
     try_environment(config)
@@ -128,9 +130,9 @@ def try_reward(config: ml_collections.ConfigDict) -> None:
     prompt = task.prompt(base.TRAIN, 0)
     right = base.reference_text(task, base.TRAIN, 0)
     if not isinstance(prompt, str) and not base.are_messages(prompt):
-      raise TypeError("prompt must return a text or messages")
+      raise TypeError("prompt must return a string or messages")
     if not isinstance(right, str):
-      raise TypeError("reference_completion must return a text")
+      raise TypeError("reference_completion must return a string")
   except ValueError as error:
     if user_code.place_of(error):
       raise ValueError(
@@ -143,12 +145,12 @@ def try_reward(config: ml_collections.ConfigDict) -> None:
         f"config.task.name={name!r}: {user_code.describe(error)}"
     ) from error
   events: list[str] = []
-  # No run's directory need be hidden: no model has written these texts.
+  # No workdir to hide from the judge: no model has written these texts.
   judge = pool.make_judge(
       config, "", task, lambda kind, text: events.append(text)
   )
   try:
-    # A reward may refuse a text that is no answer.
+    # A reward may fail on a text that is not an answer.
     for text in dict.fromkeys((right, base.plain_text(prompt), "1")):
       request = judges.JudgeRequest(base.TRAIN, 0, text, tokens=(0,))
       judged = judge.judge([request])[0]
@@ -165,6 +167,14 @@ def try_reward(config: ml_collections.ConfigDict) -> None:
     judge.close()
 
 
+def try_judge(config: ml_collections.ConfigDict) -> list[str]:
+  """Asks the model at `config.reward.url` once; returns a line with its answer.
+
+  Raises ValueError if it gives no score.
+  """
+  return [url_judge.probe(config.reward, task_table.make_task(config.task))]
+
+
 def try_environment(config: ml_collections.ConfigDict) -> None:
   """Starts an episode of the first training prompt and takes one turn.
 
@@ -179,7 +189,7 @@ def try_environment(config: ml_collections.ConfigDict) -> None:
       for message in (["reset", seed], ["reset", seed], ["step", "1"]):
         answer = worker.call(message)
         if answer.get("failure") == "deadline":
-          return  # Slow machine; the next process would have no episode.
+          return  # Slow machine. A new worker would have no episode to step.
         if "failure" in answer:
           raise ValueError(
               f"config.task.source={config.task.source!r}: {message[0]} fails"
@@ -191,15 +201,15 @@ def try_environment(config: ml_collections.ConfigDict) -> None:
 
 
 def try_prompts(config: ml_collections.ConfigDict) -> list[str]:
-  """Reads first observations as the policy does.
+  """Encodes first observations as the policy reads them.
 
   Returns:
-    The first prompt as the policy reads it, with the tools as the chat template
-    writes them.
+    Lines that show the first prompt and, as the chat template renders them, its
+    tools.
 
   Raises:
     ValueError: none of the first training prompts can be read, or the chat
-      template hides a tool from the policy.
+      template leaves out a tool.
   """
   with processes.importing():  # Takes seconds.
     from tba_jax.environments import turns  # pylint: disable=g-import-not-at-top
@@ -223,7 +233,7 @@ def try_prompts(config: ml_collections.ConfigDict) -> list[str]:
   first = next((one for one in prompts if not one.failure), None)
   if first is None or prompt_preview.tokenizer_folder(config) == "task":
     return []
-  # Fine-tuning demonstrates the calls, so no tool descriptions are needed.
+  # SFT demonstrates tool calls, so the prompt need not describe them.
   tools = () if config.init in ("scratch", "sft") else first.tools
   try:
     lines = prompt_preview.prompt_lines(
@@ -237,19 +247,19 @@ def try_prompts(config: ml_collections.ConfigDict) -> list[str]:
 
 
 def try_log(config: ml_collections.ConfigDict) -> list[str]:
-  """Looks up the task's prompts in logged completions and baselines.
+  """Looks up the training prompts in offline completions and baselines.
 
-  Uses the run's tokenizer, or the one that fine-tuning starts with.
+  Uses the run's tokenizer, or the one that SFT starts with.
 
   Returns:
-    Which completions are used, and which are left out.
+    Lines on how many completions are used and left out.
 
   Raises:
-    ValueError: a log has no usable completion of the task's training prompts,
-      or a file of baselines lacks one of them.
+    ValueError: no offline completion can be used, or the baseline file lacks a
+      training prompt.
   """
   with processes.importing():  # Takes seconds.
-    from tba_jax.losses import objective_table as losses  # pylint: disable=g-import-not-at-top
+    from tba_jax.losses import objective_table  # pylint: disable=g-import-not-at-top
     from tba_jax.policy import policy as policy_lib  # pylint: disable=g-import-not-at-top
     from tba_jax.sampling import offline_sampler  # pylint: disable=g-import-not-at-top
     from tba_jax.tasks import offline_completions as tasks_logged  # pylint: disable=g-import-not-at-top
@@ -261,10 +271,14 @@ def try_log(config: ml_collections.ConfigDict) -> list[str]:
         config,
         task,
         tokenizer,
-        needs_logprobs=losses.needs_logprobs(config.loss, config.optimizer),
+        needs_logprobs=objective_table.needs_logprobs(
+            config.loss, config.optimizer
+        ),
     )
-    notes.append(f"log: {config.offline.path}: {found.summary()}")
-  if losses.baseline(config.loss) == "file":
+    first, *others = found.report()
+    notes.append(f"log: {config.offline.path}: {first}")
+    notes += [f"  {line}" for line in others]
+  if objective_table.baseline(config.loss) == "file":
     tasks_logged.values(
         config.loss.baseline_file,
         task,
@@ -276,15 +290,15 @@ def try_log(config: ml_collections.ConfigDict) -> list[str]:
 
 
 def _field(task: ml_collections.ConfigDict) -> str:
-  """Returns the field of the task that names the user's code."""
+  """Returns the task field that names the user's code."""
   if task.name != "custom":
     return "name"
   return "rewards" if ":" in task.rewards else "verifier"
 
 
 def _cause(judged: base.Judgement, events: list[str], field: str) -> str:
-  """Returns why a completion could not be judged, and what is allowed."""
-  # An event's text begins with the cause, its count, and the prompt.
+  """Returns why a completion could not be judged, and what is expected."""
+  # An event begins with the cause, its count and the prompt.
   why = events[-1].partition(": prompt 0 of 'train': ")[2] if events else ""
   allowed = "a function of (prompt, completion, row) that returns a number"
   if field == "verifier":

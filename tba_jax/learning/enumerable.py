@@ -1,14 +1,14 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A bandit with the training losses, where the exact target is known.
+"""A bandit trained with the real losses, whose exact target is known.
 
 One prompt has N completions of one token; the policy is a table of N logits.
 The target of the trajectory balance objectives,
 
     π*(y) = π_ref(y) exp(r(y)/β) / Z,    Z = Σ_y π_ref(y) exp(r(y)/β),
 
-is then a vector, and the distance to it a number. Losses, corrections and
-optimizer are the same as in training.
+is then a vector, and the distance to it can be computed. Losses, corrections
+and optimizer are those used in training.
 """
 
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def target(space: Space, *, beta: float) -> np.ndarray:
 
 
 def value(config: ml_collections.ConfigDict, space: Space) -> float:
-  """Returns V* = β₁ log Σ π_ref exp(r/β₁), which A*-PO has from a file.
+  """Returns V* = β₁ log Σ π_ref exp(r/β₁), which A*-PO reads from a file.
 
   β₁ is `loss.baseline_temperature`, task units.
   """
@@ -80,15 +80,15 @@ def make_learner(
   A step draws `train.prompts_per_batch` groups of
   `train.completions_per_prompt` completions. Args of `learn`:
 
-    behavior_N: [N], a fixed sampling distribution, each probability above 0;
+    behavior_N: [N], fixed sampling distribution, with positive probabilities;
       None samples from the policy.
-    lag_steps: age in steps of the policy that samples; 0 is on-policy. Before
-      that many steps π_ref samples. Completions of a fixed distribution count
-      as one step old.
+    lag_steps: age of the sampling policy in steps; 0 is on-policy. The first
+      `lag_steps` steps sample from π_ref. Completions of a fixed distribution
+      count as one step old.
 
-  It returns the policy's probabilities, [S + 1, N] float32: before the first
-  step (π_ref) and after each of S steps. It raises ValueError if `behavior_N`
-  is not a distribution or `lag_steps` is below 0.
+  `learn` returns the policy's probabilities before the first step (π_ref) and
+  after each of S steps, [S + 1, N] float32. It raises ValueError if
+  `behavior_N` is not a distribution or `lag_steps` is negative.
 
   Args:
     config: reads `loss` (beta is constant), `optimizer`, `train` and `seed`.
@@ -151,10 +151,10 @@ def make_learner(
 def _loss_function(
     config: ml_collections.ConfigDict, space: Space
 ) -> Callable[..., jax.Array]:
-  """Returns the loss of a step, [].
+  """Returns the loss of a step, [], as a function.
 
-  Its arguments are the logits, the loss's params, the sampler's log-probs and
-  its age in steps, and a key.
+  Its arguments are the policy's logits, the loss params, the sampling policy's
+  log-probs, that policy's age in steps, and a key.
   """
   pure_loss = objective.make_pure_loss(config)
   shape = config.train.prompts_per_batch, config.train.completions_per_prompt

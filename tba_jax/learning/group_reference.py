@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A searcher's reference policy.
+"""Reference log-probs computed by searchers (`reference.role="searcher"`).
 
-Each searcher then holds the reference's params and runs its forward pass, and
-the trainer does neither. So reference log-probs scale with the searchers.
+Each searcher holds the reference params and runs the reference forward pass, so
+its throughput scales with the searchers, and the trainer needs neither.
 
 Source: TBA's searchers, Bartoldson et al. 2025 (arXiv:2503.18929).
 """
@@ -27,6 +27,7 @@ from tba_jax.models.net import sequence
 from tba_jax.policy import frozen_models
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import reference_policy
+from tba_jax.sampling import samplers
 
 # Factor on the number of passes if groups may be skipped.
 _SHORT_PASSES = 4
@@ -48,10 +49,10 @@ class GroupReference:
       config: reads `sampling`, `search` and `loss.include_stop_token`.
       policy: initial policy of the run.
       params: reference params, on the searcher's devices.
-      mesh: searcher's mesh; None is the first device.
+      mesh: searcher's mesh; None uses the first device.
 
     Raises:
-      ValueError: the mesh lacks the kernel that `model.attention` names.
+      ValueError: the mesh does not support the kernel of `model.attention`.
     """
     sampling, mesh = config.sampling, mesh or sharding.first_device_mesh()
     kernels.choose(
@@ -66,6 +67,7 @@ class GroupReference:
         mesh=mesh,
     )
     self._num_prompts = prompts_at_a_time(config)
+    self._num_kept = samplers.num_kept(config)
     self._shape = (
         config.search.samples_per_prompt,
         sampling.max_prompt_tokens,
@@ -79,7 +81,7 @@ class GroupReference:
     )
 
   def warm_up(self) -> None:
-    """Compiles for each size of a pass."""
+    """Compiles the pass for each packed size."""
     B, (S, P, T) = self._num_prompts, self._shape
     tokens = lambda *shape: np.zeros(shape, np.int32)
     masks = lambda *shape: np.zeros(shape, np.float32)
@@ -87,7 +89,9 @@ class GroupReference:
     for size in self._packing.sizes():
       rows = packing.abstract_rows(size, B, S, T)
       rows = jax.tree.map(lambda x: np.full(x.shape, -1, x.dtype), rows)
-      self._reference.logprobs(*inputs, rows=rows).block_until_ready()
+      self._reference.logprobs(
+          *inputs, rows=rows, kept_BxKxTxC=self._kept([])
+      ).block_until_ready()
 
   def start(
       self,
@@ -95,18 +99,20 @@ class GroupReference:
       tokens: Sequence[np.ndarray],
       lengths: Sequence[np.ndarray],
       sampled_masks: Sequence[np.ndarray],
+      kept_ids: Sequence[np.ndarray | None],
   ) -> Callable[[], list[np.ndarray]]:
-    """Dispatches the pass over some groups; does not wait for the devices.
+    """Dispatches the reference pass over groups, without waiting for it.
 
     Args:
       prompts: [P] int32 for each group, without padding.
       tokens: [S, T] int32 for each group, right-padded.
       lengths: [S] int32 for each group, stop token included.
       sampled_masks: [S, T] bool for each group, True on policy tokens.
+      kept_ids: [S, T, C] int32 for each group, or None, see `types.Group`.
 
     Returns:
-      A function that waits and returns [S, T] float32 for each group: nats, 0
-      on tokens that the loss does not count.
+      A function that waits and returns log-probs [S, T] float32 for each group,
+      in nats, 0 on tokens that the loss does not count.
     """
     passes = []
     for start in range(0, len(prompts), self._num_prompts):
@@ -114,7 +120,7 @@ class GroupReference:
       passes.append(
           self._of_batch(
               *(prompts[chosen], tokens[chosen]),
-              *(lengths[chosen], sampled_masks[chosen]),
+              *(lengths[chosen], sampled_masks[chosen], kept_ids[chosen]),
           )
       )
 
@@ -130,8 +136,9 @@ class GroupReference:
       tokens: Sequence[np.ndarray],
       lengths: Sequence[np.ndarray],
       sampled_masks: Sequence[np.ndarray],
+      kept_ids: Sequence[np.ndarray | None],
   ) -> jax.Array:
-    """Returns [B, S, T] of a full batch; missing groups are padding."""
+    """Returns log-probs [B, S, T] of a batch padded to B groups."""
     B, (S, P, T) = self._num_prompts, self._shape
     rows = [
         (prompt, [row[:n] for row, n in zip(rows_SxT, lengths_S)])
@@ -149,6 +156,7 @@ class GroupReference:
     mask_BxSxT = batches.completion_mask(
         batch.completion_tokens, sampled_BxSxT, self._tokenizer
     )
+    kept_BxSxTxC = self._kept(kept_ids)
     return self._reference.logprobs(
         batch.prompt_tokens,
         batch.prompt_mask,
@@ -159,16 +167,29 @@ class GroupReference:
             batch.prompt_mask,
             batch.completion_tokens,
             mask_BxSxT,
+            kept_BxSxTxC,
         ),
+        kept_BxKxTxC=kept_BxSxTxC,
     )
+
+  def _kept(self, kept_ids: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    """Returns [B, S, T, C] of groups; None if they have no kept tokens."""
+    if not self._num_kept:
+      return None
+    S, _, T = self._shape
+    out = np.full((self._num_prompts, S, T, self._num_kept), -1, np.int32)
+    for b, group in enumerate(kept_ids):
+      if group is not None:  # None of a group without tokens.
+        out[b] = group
+    return out
 
 
 def prompts_at_a_time(config: ml_collections.ConfigDict) -> int:
   """Returns the number of prompts per pass.
 
-  A pass has at most as many completions as are decoded at a time, and all
-  passes of a round have similar sizes. If groups may be skipped, passes are
-  short, so that skipped groups save whole passes.
+  A pass has about as many completions as are decoded at a time, at most, and
+  the passes of a round have similar sizes. If groups may be skipped, passes are
+  shorter, so that skipped groups save whole passes.
   """
   search = config.search
   most = max(1, config.sampling.num_slots // search.samples_per_prompt)
@@ -189,8 +210,9 @@ def make_group_reference(
 
   Args:
     policy: initial policy of the run.
-    make_params: function that loads its params onto the searcher's devices.
-    mesh: searcher's mesh; None is the first device.
+    make_params: function that puts the initial params on the searcher's
+      devices.
+    mesh: searcher's mesh; None uses the first device.
   """
   if not config.reference.init:
     return GroupReference(config, policy, make_params(), mesh)

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Guards: limits on entropy, KL, accuracy, the log-prob gap, and failures.
 
-The loss is no guard, because it falls while a policy collapses. The gap between
-the trainer's and the sampler's log-probs at staleness 0 is the first sign of a
-wrong model, mask or temperature. A rising share of unjudged completions stops a
-run regardless of the action: neither a warning nor a lower rate fixes a policy
-that learns to break its judge.
+The loss is not guarded, because it falls while a policy collapses. The gap
+between the log-probs of trainer and sampler at staleness 0 is the first sign of
+a wrong model, mask or temperature. A rising share of unjudged completions stops
+the run with any `guards.action` but "off": neither a warning nor a lower
+learning rate fixes a policy that learns to break its judge.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,31 +20,28 @@ from tba_jax.models import config as config_lib
 from tba_jax.run import failures as failures_lib
 from tba_jax.sampling import samplers
 
-# Nats per token, for `guards.max_logprob_gap = 0`. Random models of 2 to 4
-# layers, with logits of standard deviation 1 to 9, had a mean gap between
-# decoding and one forward pass of up to 6e-6 in float32 and .024 in bfloat16.
-# With matrices of int8 SmolLM2-135M is .22 off on the tokens of the probe.
-# Coarsest first.
+# Default limits, nats per token, coarsest dtype first. Measured mean gaps
+# between decoding and a forward pass: up to 6e-6 (float32) and 0.024 (bfloat16)
+# for random models of 2 to 4 layers with logits of standard deviation 1 to 9;
+# 0.22 (int8) for SmolLM2-135M on the probe's tokens.
 _MAX_LOGPROB_GAP = {"int8": 0.3, "bfloat16": 0.1, "float32": 1e-3}
 
 
 def max_logprob_gap(config: ml_collections.ConfigDict, backend: str) -> float:
   """Returns the limit of the log-prob gap, nats per token.
 
-  The default depends on the coarser of both dtypes. There is no limit if
-  completions do not come from the plain policy (top-k, top-p, min-p,
-  exploration, a log).
+  The default follows the coarsest dtype of trainer, published params and
+  sampler. There is no limit if completions do not come from the policy alone
+  (exploration, offline data).
 
   Args:
-    config: reads `guards`, `sampling`, `search`, `explore`, `offline`, `model`,
-      `publish`, `lora`.
-    backend: JAX's, of the trainer.
+    config: reads `guards`, `search`, `explore`, `offline`, `model`, `publish`,
+      `lora`.
+    backend: JAX backend of the trainer.
   """
-  sampling, explore = config.sampling, config.explore
+  explore = config.explore
   if config.guards.max_logprob_gap:
     return config.guards.max_logprob_gap
-  if sampling.top_k or sampling.top_p < 1 or sampling.min_p:
-    return math.inf
   if any((explore.fraction, explore.min_tokens, explore.max_tokens)):
     return math.inf
   log = config.offline.path
@@ -52,7 +49,7 @@ def max_logprob_gap(config: ml_collections.ConfigDict, backend: str) -> float:
     return math.inf
   dtypes = [config_lib.compute_dtype(config.model, backend)]
   dtypes += [config.publish.dtype, config.search.quantization]
-  if config.lora.rank:  # Searchers round the merged kernels to it.
+  if config.lora.rank:  # Searchers round merged kernels to this dtype.
     dtypes.append(config.model.param_dtype)
   return next(
       limit for dtype, limit in _MAX_LOGPROB_GAP.items() if dtype in dtypes
@@ -63,9 +60,9 @@ def max_logprob_gap(config: ml_collections.ConfigDict, backend: str) -> float:
 class Alarm:
   """A guard that fired.
 
-  name: guard that raised it.
-  message: sentence with the numbers.
-  action: value of `config.guards.action` that applies.
+  name: guard that raised the alarm.
+  message: sentence with value and limit.
+  action: value of `config.guards.action` to apply.
   """
 
   name: str
@@ -77,7 +74,7 @@ class Guards:
   """Compares metrics with the limits of `config.guards`.
 
   A guard fires when its limit is crossed, and again only after the value has
-  returned within the limit.
+  been back within the limit.
 
   failures: share of unjudged training completions.
   """
@@ -98,10 +95,10 @@ class Guards:
       state: result of `get_state`, to continue from.
       backend: JAX backend of the trainer.
       num_sampled_by_chance: position in the prompt order from which prompts are
-        selected by earlier answers.
-      unchecked_step: step without a check of the log-prob gap: the first one
-        with changed settings, whose freshest completions may have been sampled
-        with the old settings.
+        selected by earlier results.
+      unchecked_step: first step with changed settings, where the log-prob gap
+        is not checked: its freshest completions may have been sampled with the
+        old ones.
     """
     self._unchecked_step = unchecked_step
     self._config = config.guards
@@ -109,20 +106,20 @@ class Guards:
     self.failures = failures_lib.FailureShare()
     self._max_logprob_gap = max_logprob_gap(config, backend)
     self._firing: set[str] = set()
-    # First accuracy by split, since splits differ in difficulty, and the step
-    # of the newest one.
+    # By split, since splits differ in difficulty: the first accuracy, and the
+    # step of the newest evaluation.
     self._first_accuracy: dict[str, float] = {}
     self._evaluated: dict[str, int] = {}
     if state is not None:
       self.set_state(state)
 
   def check_step(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
-    """Returns the guards that fire on a step's metrics."""
+    """Returns the alarms raised by a step's metrics."""
     c = self._config
     crossed = {
         "entropy": (
             metrics["entropy"] < c.min_entropy,
-            f"entropy {metrics['entropy']:.4f} nats a token is below"
+            f"entropy {metrics['entropy']:.4f} nats per token is below"
             f" config.guards.min_entropy={c.min_entropy}",
         ),
         "logprob_gap": (
@@ -130,8 +127,8 @@ class Guards:
             and metrics["on_policy_share"] > 0
             and metrics["logprob_gap"] > self._max_logprob_gap,
             "trainer and sampler differ by"
-            f" {metrics['logprob_gap']:.2e} nats a token at staleness 0, above"
-            f" {self._max_logprob_gap} (config.guards.max_logprob_gap)",
+            f" {metrics['logprob_gap']:.2e} nats per token at staleness 0,"
+            f" above {self._max_logprob_gap} (config.guards.max_logprob_gap)",
         ),
     }
     if "kl" in metrics:  # Not without a reference.
@@ -145,7 +142,7 @@ class Guards:
   def check_failures(
       self, step: int, shares: Sequence[tuple[int, float]]
   ) -> list[Alarm]:
-    """Returns the failure guard if the share of failures is rising.
+    """Returns an alarm if the share of failures has risen above the limit.
 
     Args:
       step: last completed step.
@@ -171,9 +168,9 @@ class Guards:
   def check_accuracy(
       self, step: int, accuracy: float | None, split: str
   ) -> list[Alarm]:
-    """Returns the accuracy guard if pass@1 of a split fires it, or [].
+    """Returns an alarm if pass@1 of a split has dropped too far, else [].
 
-    Ignores evaluations that were checked before or have no judged completion.
+    Ignores evaluations checked earlier, and those without judged completions.
     """
     if accuracy is None or step <= self._evaluated.get(split, -1):
       return []
@@ -213,7 +210,7 @@ class Guards:
       crossed: Mapping[str, tuple[bool, str]],
       action: str = "",
   ) -> list[Alarm]:
-    """Returns the guards that fire, with another action than the config's."""
+    """Returns alarms of newly crossed limits; `action` overrides the config."""
     if self._config.action == "off":
       return []
     alarms = []

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The host state of a checkpoint: JSON, and arrays as members of an `.npz`."""
+"""Host state of a checkpoint: an `.npz` of arrays and the JSON around them."""
 
 import dataclasses
 import json
@@ -8,29 +8,29 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-# Format of the whole checkpoint; an incompatible change increases it.
+# Version of the checkpoint format; incremented by incompatible changes.
 FORMAT = 6
-# File name, in the folder `host` of a checkpoint.
+# File name in the `host` folder of a checkpoint.
 NAME = "process-00000.npz"
 
-# A JSON object with this key stands for an array of the file.
+# A JSON object with this key stands for an array in the file.
 _ARRAY = "__array__"
 _STRUCTURE = "structure"
 
 
 @dataclasses.dataclass(frozen=True)
 class PackedHostState:
-  """A host state: JSON that names arrays, and the arrays by name."""
+  """A host state: JSON that refers to arrays, and the arrays by name."""
 
   structure: str
   arrays: dict[str, np.ndarray]
 
 
 def pack(host_state: Any) -> PackedHostState:
-  """Returns a host state as it is written, with the arrays themselves.
+  """Packs a host state for writing; arrays are not copied.
 
   Args:
-    host_state: JSON values (ints of any size, keys str), and NumPy arrays and
+    host_state: JSON values (ints of any size, str keys), NumPy arrays and NumPy
       scalars.
 
   Raises:
@@ -58,7 +58,7 @@ def write(file: BinaryIO, packed: PackedHostState) -> None:
 
 
 def read(file: BinaryIO) -> Any:
-  """Returns a host state; raises ValueError if the file is damaged."""
+  """Reads a host state; raises ValueError if the file is damaged."""
 
   def decode(value: dict[str, Any]) -> Any:
     if _ARRAY not in value:

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Learner: trains on draws of the replay buffer."""
+"""Learner: trains on draws from the replay buffer."""
 
 from collections.abc import Callable, Mapping
 import contextlib
@@ -23,10 +23,10 @@ from tba_jax.tasks import offline_completions
 
 
 class Learner:
-  """Turns a draw into a batch and takes a step on it.
+  """Turns a draw into a batch and trains on it.
 
-  Reference log-probs stay on the devices until `finish`, which caches them in
-  the buffer: starting a step never waits for a device.
+  Reference log-probs stay on the devices until `finish` caches them in the
+  buffer, so starting a step never waits for a device.
   """
 
   def __init__(
@@ -42,14 +42,14 @@ class Learner:
     """Initializes the learner.
 
     Args:
-      config: reads `loss.include_stop_token`, and what `packing.pack` and
-        `objective_table.has_reference_pass` read.
+      config: reads `loss.include_stop_token`, `loss.missing_stop` and the
+        settings of `packing.make` and `objective_table.has_reference_pass`.
       tokenizer: source of stop tokens and stop strings.
       buffer: source of the draws; caches the reference log-probs.
       work: owner of train state and reference.
-      baselines: [prompts] float32, value of each training prompt; None if the
-        loss has no baseline file.
-      span: (kind, step) -> context of host work, for the recorder.
+      baselines: [prompts] float32, value of each training prompt; None without
+        a baseline file.
+      span: (kind, step) -> context manager that records host work.
     """
     self._config = config
     self._span = span
@@ -77,21 +77,23 @@ class Learner:
     return {k: float(v) for k, v in jax.device_get(dict(metrics)).items()}
 
   def make(self, draw: types.Draw) -> types.Batch:
-    """Returns the batch of a draw, with all reference log-probs.
+    """Returns the batch of a draw on the mesh, with all reference log-probs.
 
-    Call it after the step before the draw's step, and before that step.
+    Must be called between the previous step and the draw's own step.
     """
     version = self.work.reference.version(draw.step)
     missing_B = (draw.ref_versions != version).any(axis=1)
     if not objective_table.has_reference_pass(self._config):
       missing_B[:] = False
-    batch = batches.of_draw(draw, self._tokenizer)
+    masks_cut_off = self._config.loss.missing_stop == "mask"
+    batch = batches.of_draw(draw, self._tokenizer, masks_cut_off)
     pack = lambda mask_BxKxT: packing.pack(
         packing.make(self._config),
         batch.prompt_mask,
         batch.completion_tokens,
         mask_BxKxT,
         batch.routes,
+        batch.kept_ids,
     )
     rows, missing = pack(batch.completion_mask), None
     if missing_B.any():
@@ -115,7 +117,7 @@ class Learner:
     Blocks until the devices have computed them.
     """
     unsaved, self._unsaved = self._unsaved, []
-    # The reference may have moved since, so each entry keeps its version.
+    # The reference may have moved since, so each entry has its own version.
     for ids_BxK, missing_B, values_BxKxT, version in unsaved:
       self._buffer.set_ref_logprobs(
           ids_BxK[missing_B], np.asarray(values_BxKxT)[missing_B], version
@@ -132,7 +134,7 @@ def make_learner(
   """Returns the learner of a run; `kwargs` go to `Learner`.
 
   Raises:
-    ValueError: `loss.baseline_file` is wrong, or lacks a prompt.
+    ValueError: `loss.baseline_file` is invalid or lacks a prompt.
   """
   baselines = None
   if objective_table.baseline(config.loss) == "file":

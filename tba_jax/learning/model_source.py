@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads a model to sample from, score with or export.
 
-A source is a Hugging Face folder, a model of the hub, a run directory (its
-newest checkpoint), or one checkpoint of a run, `RUN/checkpoints/STEP`.
+A source is a Hugging Face folder, a hub model, a run directory (meaning its
+newest checkpoint), or a checkpoint of a run, `RUN/checkpoints/STEP`.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ from tba_jax.policy import value_model as value_model_lib
 from tba_jax.run import run_directory
 from tba_jax.system import bucket
 
-# Setting that distinguishes the models of one path.
+# Setting that distinguishes models with the same path.
 IDENTITY = "weights"
 
 _CHECKPOINTS = "checkpoints"
@@ -71,13 +71,13 @@ def restore(
 
   Args:
     workdir: directory of the run.
-    step: checkpoint to read; None is the newest.
+    step: checkpoint to read; None reads the newest.
     mesh: placement of the params.
     needs_task: whether to make the task, see `policy.make_policy`.
 
   Raises:
     FileNotFoundError: there is no such checkpoint.
-    ValueError: there is no checkpoint at all, or it does not fit the config.
+    ValueError: the run has no checkpoints, or it does not fit the config.
   """
   policy, state, base = _restore_state(
       config, workdir, step, mesh, needs_task=needs_task
@@ -103,9 +103,9 @@ def _restore_state(
     *,
     needs_task: bool,
 ) -> tuple[policy_lib.Policy, train_step.TrainState, str]:
-  """Returns the policy, the state and its base's name; raises as `restore`."""
+  """Returns (policy, state, name of the base); raises as `restore`."""
   folder = _checkpoints(workdir)
-  # A Checkpointer would make the folder.
+  # A Checkpointer would create the folder.
   if not folder.is_dir():
     raise ValueError(f"{folder}: there is no checkpoint; train first, or name a"
                      " Hugging Face folder")  # fmt: skip
@@ -131,7 +131,7 @@ def _restore_state(
 
 
 def check_checkpoint(workdir: str | os.PathLike[str], step: int) -> None:
-  """Raises FileNotFoundError if a run has no checkpoint of a step."""
+  """Raises FileNotFoundError if a run has no checkpoint of this step."""
   folder = _checkpoints(workdir)
   if not (folder / str(step)).is_dir():
     raise FileNotFoundError(f"no checkpoint {step} in {folder}")
@@ -143,7 +143,7 @@ def adapters_of_checkpoint(
     step: int | None,
     mesh: jax.sharding.Mesh,
 ) -> tuple[policy_lib.Policy, types.PyTree, str]:
-  """Returns policy, adapters and name of a checkpoint, without their base.
+  """Returns policy, adapters and name of a checkpoint, without the base.
 
   Args and raises: see `of_checkpoint`.
   """
@@ -164,10 +164,10 @@ def of_checkpoint(
 ) -> ModelSource:
   """Returns the model of a run's checkpoint.
 
-  Holds the workdir's lock while reading, because opening the checkpoints
-  removes unfinished saves of a run in progress.
+  Holds the workdir's lock while reading, because opening checkpoints removes
+  the unfinished saves of a run in progress.
 
-  Args and raises: see `restore`; ValueError also where a process runs there.
+  Args and raises: see `restore`; also ValueError while the run is in progress.
   """
   with _held(workdir):
     policy, params, step = restore(
@@ -179,7 +179,7 @@ def of_checkpoint(
 
 
 def _held(workdir: str | os.PathLike[str]) -> contextlib.closing:
-  """Returns a context that holds a run's lock; ValueError if it cannot."""
+  """Returns a context that holds a run's lock; ValueError if it is taken."""
   if not _checkpoints(workdir).is_dir():
     raise ValueError(f"{workdir}: there is no checkpoint; train first")
   return contextlib.closing(
@@ -199,7 +199,7 @@ def one_device() -> jax.sharding.Mesh:
 
 
 def mesh_here(sizes: Mapping[str, int]) -> jax.sharding.Mesh:
-  """Returns a run's mesh, or one of all local devices if it needs more.
+  """Returns a run's mesh, cut to the available devices if it needs more.
 
   Args:
     sizes: `config.mesh`.
@@ -217,7 +217,7 @@ def initial_params(
   """Returns the params that training starts from, on a mesh.
 
   Raises:
-    ValueError: the folder cannot be read, or does not divide over the mesh.
+    ValueError: the model cannot be read, or does not divide over the mesh.
   """
   if mesh.size == 1:
     return policy_lib.initial_params(policy, config.seed)
@@ -233,21 +233,22 @@ def load(
     bos: str,
     dtype: str | None,
     chat: bool = False,
+    template_arguments: str = "",
     mesh: jax.sharding.Mesh | None = None,
 ) -> ModelSource:
   """Returns the model of a folder, a run or a checkpoint.
 
   Args:
-    key: the setting that holds `path`, for messages.
-    path: see the module.
-    bos: `config.tokenizer.bos` for a folder; a run's config has its own.
-    dtype: type of params and activations; None keeps the folder's.
-    chat: `config.tokenizer.chat` for a folder; a run's config has its own.
-    mesh: placement of the params; None is the default device.
+    key: setting that holds `path`, for messages.
+    path: source, see the module docstring.
+    bos, chat, template_arguments: settings of `config.tokenizer` for a folder;
+      a run uses its own config.
+    dtype: type of a folder's params and activations; None keeps its own.
+    mesh: placement of the params; None uses the default device.
 
   Raises:
     FileNotFoundError: there is no such checkpoint.
-    ValueError: the path is none of these, or cannot be read, or does not divide
+    ValueError: the path is not a source, cannot be read, or does not divide
       over the mesh.
   """
   local = bucket.stage_model(path, key=f"config.{key}")
@@ -266,14 +267,16 @@ def load(
   if not folder.is_dir() or bucket.is_remote(path):
     raise ValueError(
         f"config.{key}={path!r}: no such folder; must be a Hugging Face folder,"
-        " a GGUF file or ORG/NAME of the hub, a run directory, or"
-        " RUN/checkpoints/STEP of one, both also in gs://"
+        " a GGUF file, a hub name ORG/NAME, a run directory or"
+        " RUN/checkpoints/STEP; runs may be in gs://"
     )
   # Check the small files before reading the weights.
   try:
     shape = hf_config.read(folder, dtype=dtype)
     folders.check_labels(shape, folders.POLICY)
-    tokenizer = tokenizer_lib.load(folder, bos=bos, chat=chat)
+    tokenizer = tokenizer_lib.load_configured(
+        folder, dict(bos=bos, chat=chat, template_arguments=template_arguments)
+    )
     folders.check_vocabulary(shape, tokenizer.vocab_size)
   except ValueError as error:
     why = str(error).removeprefix(f"{folder}: ")
@@ -297,6 +300,7 @@ def of_config(config: ml_collections.ConfigDict) -> ModelSource:
       config.generate.model,
       bos=config.tokenizer.bos,
       chat=config.tokenizer.chat,
+      template_arguments=config.tokenizer.template_arguments,
       dtype=config.generate.dtype or None,
       mesh=sharding.make_mesh(config.mesh),
   )
@@ -307,7 +311,7 @@ def of_config(config: ml_collections.ConfigDict) -> ModelSource:
 def settings(
     config: ml_collections.ConfigDict, source: ModelSource
 ) -> dict[str, object]:
-  """Returns the settings that determine log-probs under a source."""
+  """Returns the settings that determine log-probs under a source's model."""
   mesh = config.mesh.to_dict()
   return {
       "model": source.name,

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training on fixed data, for `sft` and `reward_model`.
 
-A batch is a pure function of seed and step, so an interrupted run ends with the
-same bits as an uninterrupted one.
+A batch is a pure function of seed and step, so interrupted and uninterrupted
+runs are bitwise equal.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -35,14 +35,13 @@ from tba_jax.system import heartbeat
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 
-# Steps dispatched at once: enough to hide the cost of a dispatch, few enough to
-# stop soon.
+# Steps per dispatch: enough to hide its cost, few enough to stop quickly.
 CHUNK_STEPS = 25
 Progress = Callable[[int, int, dict[str, float]], None]
 
-# Separates these random numbers from others of the same seed.
+# Separates these random numbers from others with the same seed.
 _STREAM = 0x5F7
-# AdamW of a stage, as far as its section does not set it.
+# AdamW settings that a stage's section lacks.
 _ADAMW = {"b1": 0.9, "epsilon": 1e-8}
 
 
@@ -54,11 +53,11 @@ def run_program(
   """Runs `sft` or `reward_model`; returns its exit status.
 
   Args:
-    name: prefix of each line of progress.
-    config: run config. This process has the virtual devices
-      (`trainer.cpu_devices`) of all trainer processes.
-    work: function called with `stop`, an event that a signal sets, and
-      `on_progress`; its result has `interrupted`, `step` and `model`.
+    name: prefix of progress lines.
+    config: run config. With `trainer.cpu_devices`, this process gets the
+      virtual devices of all trainer processes.
+    work: function of `stop`, an event set by a signal, and `on_progress`; its
+      result has `interrupted`, `step` and `model`.
   """
   if config.trainer.cpu_devices:
     count = config.trainer.cpu_devices * config.trainer.num_processes
@@ -88,10 +87,10 @@ def run_program(
 class Examples:
   """Rows of data, batched epoch by epoch without replacement.
 
-  seed: shuffling seed; every epoch has another permutation.
+  seed: shuffling seed; each epoch has its own permutation.
   batch_size: B.
-  num_rows: number of rows, 1 or more.
-  encode: (row, epoch) -> token ids of its prompt and of its K completions.
+  num_rows: number of rows, at least 1.
+  encode: (row, epoch) -> encoded prompt and K completions.
   num_completions: K.
   max_prompt_tokens: P.
   max_completion_tokens: T.
@@ -106,9 +105,9 @@ class Examples:
   max_completion_tokens: int
 
   def chunk(self, first: int, last: int) -> types.Batch:
-    """Returns the batches of steps first … last - 1, on the host.
+    """Returns the batches of steps [first, last), on the host.
 
-    Leaves are [CHUNK_STEPS, B, …]; steps from `last` on are 0.
+    Leaves are [CHUNK_STEPS, B, …], zero from `last` on.
     """
     encoded = []
     for place in range(first * self.batch_size, last * self.batch_size):
@@ -120,7 +119,7 @@ class Examples:
   def pad(
       self, encoded: list[batches.BatchRow], shape: tuple[int, ...]
   ) -> types.Batch:
-    """Returns encoded rows as a batch with leaves [*shape, …], on the host."""
+    """Pads encoded rows into a batch with leaves [*shape, …], on the host."""
     return batches.pad_sequences(
         encoded,
         shape,
@@ -142,13 +141,13 @@ class Job:
   name: "sft" or "reward_model", its section of the config.
   folder: WORKDIR/name, for checkpoints and metrics.jsonl.
   model: object with `init` and `logical_axes`.
-  init_params: () -> the params before step 0.
+  init_params: () -> params before step 0.
   loss_fn: loss, see `train_step.make_train_step`.
   examples: training data.
   evaluate: (params, step) -> metrics; {} if stopped or without evaluation.
   metric_names: step metrics to write in addition to `loss`.
-  save: function called with the last params and the last evaluation's metrics,
-    writes WORKDIR/name/model; returns the evaluation to report.
+  save: (final params, metrics of the last evaluation) -> evaluation to report;
+    writes WORKDIR/name/model.
   """
 
   name: str
@@ -173,26 +172,26 @@ def run(
     stop: threading.Event,
     on_progress: Progress | None = None,
 ) -> dict[str, Any]:
-  """Trains WORKDIR/name/model unless it exists; resumes training.
+  """Trains WORKDIR/name/model unless it exists; resumes interrupted training.
 
   Args:
     name: "sft" or "reward_model", name of the stage and of its section.
     workdir: local directory of the run.
-    prepare: (WORKDIR/name, stop) -> context of the job, or of None once
+    prepare: (WORKDIR/name, stop) -> context manager of the job, or of None if
       stopped.
     stop: event; once set, the current chunk of steps is finished and saved.
     on_progress: function called with (step, num_steps, metrics) at each log
       line.
 
   Returns:
-    `model`: folder of the model; `interrupted`; `skipped`: whether it existed;
-    `step`; `num_steps`; `wall_s` of this call; `evaluation`: what the job
-    reports of held-out data, {} of a model that existed.
+    `model`: folder of the model; `interrupted`; `skipped`: whether the model
+    existed; `step`; `num_steps`; `wall_s` of this call; `evaluation`: the job's
+    metrics on held-out data, {} if skipped.
 
   Raises:
     ValueError: the folder was made with other settings, or data is missing,
-      wrong or too long.
-    FloatingPointError: a loss or gradient is not finite; names the steps.
+      invalid or too long.
+    FloatingPointError: non-finite loss or gradient; names the steps.
     OSError: a file cannot be written.
   """
   started = time.perf_counter()
@@ -224,7 +223,7 @@ def train(
     stop: threading.Event,
     on_progress: Progress | None = None,
 ) -> tuple[types.PyTree, dict[str, Any]]:
-  """Trains to the last step, or saves once `stop` is set; resumes.
+  """Trains to the last step, or saves once `stop` is set; resumes a checkpoint.
 
   Args:
     config: reads the job's section, `optimizer`, `train`, `mesh` and
@@ -234,11 +233,11 @@ def train(
       line.
 
   Returns:
-    The params, and `interrupted`, `step` (steps done) and `evaluation`, the
-    last evaluation's metrics or {}.
+    The params, and `interrupted`, `step` (steps done) and `evaluation` (metrics
+    of the last evaluation, or {}).
 
   Raises:
-    FloatingPointError: a loss or gradient is not finite, with
+    FloatingPointError: non-finite loss or gradient with
       `train.nonfinite="stop"`; names the steps.
     OSError: a file cannot be written.
   """
@@ -249,7 +248,7 @@ def train(
   micro = micro_batch_size(settings, num_shards)
   if settings.micro_batch_size not in (0, micro):
     print(
-        f"{job.name}: micro-batches of {micro}, which divide over"
+        f"{job.name}: using micro-batches of {micro}, to divide over"
         f" {num_shards} devices (config.{job.name}.micro_batch_size ="
         f" {settings.micro_batch_size})",
         flush=True,
@@ -328,7 +327,7 @@ def train(
 
 
 class _Chunk(NamedTuple):
-  """Examples of steps dispatched together, and the step after the last."""
+  """Examples of steps [first, end), which are dispatched together."""
 
   first: int
   end: int
@@ -336,7 +335,7 @@ class _Chunk(NamedTuple):
 
 
 class _Chunks:
-  """Chunks of steps, up to the last one or until `stop` is set.
+  """Iterates over chunks until the last step or until `stop` is set.
 
   started: start time of the newest chunk.
   """
@@ -365,7 +364,7 @@ class _Chunks:
       yield self._next.first, self._next
 
   def make_next(self, first: int, chunk: _Chunk, metrics: Any) -> None:
-    """Makes the next examples while the device works on these."""
+    """Prepares the next chunk while the device works on this one."""
     del first, metrics
     self._next = self._make(chunk.end)
 
@@ -375,7 +374,7 @@ class _Chunks:
 
 
 class _Learner:
-  """Trains on chunks; `state` follows all dispatched steps."""
+  """Trains on chunks; `state` includes all dispatched steps."""
 
   def __init__(
       self, run_chunk: Callable[..., Any], state: train_step.TrainState
@@ -393,10 +392,10 @@ class _Learner:
 def micro_batch_size(
     settings: ml_collections.ConfigDict, num_shards: int
 ) -> int:
-  """Returns the examples of one forward-backward.
+  """Returns the number of examples per forward-backward pass.
 
-  The smallest number that is at least the setting, divides the batch, and is a
-  multiple of `num_shards`, which divides the batch.
+  The smallest divisor of the batch size that is at least the setting and a
+  multiple of `num_shards`, which must divide the batch size.
   """
   size = settings.micro_batch_size or settings.batch_size
   while size % num_shards or settings.batch_size % size:
@@ -409,7 +408,7 @@ def make_step_config(
     settings: ml_collections.ConfigDict,
     micro: int,
 ) -> ml_collections.ConfigDict:
-  """Returns the train step's config: the job's optimizer and no RL."""
+  """Returns the config of the train step: the job's optimizer, without RL."""
   out = config.copy_and_resolve_references()
   with out.unlocked():
     given = {k: v for k, v in settings.items() if k in out.optimizer}
@@ -425,8 +424,8 @@ def make_step_config(
     out.train.prompts_per_batch = settings.batch_size
     out.train.micro_batch_completions = 0
     out.train.micro_batch_prompts = micro
-    # An objective without loss parameters and proximal policy. Its length norm
-    # makes a token count the same in every micro-batch.
+    # An objective without loss params or proximal policy. Its length norm gives
+    # tokens the same weight in all micro-batches.
     out.loss.name = "tb"
     out.loss.length_norm = "mean_tokens"
     out.loss.proximal_every_steps = 1
@@ -451,8 +450,8 @@ def _make_run_chunk(
       state, new = step_fn(state, batch(i))
       return state, {k: m.at[i].set(new[k]) for k, m in metrics.items()}
 
-    # Chunks of any length share a program, so a step's bits do not depend on
-    # its chunk.
+    # Chunks of all lengths share one program, so a step's bits do not depend on
+    # how steps are grouped into chunks.
     return jax.lax.fori_loop(0, num_active, body, (state, metrics))
 
   spec = sharding.batch_sharding(mesh).spec
@@ -469,7 +468,7 @@ def _make_run_chunk(
 
 
 def _chunk_end(settings: ml_collections.ConfigDict, step: int) -> int:
-  """Returns the step at which the chunk from `step` on ends."""
+  """Returns the end of the chunk that starts at `step`."""
   periods = (
       settings.evaluate_every_steps or settings.num_steps,
       settings.checkpoint_every_steps,
@@ -490,10 +489,10 @@ def _host_means(
     first: int,
     last: int,
 ) -> tuple[dict[str, float], int]:
-  """Waits for a chunk; returns means over its finite steps and their count.
+  """Waits for a chunk; returns means over its finite steps, and their number.
 
   Raises:
-    FloatingPointError: a loss or gradient is not finite, see `train`.
+    FloatingPointError: non-finite loss or gradient, see `train`.
   """
   values = {k: np.asarray(v)[: last - first] for k, v in metrics.items()}
   finite = values["nonfinite"] == 0
@@ -505,7 +504,7 @@ def _host_means(
     )
     if config.train.nonfinite == "stop":
       raise FloatingPointError(message)
-    # The step left the params as they were.
+    # The step left the params unchanged.
     print(f"{message}; these steps are skipped", file=sys.stderr, flush=True)
   if not finite.any():
     return {}, 0

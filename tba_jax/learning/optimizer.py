@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers of the policy and of the loss's own parameters."""
+"""Optimizers of the policy and of the loss params."""
 
 import dataclasses
 
@@ -11,16 +11,17 @@ import optax
 
 from tba_jax import types
 from tba_jax.learning import schedules
+from tba_jax.models.net import layers
 
 PyTree = types.PyTree
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-  """A gradient transformation without learning rate, and its schedule.
+  """A gradient transformation and a separate learning rate schedule.
 
-  The schedule follows the train state's step, so skipped updates do not delay
-  it.
+  The schedule depends on the train state's step, so skipped updates do not
+  delay it.
   """
 
   tx: optax.GradientTransformation
@@ -36,9 +37,19 @@ class Optimizer:
     """Returns new params and optimizer state."""
     updates, opt_state = self.tx.update(grads, opt_state, params)
     updates = jax.tree.map(
-        lambda u: -learning_rate.astype(u.dtype) * u, updates
+        lambda u: -learning_rate.astype(u.dtype) * u, without_fixed(updates)
     )
     return optax.apply_updates(params, updates), opt_state
+
+
+def without_fixed(updates: PyTree) -> PyTree:
+  """Returns updates with zeros for `layers.FIXED`."""
+  return jax.tree_util.tree_map_with_path(
+      lambda path, u: jnp.zeros_like(u)
+      if path and getattr(path[-1], "key", "") in layers.FIXED
+      else u,
+      updates,
+  )
 
 
 def make_optimizer(
@@ -47,7 +58,7 @@ def make_optimizer(
     *,
     per_round_steps: int,
 ) -> Optimizer:
-  """Returns AdamW after clipping by global norm.
+  """Returns AdamW with gradients clipped by global norm.
 
   Args:
     config_optimizer: `config.optimizer`.
@@ -55,7 +66,7 @@ def make_optimizer(
     per_round_steps: see `schedules`.
   """
   c = config_optimizer
-  # The state has one structure with and without clipping.
+  # `identity` gives the state the same structure without clipping.
   norm = c.grad_clip_norm
   tx = optax.chain(
       optax.clip_by_global_norm(norm) if norm else optax.identity(),
@@ -71,11 +82,11 @@ def make_optimizer(
 def make_optimizers(
     config: ml_collections.ConfigDict, *, has_values: bool
 ) -> tuple[Optimizer, Optimizer]:
-  """Returns the optimizers of the policy and of the loss's parameters.
+  """Returns the optimizers of the policy and of the loss params.
 
-  A value model has the policy's optimizer and schedule with a peak of
-  `loss.value_learning_rate`, and is clipped separately. log Z has Adam at a
-  constant rate.
+  A value model uses the policy's optimizer and schedule, with a peak rate of
+  `loss.value_learning_rate` and separate gradient clipping. log Z uses Adam at
+  a constant rate.
   """
   policy = make_optimizer(
       config.optimizer,

@@ -1,17 +1,17 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Packs the tokens of a batch into rows of one length.
+"""Packs the tokens of a batch into rows of equal length.
 
 A row holds groups one after another: the prompt, then its completions, without
-padding. Groups go from large to small into the first row with room. A group
-longer than a row is split over several rows, each with a copy of the prompt.
-Equal completions of a group are computed once.
+padding. Groups are placed first-fit, largest first. A group longer than a row
+is split over several rows, each with a copy of the prompt. Equal completions of
+a group are computed once.
 
-A step computes the rows in as many micro-batches as the batch fills, so one
-program serves batches of any length. A few micro-batch sizes keep the last one
-from being mostly empty. All completions of a group share a micro-batch unless
-`train.micro_batch_completions` cuts groups. Packing depends on the batch alone,
-so a resumed run is bitwise the same.
+A step runs as many micro-batches as the batch fills, so one program serves
+batches of any length. There are several micro-batch sizes, so that the last
+micro-batch is not mostly empty. All completions of a group share a micro-batch
+unless `train.micro_batch_completions` splits groups. Packing depends only on
+the batch, so a resumed run is bitwise identical.
 
 Axes: B prompts, K completions, P prompt tokens, T completion tokens, R rows, N
 micro-batches, L tokens of a row.
@@ -27,24 +27,25 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.losses import objective_table as losses
+from tba_jax.losses import objective_table
 from tba_jax.mesh import sharding
 
-# Most tokens of a row, unless a prompt with one completion has more; and most
-# tokens of a row of several full-length groups, which leave less of it empty.
+# Maximum tokens per row, unless a prompt with one completion needs more, and
+# maximum tokens of rows made longer to hold several full-length groups, which
+# leaves less of a row empty.
 _LENGTH, _SHORT_LENGTH = 8192, 512
-# Divisor of the tokens of long rows: lanes of an accelerator.
+# Long rows are a multiple of this many tokens, the lanes of an accelerator.
 _LANES = 128
-# Sizes, as divisors of the largest micro-batch, and the least tokens of a
-# micro-batch per shard. With small micro-batches the last one is less empty.
+# Micro-batch sizes, as divisors of the largest, and the fewest tokens per shard
+# of a micro-batch. The smaller the micro-batches, the less empty the last one.
 _SHARES, _LEAST_TOKENS = (1, 2, 5, 12), 512
-# Fixed cost of a micro-batch, in tokens per shard: reading weights and adding
-# gradients.
+# Fixed cost of a micro-batch (reading weights, adding gradients), in tokens per
+# shard.
 _MICRO_BATCH_TOKENS = 256
 
 
 class Size(NamedTuple):
-  """R, N and L of `types.Rows`, the shape of a program."""
+  """R, N and L of `types.Rows`; each size is a separate program."""
 
   rows: int
   micro_batches: int
@@ -53,13 +54,14 @@ class Size(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-  """Shapes of batches, which determine the sizes.
+  """Shape of a batch and its mesh, which determine the packed sizes.
 
   shape: B, K, P, T.
-  micro_prompts: full-length prompts that fit into a micro-batch.
-  micro_completions: size of the pieces that groups are cut into; 0 if not.
-  shards: devices that rows are split over.
-  sequence: devices that each row is split over.
+  micro_prompts: number of full-length prompts that fit into a micro-batch.
+  micro_completions: number of completions that fit into a micro-batch per
+    prompt; 0 keeps groups whole.
+  shards: number of devices that rows are distributed over.
+  sequence: number of devices that each row is split over.
   """
 
   shape: tuple[int, int, int, int]
@@ -74,7 +76,7 @@ class Packing:
 
   @property
   def length(self) -> int:
-    """L: room for a prompt with one completion, ideally for whole groups."""
+    """L: fits at least a prompt with one completion, ideally whole groups."""
     _, K, P, T = self.shape
     length = max(P - 1 + T, min(P - 1 + K * T, _LENGTH))
     prompts = -(-min(self.micro_prompts, self.shape[0]) // self.shards)
@@ -86,16 +88,16 @@ class Packing:
 
   @property
   def _worst(self) -> tuple[int, int]:
-    """Full-length groups per row and 1, or 0 and rows per full-length group."""
+    """(full-length groups per row, 1), or (0, rows per full-length group)."""
     _, K, P, T = self.shape
     if groups := self.length // (P - 1 + K * T):
       return groups, 1
     return 0, -(-K // ((self.length - P + 1) // T))
 
   def _num_micro_batches(self, num_rows: int) -> int:
-    """Returns the micro-batches of a full-length batch.
+    """Returns how many micro-batches a full-length batch needs.
 
-    0 if a group does not fit.
+    0 if a group does not fit into one.
     """
     B, (groups, rows) = self.shape[0], self._worst
     if groups:
@@ -122,7 +124,7 @@ class Packing:
       is_small = rows * self.length < _LEAST_TOKENS * self.shards
       if out and (is_small or rows == out[-1].rows):
         break
-      # No more tokens in total than the first size, which larger batches use.
+      # No more tokens than the first size in total; larger batches use that.
       out.append(Size(rows, -(-most * R // rows), self.length))
     return out
 
@@ -171,11 +173,12 @@ def abstract_batch(
 ) -> types.Batch:
   """Returns shapes, dtypes and shardings of a batch.
 
-  `columns` are the optional ones, see `collect.optional_columns`.
+  Args:
+    columns: optional columns, see `collect.optional_columns`.
   """
   B, K, P, T = batch_shape(config)
   prepared = {}
-  if losses.baseline(config.loss) == "file":
+  if objective_table.baseline(config.loss) == "file":
     prepared["baselines_Bx1"] = jax.ShapeDtypeStruct((B, 1), "float32")
   batch = types.abstract_batch({"B": B, "K": K, "P": P, "T": T}, columns)
   rows = abstract_rows(size, B, K, T)
@@ -193,23 +196,21 @@ def pack(
     prompt_mask_BxP: np.ndarray,
     completion_tokens_BxKxT: np.ndarray,
     completion_mask_BxKxT: np.ndarray,
-    routes_BxKxTxNxA: np.ndarray | None = None,
+    *others: np.ndarray | None,
 ) -> types.Rows:
-  """Returns the rows of a batch in the cheapest size.
+  """Packs a batch into rows of the cheapest size.
 
   Args:
-    packing: shapes of batches; B may be less.
+    packing: shapes; the batch may have fewer prompts.
     prompt_mask_BxP: 1 on prompt tokens, which are left-padded.
     completion_tokens_BxKxT: int32.
     completion_mask_BxKxT: 1 on tokens that the loss counts.
-    routes_BxKxTxNxA: experts of tokens. Equal completions with different
-      experts are not copies.
+    *others: [B, K, ...] or None, such as experts of tokens. Equal completions
+      that differ in them are not duplicates.
   """
   (B, P), (K, T) = prompt_mask_BxP.shape, completion_tokens_BxKxT.shape[1:]
-  same = [completion_tokens_BxKxT]
-  if routes_BxKxTxNxA is not None:
-    same.append(routes_BxKxTxNxA)
-  first_BxK = _first_copies(*same)
+  others = (x for x in others if x is not None)
+  first_BxK = _first_copies(completion_tokens_BxKxT, *others)
   lengths_BxK = _lengths(completion_mask_BxKxT, first_BxK)
   prompts_B = (prompt_mask_BxP > 0).sum(axis=1) - 1
   best, least = None, math.inf
@@ -228,7 +229,7 @@ def pack(
     for r, row in enumerate(rows):
       place, start = token_indices_RxNxL[r, n], 0
       for b, completions in row.groups:
-        # A prompt's last token is fed again before each completion.
+        # The last prompt token is fed again before each completion.
         stop = start + prompts_B[b]
         place[start:stop] = (b + 1) * P - 1 + np.arange(start - stop, 0)
         for k in completions:
@@ -243,7 +244,7 @@ def pack(
 
 @dataclasses.dataclass
 class _Row:
-  """A row while it is filled: groups as (b, completions), and its room."""
+  """A row being filled: groups as (b, completions), and remaining tokens."""
 
   room: int
   groups: list[tuple[int, list[int]]] = dataclasses.field(default_factory=list)
@@ -294,7 +295,7 @@ def _fill_as_if_full(
 ) -> list[list[_Row]]:
   """Returns the rows of each micro-batch as if all lengths were maximal.
 
-  These always fit the largest size.
+  This always fits the largest size.
   """
   _, K, P, T = packing.shape
   groups, num_rows = packing._worst
@@ -323,7 +324,7 @@ def _split(
     completions: Sequence[int],
     lengths: Sequence[int],
 ) -> bool:
-  """Adds a group to several rows, fullest last; returns whether it fits."""
+  """Spreads a group over rows, emptiest first; returns whether it fits."""
   left, added = list(completions), []
   for row in sorted(rows, key=lambda row: -row.room):
     room, fitting = row.room - prompt, []
@@ -342,10 +343,10 @@ def _split(
 
 
 def _lengths(mask_BxKxT: np.ndarray, first_BxK: np.ndarray) -> np.ndarray:
-  """Returns [B, K], the tokens up to the last one that the loss counts.
+  """Returns [B, K], the number of tokens up to the last counted one.
 
-  The first copy has the length of the longest copy, because environments may
-  have written different shares of them; later copies have 0.
+  Of equal completions, the first has the longest length, because environments
+  may have written different tokens of each; the others have 0.
   """
   lengths_BxK = mask_BxKxT.shape[2] - np.argmax(mask_BxKxT[..., ::-1] > 0, -1)
   lengths_BxK = np.where((mask_BxKxT > 0).any(-1), lengths_BxK, 0)
@@ -356,7 +357,7 @@ def _lengths(mask_BxKxT: np.ndarray, first_BxK: np.ndarray) -> np.ndarray:
 
 
 def _first_copies(*arrays: np.ndarray) -> np.ndarray:
-  """Returns [B, K], the first equal completion of the group.
+  """Returns [B, K], the index of the first equal completion in the group.
 
   Args:
     *arrays: [B, K, ...].

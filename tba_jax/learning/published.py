@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Params as they are published: their dtypes, and leaves by path."""
+"""Published params: their dtypes, and leaves by path."""
 
 from collections.abc import Callable, Mapping
 import dataclasses
@@ -14,15 +14,16 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.models import config as config_lib
+from tba_jax.models.hf import hf_names
 from tba_jax.transport.params import probe
 
 
 @dataclasses.dataclass(frozen=True)
 class Dtypes:
-  """Dtypes of published floats; "" keeps the train state's.
+  """Dtypes of published floats; "" keeps the train state's dtype.
 
   matrices: leaves with at least two axes, not counting the layer axis.
-  vectors: all other leaves: norms and biases.
+  vectors: all other leaves, such as norms and biases.
   """
 
   matrices: str
@@ -30,7 +31,9 @@ class Dtypes:
 
   def of(self, path: str, leaf: Any) -> np.dtype:
     """Returns the published dtype of a leaf with `shape` and `dtype`."""
-    if probe.is_of(path) or not jnp.issubdtype(leaf.dtype, jnp.floating):
+    is_fixed = path.endswith(tuple(f"['{name}']" for name in hf_names.FLOAT32))
+    is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+    if probe.is_of(path) or is_fixed or not is_float:
       return np.dtype(leaf.dtype)
     num_axes = len(leaf.shape) - path.startswith("['blocks']")
     wanted = self.matrices if num_axes > 1 else self.vectors
@@ -40,15 +43,15 @@ class Dtypes:
 def published_dtypes(
     config: ml_collections.ConfigDict, backend: str | None = None
 ) -> Dtypes:
-  """Returns the dtypes that `publish.dtype` stands for.
+  """Returns the dtypes of `publish.dtype`.
 
-  "auto" is the dtype that the trainer's device computes in. A sampler that
-  computes in the same loses nothing: it casts matrices to it in any case,
-  computes norms in float32, and merges adapters in float32.
+  "auto" casts matrices to the dtype that the trainer computes in, and nothing
+  with adapters. A sampler that computes in that dtype loses nothing: it casts
+  matrices anyway, computes norms in float32 and merges adapters in float32.
 
   Args:
     config: reads `publish.dtype`, `model` and `lora`.
-    backend: JAX backend of the trainer; None takes this process's.
+    backend: JAX backend of the trainer; None uses this process's backend.
   """
   dtype = config.publish.dtype
   if dtype != "auto":
@@ -61,7 +64,7 @@ def published_dtypes(
 def computed_dtypes(
     config: ml_collections.ConfigDict, backend: str | None = None
 ) -> Dtypes:
-  """Returns the narrowest dtypes that change no result of the model."""
+  """Returns the narrowest dtypes that leave the model's results unchanged."""
   compute = config_lib.compute_dtype(
       config.model, backend or jax.default_backend()
   )
@@ -89,7 +92,7 @@ def computed(
 def make_copy(
     config: ml_collections.ConfigDict,
 ) -> Callable[[types.PyTree], dict[str, Any]]:
-  """Returns a jitted function from params to their `snapshot`, by path."""
+  """Returns params -> leaves of their `snapshot` by path, jitted."""
   dtypes = published_dtypes(config)
   copy = jax.jit(functools.partial(snapshot, dtypes=dtypes))
   return lambda params: by_path(copy(params))
@@ -110,6 +113,6 @@ def flatten(params: types.PyTree) -> dict[str, np.ndarray]:
 
 
 def unflatten(leaves: Mapping[str, Any], like: types.PyTree) -> types.PyTree:
-  """Returns the tree of `like` with leaves given by path."""
+  """Returns a tree with the structure of `like` from leaves by path."""
   treedef = jax.tree.structure(like)
   return jax.tree.unflatten(treedef, [leaves[name] for name in by_path(like)])

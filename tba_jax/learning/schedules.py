@@ -3,8 +3,8 @@
 """Schedules of the learning rate, β, tempering and the reward temperature.
 
 All are functions of the optimizer step, counted from 0. With
-`train.per_round_steps` = R above 0 they change once in R steps, as in code that
-steps its scheduler once per generated batch: β and temperatures have their
+`train.per_round_steps` = R > 0 they change once per R steps, as in code that
+steps its scheduler once per generated batch. β and temperatures then use their
 values at the round's first step, the learning rate its value at the round's
 end.
 """
@@ -30,13 +30,13 @@ def learning_rate(
 ) -> Schedule:
   """Returns step -> learning rate: a linear warm-up, then the named decay.
 
-  Step s of the warm-up has learning_rate · (s + 1) / warmup_steps: the first
-  update already moves. "linear" and "cosine" start to decay after the warm-up
-  and would reach learning_rate_final at num_steps, one past the last step.
+  Step s of the warm-up has rate learning_rate · (s + 1) / warmup_steps, so the
+  first update is not zero. "linear" and "cosine" decay after the warm-up and
+  would reach learning_rate_final at num_steps, one past the last step.
   "warmup_stable_decay" is constant for stable_steps, then a cosine over
-  decay_steps (0 = up to num_steps), which may end after the run.
+  decay_steps (0 = until num_steps), which may extend past the run.
 
-  With per_round_steps = R step s has the rate at (s // R + 1) R steps done, at
+  With per_round_steps = R, step s has the rate after (s // R + 1) R steps, at
   most num_steps: "linear" to 0 gives round r (from 1) the rate
   learning_rate · (1 - r / rounds), and the last round 0.
 
@@ -57,7 +57,7 @@ def learning_rate(
     decay = optax.cosine_decay_schedule(peak, length, alpha=final / peak)
   parts, ends = [optax.constant_schedule(peak), decay], [start]
   if c.warmup_steps:
-    # Counted in steps done after the update; a round's rate already is.
+    # Counts steps including the current one; per-round steps already do.
     first = 0.0 if R else peak / c.warmup_steps
     warmup = optax.linear_schedule(
         first, peak, max(c.warmup_steps - (not R), 1)
@@ -68,7 +68,7 @@ def learning_rate(
   def schedule(step: jax.Array | int) -> jax.Array:
     if R:
       step = jnp.minimum((step // R + 1) * R, num_steps)
-    # Rounding may leave a rate of 0 a little below it.
+    # Rounding may put a rate of 0 slightly below 0.
     return jnp.maximum(jnp.asarray(rate(step), jnp.float32), 0.0)
 
   return schedule
@@ -79,20 +79,20 @@ def lag_scale(
     staleness_steps: jax.Array,
     effective_sample_share: jax.Array,
 ) -> jax.Array:
-  """Returns [] float32, the factor of a batch's age on the learning rate.
+  """Returns [] float32, the learning rate's factor for a batch's staleness.
 
       min(1, L / S) · e^p
 
-  with S the mean staleness of the batch in steps, L `full_lag_steps` (0 leaves
-  the first factor out), e the effective sample share (Σ w)²/(N Σ w²) of its
-  completions and p `sample_share_power`. Only the policy's rate has it.
+  with S the mean staleness of the batch in steps, L = `full_lag_steps` (0
+  drops the first factor), e the effective sample share (Σ w)²/(N Σ w²) of its
+  completions and p = `sample_share_power`. It applies only to the policy.
 
-  Source: the largest stable rate falls as 1/S (arXiv:2607.01083); a rate by
-  effective sample size is VCPO's (arXiv:2602.17616).
+  Source: the largest stable rate falls as 1/S (arXiv:2607.01083); scaling the
+  rate by effective sample size is from VCPO (arXiv:2602.17616).
 
   Args:
     config_optimizer: `config.optimizer`.
-    staleness_steps: [B, K] or more axes, steps of each completion of the batch.
+    staleness_steps: [B, K, ...], staleness of each completion.
     effective_sample_share: [] float32, share from 0 to 1.
   """
   c, scale = config_optimizer, jnp.ones((), jnp.float32)
@@ -112,12 +112,12 @@ def beta(
       β = END (u-1)/STEPS + START (1 - (u-1)/STEPS)   while u < STOP
       β = END                                         from then on
 
-  with u = step + 1, of `loss.beta` = START:END:STEPS:STOP; STOP is STEPS if it
-  is left out. A stop before STEPS is a jump, as in the paper's summarization
-  runs. With per_round_steps = R a step has the β of (step // R) R.
+  with u = step + 1 and `loss.beta` = START:END:STEPS:STOP, where STOP defaults
+  to STEPS. A STOP before STEPS makes β jump, as in the paper's summarization
+  runs. With per_round_steps = R, a step has the β of step (step // R) R.
 
-  Source: Bartoldson et al. 2025 (arXiv:2503.18929), tables 2 and 3, and the
-  code that they released.
+  Source: Bartoldson et al. 2025 (arXiv:2503.18929), tables 2 and 3, and their
+  released code.
   """
   ramp, R = ramps.parse(config_loss.beta), per_round_steps or 1
   schedule = _linear(dataclasses.replace(ramp, stop=ramp.stop or ramp.steps))
@@ -127,13 +127,13 @@ def beta(
 def tempering(
     config_tempering: ml_collections.ConfigDict, *, per_round_steps: int
 ) -> Callable[[jax.Array | int], tuple[jax.Array, jax.Array]] | None:
-  """Returns step -> (τ, γ) of a tempered target; None where both stay 1.
+  """Returns step -> (τ, γ) of a tempered target, or None if both stay 1.
 
       log R(y) = (log π_ref(y)/γ + r(y)/β) / τ
 
-  With per_round_steps = R a step has the values of (step // R) R.
+  With per_round_steps = R, a step has the values of step (step // R) R.
 
-  Source: Lee et al. 2025 (arXiv:2405.18540), in the code that they released.
+  Source: Lee et al. 2025 (arXiv:2405.18540), in their released code.
   """
   c, R = config_tempering, per_round_steps or 1
   both = ramps.parse(c.tau), ramps.parse(c.gamma)
@@ -151,12 +151,12 @@ def tempering(
 def reward_temperature(
     config_replay: ml_collections.ConfigDict, *, per_round_steps: int
 ) -> Callable[[int], float]:
-  """Returns step -> temperature of reward-weighted draws; on the host.
+  """Returns step -> temperature of reward-weighted draws, on the host.
 
-  With per_round_steps = R a step has the value of (step // R) R.
+  With per_round_steps = R, a step has the value of step (step // R) R.
 
-  Source: the linear rule of Lee et al. 2025 (arXiv:2405.18540) for the reward's
-  temperature, applied here to the weights of replay draws.
+  Source: the linear schedule of Lee et al. 2025 (arXiv:2405.18540) for the
+  reward temperature, applied here to the weights of replay draws.
   """
   ramp = ramps.parse(config_replay.reward_temperature)
   R = per_round_steps or 1
@@ -174,7 +174,7 @@ def reward_temperature(
 
 
 def _linear(ramp: ramps.Ramp) -> optax.Schedule:
-  """Returns a ramp, with its jump at `stop` updates done."""
+  """Returns the ramp as a schedule; it jumps to its end at update `stop`."""
   if not ramp.steps:
     return optax.constant_schedule(ramp.start)
   schedule = optax.linear_schedule(ramp.start, ramp.end, ramp.steps)

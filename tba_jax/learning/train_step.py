@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train state and the jitted optimizer step.
 
-`train_step(state, batch) -> (state, metrics)` donates the state. Params and the
-optimizer's moments are sharded by `sharding.RULES`, a batch over its prompts
-and the rows of its forward pass.
+`train_step(state, batch) -> (state, metrics)` donates the state. Params and
+optimizer moments are sharded by `sharding.RULES`, batches over their prompts
+and packed rows.
 """
 
 from collections.abc import Callable
@@ -42,16 +42,15 @@ class TrainState:
   """Everything an optimizer step changes or depends on, except its batch.
 
   step: [] int32, optimizer steps done; also the version of `params`.
-  params: the policy, or its adapters where they alone are trained.
+  params: policy params, or adapters if only these are trained.
   opt_state: state of the policy's optimizer.
-  loss_params: parameters of the loss: {}, {"log_z": [1]}, or {"value": params
-    of the value model}.
-  loss_opt_state: state of their optimizer.
-  proximal_params: snapshot of `params` and `loss_params` by name, one, both or
-    neither, refreshed every `held_steps` steps.
-  ref_params: the reference policy if it moves, otherwise {}.
+  loss_params: {}, {"log_z": [1]}, or {"value": params of the value model}.
+  loss_opt_state: moments of `loss_params`.
+  proximal_params: snapshots of `params` and `loss_params` by name, as far as
+    the loss needs them, refreshed every `held_steps` steps.
+  ref_params: the reference policy if it moves, else {}.
   sampling_params: the policy at the start of the current round if rounds have
-    a lag, otherwise {}.
+    a lag, else {}.
   learning_rate_scale: [] float32, factor on the policy's learning rate; 1
     unless a guard lowered it.
   """
@@ -72,8 +71,8 @@ class TrainStep:
   """The step of `make_train_step`, (state, batch) -> (state, metrics).
 
   jitted: (state, batch, base, teacher_params) -> (state, metrics).
-  base: frozen params below the adapters, or None. An argument rather than a
-    constant of the compiled program.
+  base: frozen base params of the adapters, or None; an argument, so that the
+    compiled program does not contain them as constants.
   teacher_params: reference params if the loss compares distributions, or None.
   """
 
@@ -87,7 +86,7 @@ class TrainStep:
     return self.jitted(state, batch, self.base, self.teacher_params)
 
   def lower(self, state: TrainState, batch: types.Batch) -> jax.stages.Lowered:
-    """Lowers for these shapes; later calls reuse the compiled result."""
+    """Lowers the step for these shapes; later calls reuse the compilation."""
     return self.jitted.lower(state, batch, self.base, self.teacher_params)
 
 
@@ -105,23 +104,23 @@ def make_train_step(
 ) -> TrainStep:
   """Returns the jitted step.
 
-  Gradients are accumulated over the non-empty micro-batches of the rows.
-  For losses that are means over groups, the micro-batch size affects the update
-  only through rounding. With a non-finite loss or gradient norm only `step`
-  changes, and the metric `nonfinite` is 1.
+  Gradients are accumulated over the non-empty micro-batches. For losses that
+  are means over groups, the micro-batch size affects the update only through
+  rounding. If the loss or a gradient norm is not finite, the update is skipped:
+  params and optimizer states stay the same, and the metric `nonfinite` is 1.
 
   Args:
     model: a `models.transformer.Model`.
     mesh: trainer's mesh, with the axes of `sharding.MESH_AXES`.
-    loss_fn: loss in place of `config.loss`, for batches without rows in
+    loss_fn: loss to use instead of `config.loss`, for batches without rows, in
       micro-batches of `train.micro_batch_prompts` prompts.
     value_model: a `models.heads.ScalarModel` if the objective learns one.
-    adapters: LoRA factors if they alone are trained.
-    base: frozen params below the adapters, on the mesh, or their shapes; never
+    adapters: LoRA adapters if only these are trained.
+    base: frozen base params of the adapters on the mesh, or their shapes; never
       donated.
     teacher: the reference's `models.transformer.Model` if the loss compares
       distributions.
-    teacher_params: the teacher's params, placed as `base`.
+    teacher_params: pytree for `teacher`, placed like `base`.
 
   Returns:
     train_step(state, batch) -> (state, metrics). The state is donated. Metrics,
@@ -264,7 +263,7 @@ def init_state(
 ) -> TrainState:
   """Returns the state before step 0, sharded over the mesh.
 
-  The params are copied, so the caller's survive donation of the state.
+  Copies the params, so that donating the state leaves the caller's intact.
 
   Args:
     model: source of the `logical_axes` of `params`.
@@ -272,7 +271,7 @@ def init_state(
     mesh: trainer's mesh, with the axes of `sharding.MESH_AXES`.
     value_model: a `models.heads.ScalarModel` if the objective learns one.
     value_params: initial params of the value model; None copies the policy and
-      adds a new head.
+      adds a zero head.
   """
   make = _state_maker(config, value_model)
   shapes = jax.eval_shape(make, params, value_params)
@@ -280,8 +279,8 @@ def init_state(
   params = jax.device_put(params, shardings.params)
   if value_params is not None:
     value_params = jax.device_put(value_params, shardings.loss_params["value"])
-  # jit with output shardings allocates new buffers, including the params, so a
-  # donated state never takes the caller's.
+  # jit with output shardings allocates new buffers for the params too, so
+  # donating the state never frees the caller's.
   return jax.jit(make, out_shardings=shardings)(params, value_params)
 
 
@@ -292,7 +291,7 @@ def abstract_state(
     *,
     value_model: Any = None,
 ) -> TrainState:
-  """Returns the state's shapes, dtypes and shardings; allocates nothing."""
+  """Returns shapes, dtypes and shardings of the state; allocates nothing."""
   make = _state_maker(config, value_model)
   rng = jax.ShapeDtypeStruct((2,), jnp.uint32)
   params = jax.eval_shape(model.init, rng)
@@ -329,7 +328,7 @@ def _state_maker(
         loss_opt_state=loss_opt.tx.init(loss_params),
         proximal_params=copy({n: held[n] for n in proximal_names(config)}),
         ref_params={} if config.reference.mode == "fixed" else copy(params),
-        # A restart may need the params of a round ago.
+        # A restart may need the params from the start of the round.
         sampling_params=copy(params) if is_late else {},
         learning_rate_scale=jnp.ones((), jnp.float32),
     )
@@ -347,7 +346,7 @@ def _state_shardings(
   """Returns the shardings: moments like their params, the rest replicated.
 
   Raises:
-    ValueError: names the leaves that do not divide over the mesh.
+    ValueError: a leaf does not divide over the mesh; names the leaves.
   """
   params = sharding.param_shardings(mesh, model)
   replicated = sharding.replicated(mesh)
@@ -384,13 +383,13 @@ def _state_shardings(
 
 
 def held_steps(config: ml_collections.ConfigDict) -> int:
-  """Returns the number of steps that the proximal policy stays fixed."""
+  """Returns for how many steps the proximal policy stays fixed."""
   schedule = schedule_lib.make_schedule(config)
   return config.loss.proximal_every_steps or schedule.round_steps
 
 
 def proximal_names(config: ml_collections.ConfigDict) -> list[str]:
-  """Returns the state's fields that the proximal snapshot must contain."""
+  """Returns the state fields that the proximal snapshot contains."""
   c = config.loss
   if held_steps(config) == 1:  # The policy itself is the proximal one.
     return []
@@ -402,7 +401,7 @@ def proximal_names(config: ml_collections.ConfigDict) -> list[str]:
 def hold_params(
     config: ml_collections.ConfigDict, state: TrainState
 ) -> TrainState:
-  """Returns the state with the snapshots that are due refreshed."""
+  """Refreshes the snapshots of the state that are due."""
 
   def refreshed(held: PyTree, new: PyTree, every: int) -> PyTree:
     if not held:
@@ -434,7 +433,7 @@ def temper(
 
       (log π_ref/γ + r/β) / τ = log π_ref · 1/(γ τ) + r/(β τ)
 
-  The loss uses β τ and a weighted log π_ref; the reported KL is to π_ref.
+  The loss uses β τ and a weighted log π_ref; the reported KL still is to π_ref.
   """
   weight_B = jnp.broadcast_to(1 / (gamma * tau), batch.rewards.shape[:1])
   prepared = {**batch.prepared, "ref_weight": weight_B}
@@ -442,7 +441,7 @@ def temper(
 
 
 def in_rows(batch: types.Batch) -> types.Batch:
-  """Returns the batch with rows; by default one padded row per group."""
+  """Returns the batch with rows: its own, or one padded row per group."""
   if batch.rows is not None:
     return batch
   shape, P = batch.completion_mask.shape, batch.prompt_mask.shape[1]
@@ -460,7 +459,7 @@ def cut_micro_batches(
     train: ml_collections.ConfigDict,
     mesh: jax.sharding.Mesh,
 ) -> types.Batch:
-  """Returns a batch without rows, leaves [micro-batches, prompts of each, ...].
+  """Splits a batch without rows; leaves [micro-batches, prompts each, ...].
 
   Raises:
     ValueError: `train.micro_batch_prompts` does not divide the batch, or is not
@@ -477,8 +476,8 @@ def cut_micro_batches(
   num_micro = num_prompts // num_each
 
   def cut_leaf(x: jax.Array) -> jax.Array:
-    # Strided, not contiguous: each data shard already holds its share of every
-    # micro-batch, and nothing moves.
+    # Strided, not contiguous: each shard already holds its part of every
+    # micro-batch, so no data moves.
     x = x.reshape(-1, num_micro, *x.shape[1:]).swapaxes(0, 1)
     spec = jax.sharding.PartitionSpec(None, *sharding.batch_sharding(mesh).spec)
     return jax.lax.with_sharding_constraint(
@@ -501,13 +500,13 @@ def prepare(
     batch: types.Batch,
     beta: jax.Array,
 ) -> types.Batch:
-  """Returns a batch with `prepared`, which losses need of the whole batch.
+  """Adds to `batch.prepared` what losses compute from the whole batch.
 
   Args:
     model: the policy's `models.transformer.Model`.
     value_model: a `models.heads.ScalarModel` if the objective learns one.
-    held: `TrainState.proximal_params`, adapters attached.
-    loss_params: parameters of the loss in the state.
+    held: `TrainState.proximal_params`, with adapters attached.
+    loss_params: current loss params.
     batch: data of the step, with rows.
     beta: [] float32.
   """
@@ -524,6 +523,7 @@ def prepare(
         temperature=config.sampling.temperature,
         rows=batch.rows,
         routes=batch.experts,
+        kept_BxKxTxC=batch.kept_ids,
     )
     if c.behavior_logprobs == "recomputed":
       behavior = prepared["proximal_logprobs"]
@@ -562,8 +562,9 @@ def accumulate_micro_batches(
   """Returns the loss, its totals and its gradient over all micro-batches.
 
   Each micro-batch differentiates its own completions and treats all others as
-  constants. Their values cancel if groups are whole and the loss is a mean over
-  groups; otherwise a forward pass over all micro-batches comes first.
+  constants. These constants do not affect the gradient if groups are whole and
+  the loss is a mean over groups. Otherwise (`needs_all`), a forward pass over
+  all micro-batches computes them first.
 
   Args:
     functions: loss of the batch, and placeholder outputs.
@@ -571,7 +572,7 @@ def accumulate_micro_batches(
     params: policy params and loss params.
     batch: data of the step, with rows.
     beta: [] float32.
-    needs_all: whether the values of other micro-batches matter.
+    needs_all: whether gradients depend on outputs of other micro-batches.
   """
   rows = batch.rows
   outputs = functions.placeholders(batch)
@@ -603,7 +604,7 @@ def accumulate_micro_batches(
   if rows.token_indices.shape[1] == 1:
     outputs, grads, totals = backward_of(0, outputs)
   else:
-    # Sums in float32 at least, whatever the params are.
+    # Sum in at least float32, whatever the dtype of the params.
     shapes = jax.eval_shape(backward_of, 0, outputs)[1:]
     zeros = jax.tree.map(
         lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)),
@@ -619,7 +620,8 @@ def accumulate_micro_batches(
     )
     grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, params)
 
-  # Loss params get their gradient here, from all groups at once.
+  # Loss params that the loss reads directly get their gradient from all groups
+  # at once.
   (loss, others), own_grads = jax.value_and_grad(
       lambda own: functions.loss(outputs, own, batch, beta), has_aux=True
   )(params[1])
@@ -649,7 +651,7 @@ def accumulate(
   def add(carry: PyTree, micro: types.Batch) -> tuple[PyTree, None]:
     return jax.tree.map(jnp.add, carry, grad_fn(params, micro)), None
 
-  # Sums in float32 at least, whatever the params are.
+  # Sum in at least float32, whatever the dtype of the params.
   zeros = jax.tree.map(
       lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)),
       jax.eval_shape(grad_fn, params, first),

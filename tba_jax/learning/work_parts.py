@@ -41,21 +41,21 @@ def make_work(
     checkpointer: checkpoint.Checkpointer | None,
     step: int | None = None,
 ) -> tuple[device_work.DeviceWork, dict[str, Any]]:
-  """Returns the state owner, and the restored host state, which may be {}.
+  """Returns the state owner and the restored host state, or {}.
 
   Args:
     run: directory and identity of the run.
-    cluster: processes of the trainer.
-    checkpointer: None if nothing is saved.
-    step: checkpoint to restore, 0 for the start; None for the newest, or the
-      start without one.
+    cluster: connection between the trainer processes.
+    checkpointer: source of checkpoints; None if nothing is saved.
+    step: checkpoint to restore, 0 for the initial state; None for the newest
+      checkpoint, or the initial state if there is none.
 
   Raises:
     FileNotFoundError: there is no checkpoint of that step.
     ValueError: a checkpoint, model, mesh or kernel does not fit the config.
   """
   mesh = sharding.make_mesh(config.mesh)
-  # Refuses a kernel that the mesh lacks before params are loaded.
+  # Rejects an unsupported kernel before loading params.
   kernels.choose(
       policy.model.config, sequence.Split(mesh, *sharding.TOKEN_AXES)
   )
@@ -65,7 +65,7 @@ def make_work(
   )
   merger = make_merger(config, policy, params)
   reference = make_reference(config, policy, params, mesh)
-  # Environments provide their prompts, and their code may be mended.
+  # Prompts of environments come from code, which may be fixed during a run.
   is_fixed = not policy.task.has_turns
   task = policy.task.digest() if is_fixed else ""
   if step == 0 or not checkpointer or checkpointer.latest_step() is None:
@@ -74,15 +74,15 @@ def make_work(
     state, saved = checkpointer.restore(
         abstract_state(config, policy, mesh), step
     )
-    if saved:  # Process 0 has the host state, and checks it for all.
+    if saved:  # Only process 0 has the host state; it checks for all.
       lora.check_base(saved.get("base", ""), merger.base)
-      # Older checkpoints do not name these.
+      # Older checkpoints lack these names.
       _check_reference(saved.get("reference", ""), reference.name)
       _check_task(saved.get("task", ""), task)
   train_step = make_train_step(config, policy, mesh, params, reference)
   ahead = None
-  # Processes on CPUs share cores: one that compiles comes so late to a
-  # collective that the others give up.
+  # CPU processes share cores: one that compiles may join a collective so late
+  # that the others time out.
   if cluster.num_processes == 1 or jax.default_backend() != "cpu":
     ahead = make_ahead(config, policy, mesh, train_step, reference)
   work = device_work.DeviceWork(
@@ -112,10 +112,24 @@ def make_work(
   return work, saved
 
 
+def restore(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    work: device_work.DeviceWork,
+    checkpointer: checkpoint.Checkpointer,
+    step: int,
+) -> dict[str, Any]:
+  """Restores a step's state into work that has none; returns its host state."""
+  abstract = abstract_state(config, policy, sharding.make_mesh(config.mesh))
+  state, saved = checkpointer.restore(abstract, step)
+  work.set_state(state)
+  return saved
+
+
 def reference_name(
     config: ml_collections.ConfigDict, policy: policy_lib.Policy
 ) -> str:
-  """Returns `lora.base_name` of a fixed reference; "" of another, or none."""
+  """Returns `lora.base_name` of a fixed reference, else ""."""
   c = config.reference
   if c.mode != "fixed" or c.role == "none":
     return ""
@@ -123,7 +137,7 @@ def reference_name(
 
 
 def _check_reference(saved: str, present: str) -> None:
-  """Raises ValueError if a run has begun with another fixed reference."""
+  """Raises ValueError if the run started with another fixed reference."""
   if saved and saved != present:
     raise ValueError(
         "config.init or config.reference.init: the checkpoint's reference is"
@@ -133,12 +147,12 @@ def _check_reference(saved: str, present: str) -> None:
 
 
 def _check_task(saved: str, present: str) -> None:
-  """Raises ValueError if a run has begun with other training prompts."""
+  """Raises ValueError if the run started with other training prompts."""
   if saved and present and saved != present:
     raise ValueError(
-        "config.task: the training prompts are not those that the run began"
-        " with; its order and its replay know prompts by their place, so"
-        " restore the data, or begin another --workdir"
+        "config.task: the training prompts differ from the ones that the run"
+        " started with, but prompt order and replay refer to them by index;"
+        " restore the data, or give another --workdir"
     )
 
 
@@ -147,7 +161,7 @@ def make_merger(
     policy: policy_lib.Policy,
     params: types.PyTree,
 ) -> lora.ParamsMerger:
-  """Returns the merger of adapters into `params`, their base."""
+  """Returns the merger of adapters into their base, `params`."""
   return lora.make_merger(
       policy.adapters, policy.folder, config.seed, lambda: params
   )
@@ -156,9 +170,9 @@ def make_merger(
 def has_probe(
     config: ml_collections.ConfigDict, run: run_directory.RunInfo
 ) -> bool:
-  """Returns whether searchers prove the params that they sample with.
+  """Returns whether published params carry a probe for searchers to check.
 
-  In memory they take the trainer's arrays, as evaluations do, unless another
+  In-memory searchers use the trainer's own arrays and need none, unless another
   program samples.
   """
   return run.memory is None or config.search.sampler != "jax"
@@ -169,13 +183,12 @@ def make_answer_fn(
     policy: policy_lib.Policy,
     mesh: jax.sharding.Mesh,
 ) -> device_work.Answer:
-  """Returns the trainer's answer to the probe, of the params as published.
+  """Returns a jitted function that answers the probe with published params.
 
-  It is a forward pass of B · L tokens, jitted, on all devices of the mesh; it
-  does not wait for them.
+  It dispatches a forward pass of B · L tokens on all devices of the mesh.
 
   Args:
-    config: reads `publish`, `sampling` and what `probe.max_gap` reads.
+    config: reads `publish`, `sampling` and the settings of `probe.max_gap`.
     mesh: placement of the params.
 
   Returns:
@@ -185,7 +198,7 @@ def make_answer_fn(
   tokens = probe.draw_tokens(config, model.config.vocab_size)
   compute_dtype = config_lib.compute_dtype(config.model, platform)
   limit = probe.max_gap(config, platform, compute_dtype)
-  # "auto" rounds what the forward pass rounds in any case, and "" nothing.
+  # "auto" rounds only what the forward pass rounds anyway, "" rounds nothing.
   dtypes = published.Dtypes("", "")
   if config.publish.dtype not in ("auto", ""):
     dtypes = published.published_dtypes(config)
@@ -222,7 +235,7 @@ def make_ahead(
     train_step: train_step_lib.TrainStep,
     reference: reference_lib.Reference,
 ) -> compile_ahead.CompileAhead:
-  """Returns the thread that compiles the step and the reference pass."""
+  """Starts the thread that compiles the step and the reference pass."""
   state = abstract_state(config, policy, mesh)
 
   def compile_size(size: packing.Size) -> None:
@@ -234,7 +247,10 @@ def make_ahead(
     )
     if objective_table.has_reference_pass(config):
       reference.compile(
-          *device_work.reference_inputs(batch), state.ref_params, batch.rows
+          *device_work.reference_inputs(batch),
+          state.ref_params,
+          batch.rows,
+          batch.kept_ids,
       )
     train_step.lower(state, batch).compile()
 
@@ -249,10 +265,11 @@ def make_reference(
 ) -> reference_lib.Reference:
   """Returns the reference: `params`, the model of `reference.init`, or none.
 
-  If searchers hold its params, it only tracks the version here.
+  If searchers hold the reference, the result has no params and only tracks the
+  version.
 
   Raises:
-    ValueError: the model of `reference.init` cannot be read, or does not fit.
+    ValueError: the model of `reference.init` cannot be read or does not fit.
   """
   moves = config.reference.mode != "fixed"
   model = policy.model
@@ -262,7 +279,8 @@ def make_reference(
     model, params = frozen_models.load_reference(config, policy.tokenizer, mesh)
     params = published.computed(config, params)
   elif policy.adapters is None and not moves:
-    # The step donates those given; adapters' base is shared.
+    # A copy, because the step donates the given params. The base of adapters is
+    # shared.
     params = published.computed(config, params)
   return reference_lib.Reference(
       model,
@@ -328,8 +346,8 @@ def make_train_step(
 
   Args:
     mesh: trainer's mesh.
-    params: base that adapters are merged into.
-    reference: π_ref; needed if the loss compares distributions with it.
+    params: base params of the adapters.
+    reference: π_ref; required if the loss compares distributions with it.
   """
   has_teacher = objective_table.find(config.loss.name).has_teacher
   return train_step_lib.make_train_step(

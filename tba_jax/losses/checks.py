@@ -10,10 +10,10 @@ from tba_jax.losses import objective_table
 from tba_jax.losses import settings
 from tba_jax.system import rules
 
-# Settings left unchecked, since configs set them together with `loss.name`,
-# which a user may change alone.
+# Not checked: configs set these together with `loss.name`, and users may then
+# change only the name.
 _SET_WITH_A_SWITCH = ("scale", "log_z_learning_rate", "value_learning_rate")
-# Settings that are read only with some values of another setting.
+# Settings that are read only with certain values of another setting.
 _READ_WITH = (
     *((f"loss.{name}", "loss.name", readers)
       for name, readers in objective_table.readers().items()
@@ -44,7 +44,7 @@ def _group_size(c: rules.Values) -> rules.Problems:
   least = objective_table.min_completions(of_loss(c))
   if c["train.completions_per_prompt"] < least:
     yield "train.completions_per_prompt", (
-        f"must be {least} or more with config.loss.name = {name!r}, which"
+        f"must be {least} or more with config.loss.name = {name!r}, because it"
         " compares the completions of a prompt"
     )
 
@@ -60,19 +60,10 @@ def _trust_region(c: rules.Values) -> rules.Problems:
     why = "the trust region"
   if why and not c["loss.ratio_clip"]:
     yield "loss.ratio_clip", f"must be above 0 and below 1 with {why}"
-  is_sampled = c["loss.behavior_logprobs"] == "sampler"
-  for key, off in (("top_k", 0), ("top_p", 1), ("min_p", 0)):
-    value = c[f"sampling.{key}"]
-    if why and c["loss.ratio_clip"] and is_sampled and value != off:
-      yield "loss.ratio_clip", (
-          f"must be 0 with config.sampling.{key} = {value}, which leaves tokens"
-          " out: ratios to what is left are below 1 at staleness 0 already, and"
-          f" {why} would cut them"
-      )
 
 
 def _family(c: rules.Values) -> rules.Problems:
-  """Anchor and baseline have all settings that they need, and no others."""
+  """Checks that exactly the settings of anchor and baseline are set."""
   loss, name = of_loss(c), c["loss.name"]
   anchor, baseline = objective_table.anchor(loss), objective_table.baseline(
       loss
@@ -80,7 +71,7 @@ def _family(c: rules.Values) -> rules.Problems:
   if baseline == "file" and not c["loss.baseline_file"]:
     yield "loss.baseline_file", (
         "must be a file with config.loss.baseline = 'file'"
-        + f", which is config.loss.name = {name!r}'s own"
+        + f", the default of config.loss.name = {name!r}"
         * (not c["loss.baseline"])
     )
   for key, reader in objective_table.unread(loss).items():
@@ -105,30 +96,43 @@ def _family(c: rules.Values) -> rules.Problems:
     for key in ("gamma", "tau"):
       if c[f"tempering.{key}"] != 1:
         yield f"tempering.{key}", (
-            f"must be 1 with the anchor {anchor!r}: it tempers the reference"
+            f"must be 1 with the anchor {anchor!r}, because only the reference"
+            " is tempered"
         )
 
 
 def _distills(c: rules.Values) -> rules.Problems:
-  """Without rewards, there must be something else to learn from."""
+  """Checks for a teacher, and for something to learn from without rewards."""
   name = c["loss.name"]
   if objective_table.find(name).has_teacher and not c["reference.init"]:
     yield "reference.init", (
-        f"must be a model's folder with config.loss.name = {name!r}: without"
-        " one the policy is its own teacher"
+        f"must be a model folder with config.loss.name = {name!r}, because the"
+        " policy would otherwise be its own teacher"
     )
   if c["loss.reward_weight"] or ".py:" in name:
     return
   by_order = objective_table.find(name).function.startswith("pairwise:")
   if by_order or not objective_table.reads_reference(of_loss(c)):
     yield "loss.reward_weight", (
-        f"must be above 0 with config.loss.name = {name!r}, which learns from"
-        " nothing else; 0 is for losses with a KL to the reference, as tb"
+        f"must be above 0 with config.loss.name = {name!r}, which learns only"
+        " from rewards; 0 is for losses with a KL to the reference, such as tb"
+    )
+
+
+def _masks(c: rules.Values) -> rules.Problems:
+  """Pairs need both their completions."""
+  name = c["loss.name"]
+  is_pairwise = objective_table.find(name).function.startswith("pairwise:")
+  if c["loss.missing_stop"] == "mask" and is_pairwise:
+    yield "loss.missing_stop", (
+        f"must be 'keep', 'replace' or 'add' with config.loss.name = {name!r},"
+        " which compares completions: with 'mask' one of a pair could have no"
+        " tokens"
     )
 
 
 def _proximal(c: rules.Values) -> rules.Problems:
-  """The proximal policy must be held for a divisor of a round's steps."""
+  """Checks how long the proximal policy is held, and that it is read."""
   held = c["loss.proximal_every_steps"]
   steps = max(c["rounds.mini_batches"], 1) * c["rounds.passes"]
   if c["rounds.mini_batches"] and held and steps % held:
@@ -142,8 +146,8 @@ def _proximal(c: rules.Values) -> rules.Problems:
   )
   if held and not is_held:
     yield "loss.proximal_every_steps", (
-        "must be 0 where nothing reads it; it is read with config.loss.name ="
-        f" {', '.join(objective_table.names('has_targets'))},"
+        "must be 0, because nothing reads it; it is read with config.loss.name"
+        f" = {', '.join(objective_table.names('has_targets'))},"
         " config.loss.correction = 'decoupled' or"
         " config.loss.behavior_logprobs = 'recomputed'"
     )
@@ -152,26 +156,36 @@ def _proximal(c: rules.Values) -> rules.Problems:
   loss, is_own = of_loss(c), ".py:" in c["loss.name"]
   if objective_table.anchor(loss) == "ema":
     yield "loss.behavior_logprobs", (
-        "must be 'sampler' with the anchor 'ema', whose rate follows the lag of"
-        " the policy that sampled"
+        "must be 'sampler' with the anchor 'ema', which is scaled by the"
+        " staleness of the sampling policy"
     )
   optimizer = {"sample_share_power": c["optimizer.sample_share_power"]}
   if not is_own and not objective_table.needs_logprobs(loss, optimizer):
     yield "loss.behavior_logprobs", (
         f"must be 'sampler' with config.loss.name = {c['loss.name']!r} and"
-        f" config.loss.correction = {c['loss.correction']!r}, where"
+        f" config.loss.correction = {c['loss.correction']!r}, because"
         " nothing reads them"
     )
   if (held or steps) == 1:
     yield "loss.behavior_logprobs", (
-        "must be 'sampler' where the proximal policy is held for one step"
-        " (config.loss.proximal_every_steps, config.rounds): no ratio would be"
-        " left"
+        "must be 'sampler' if the proximal policy is refreshed every step"
+        " (config.loss.proximal_every_steps, config.rounds), because all ratios"
+        " would be 1"
+    )
+
+
+def _pass_k(c: rules.Values) -> rules.Problems:
+  K = c["train.completions_per_prompt"]
+  if c["loss.advantage"] == "pass_at_k" and c["loss.pass_k"] >= K:
+    yield "loss.pass_k", (
+        f"must be below config.train.completions_per_prompt = {K}, because the"
+        " advantage compares subsets of a group"
     )
 
 
 # fmt: off
 CHECKS = (
+    rules.compare("loss.ratio_floor", "less than", "loss.ratio_cap"),
     rules.require("loss.name", lambda v: objective_table.find(v).needs_beta,
                   {"loss.beta": "above 0"}),
     rules.require("loss.name",
@@ -180,22 +194,24 @@ CHECKS = (
     rules.require("loss.ratio_clip", operator.not_, {"loss.clip_high": (0,)}),
     # Completions sampled at another temperature are outside the trust region.
     rules.require("loss.ratio_clip", bool, {"explore.fraction": (0,)}),
-    # The threshold of a solved completion is in the task's units.
+    # The threshold of a solved completion is in task units.
     rules.require("loss.reward_weight", lambda v: v != 1,
                   {"search.order": ("shuffled",)}),
     rules.require("loss.reward_weight", operator.not_,
                   {"replay.skip_equal_rewards": (False,),
                    "replay.selection": ("uniform",)}),
-    # The step computes the teacher's distributions, and no rewards are read.
+    # The step computes the teacher's distributions; nothing reads rewards.
     rules.require("loss.name", lambda v: objective_table.find(v).has_teacher,
                   {"reference.role": ("trainer",), "reference.mode": ("fixed",),
                    "loss.correction": ("", "none"),
+                   "sampling.top_k": (0,), "sampling.top_p": (1,),
+                   "sampling.min_p": (0,),
                    "loss.behavior_logprobs": ("sampler",),
                    "loss.proximal_every_steps": (0,),
                    "replay.selection": ("uniform",),
                    "replay.skip_equal_rewards": (False,),
                    "search.order": ("shuffled",)}),
     *(functools.partial(_unread, row) for row in _READ_WITH),
-    _group_size, _trust_region, _family, _distills, _proximal,
+    _group_size, _pass_k, _masks, _trust_region, _family, _distills, _proximal,
 )
 # fmt: on

@@ -1,8 +1,8 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A custom loss, FILE.py:FUNCTION: loads it and checks its results.
+"""Loads a custom loss, FILE.py:FUNCTION, and checks its results.
 
-Values of the dict that it returns become metrics, `loss/NAME`.
+Values in the dict that the loss returns become metrics, `loss/NAME`.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from tba_jax.system import user_code
 
 
 def load(name: str) -> Callable[..., groups_lib.Loss]:
-  """Returns a custom loss that raises ValueError, with the line of an error.
+  """Returns a custom loss whose errors are ValueErrors with file and line.
 
   Args:
     name: FILE.py:FUNCTION.
@@ -54,10 +54,10 @@ def load(name: str) -> Callable[..., groups_lib.Loss]:
 def totals(
     aux: Mapping[str, Any], mask_BxKxT: jax.Array
 ) -> loss_metrics.Totals:
-  """Returns the metrics of a loss's dict, `loss/NAME`.
+  """Returns totals of the metrics `loss/NAME` from a loss's dict.
 
-  Each metric is the mean of a number or an array; for [B, K, T], over counted
-  tokens. An axis suffix, as in `NAME_BxK`, is left out of the name.
+  A metric is the mean of an entry, for [B, K, T] over counted tokens. Axis
+  suffixes, as in `NAME_BxK`, are dropped from the name.
   """
   out = {}
   for name, value in aux.items():
@@ -71,7 +71,7 @@ def totals(
 
 
 def _problem(returned: Any, groups: groups_lib.Groups) -> str:
-  """Returns the error in the result of a custom loss, or ""."""
+  """Returns what is wrong with the result of a custom loss, or ""."""
   if not (isinstance(returned, tuple) and len(returned) == 2):
     return f"it returned {_kind(returned)}"
   loss, aux = returned
@@ -86,14 +86,14 @@ def _problem(returned: Any, groups: groups_lib.Groups) -> str:
   B, K, T = groups.logprobs_BxKxT.shape
   for name, value in aux.items():
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
-      return f"its dict's {name!r} is no name of letters, digits and _ . -"
+      return f"its dict's key {name!r} may have only letters, digits and _ . -"
     if name in _KNOWN:
       continue
     is_number = isinstance(value, (jax.Array, bool, int, float))
     if not is_number or jnp.issubdtype(
         jnp.result_type(value), jnp.complexfloating
     ):
-      return f"its dict's {name} is {_kind(value)}, no number or array"
+      return f"its dict's {name} is {_kind(value)}, not a number or array"
     if jnp.shape(value) not in ((), (B, 1), (B, K), (B, K, T)):
       return (
           f"its dict's {name} is {_kind(value)}, not [], [B, 1], [B, K] or"
@@ -112,8 +112,7 @@ def _problem(returned: Any, groups: groups_lib.Groups) -> str:
   return ""
 
 
-# Entries of a loss's dict that metrics read together; the first implies the
-# others.
+# Entries that metrics read together: with the first, the others must be there.
 _AUX = (
     ("residual_BxK", "log_z_Bx1"),
     ("margin_Bx1", "pair_Bx1"),

@@ -29,10 +29,9 @@ PyTree = types.PyTree
 class SideBySide:
   """Policy and teacher as one model, for `logprobs.map_logits`.
 
-  Its params are the `pair` of both, its stream is both streams side by side,
-  [..., D + E], and its logits are both logits, [..., 2 V]. The teacher's logits
-  have no gradient. The smaller vocabulary contains at least the tokenizer's
-  tokens; logits beyond it are left out.
+  Its params are a `pair`, its stream concatenates both streams, [..., D + E],
+  and its logits both logits, [..., 2 V]. The teacher's logits have no gradient.
+  Logits beyond the smaller vocabulary, which covers the tokenizer, are dropped.
 
   policy, teacher: `models.transformer.Model`s.
   """
@@ -59,7 +58,7 @@ class SideBySide:
   def completion_stream(
       self, params: PyTree, *inputs: Any, **others: Any
   ) -> jax.Array:
-    """Returns both streams; `routes` apply only to the policy."""
+    """Returns the joint stream; `routes` apply only to the policy."""
     own = self.policy.completion_stream(_of_policy(params), *inputs, **others)
     return self._join(params, own, inputs, **others)
 
@@ -97,7 +96,7 @@ class SideBySide:
 
 
 def pair(params: PyTree, teacher_params: PyTree) -> PyTree:
-  """Returns the params of a `SideBySide`."""
+  """Returns the params of a `SideBySide` model."""
   names = ("policy", "teacher")
   both = dict(zip(names, (params, jax.lax.stop_gradient(teacher_params))))
   others = {

@@ -49,8 +49,8 @@ class Groups:
   values_BxKxT: [B, K, T] float32, learned value of the state before each token,
     in units of reward; None without a value model.
   targets: PPO targets; None for other objectives.
-  staleness_BxK: [B, K] float32, steps by which the behavior policy is behind;
-    None counts as fresh.
+  staleness_BxK: [B, K] float32, age of the behavior policy in steps; None
+    counts as fresh.
   baselines_Bx1: [B, 1] float32, value of the prompt under the optimal policy,
     in units of reward, from `loss.baseline_file`; None without a file.
   divergences_BxKxT: [B, K, T] float32, divergence of the next-token
@@ -71,6 +71,11 @@ class Groups:
   staleness_BxK: jax.Array | None = None
   baselines_Bx1: jax.Array | None = None
   divergences_BxKxT: jax.Array | None = None
+
+  @property
+  def counted_BxK(self) -> jax.Array:
+    """1 on completions with a counted token, else 0."""
+    return (self.mask_BxKxT.max(axis=2) > 0).astype(self.rewards_BxK.dtype)
 
   @property
   def seq_BxK(self) -> jax.Array:
@@ -100,7 +105,7 @@ class Groups:
 def weighted_sums(
     values_BxKxT: jax.Array, weights_BxKxT: jax.Array
 ) -> jax.Array:
-  """Returns [B, K], Σ_t weight_t value_t; a weight of 0 hides inf and nan."""
+  """Returns [B, K], Σ_t weight_t value_t; a weight of 0 masks inf and nan."""
   chex.assert_equal_shape([values_BxKxT, weights_BxKxT])
   shown_BxKxT = jnp.where(weights_BxKxT > 0, values_BxKxT, 0.0)
   return jnp.sum(weights_BxKxT * shown_BxKxT, axis=2)
@@ -109,8 +114,8 @@ def weighted_sums(
 def counted_first(mask_BxKxT: jax.Array) -> tuple[MoveFn, MoveFn]:
   """Returns functions that move counted tokens to the front, and back.
 
-  Both take and return [B, K, T]. They let a recursion over tokens skip
-  uncounted tokens between counted ones, such as an environment's.
+  Both map [B, K, T] to [B, K, T]. They let a recursion over tokens skip
+  uncounted tokens, such as environment tokens between turns.
   """
   order_BxKxT = jnp.argsort(mask_BxKxT <= 0, axis=2, stable=True)
   places_BxKxT = jnp.argsort(order_BxKxT, axis=2)
@@ -125,7 +130,7 @@ def counted_first(mask_BxKxT: jax.Array) -> tuple[MoveFn, MoveFn]:
 
 
 def mean_tokens(mask: jax.Array) -> jax.Array:
-  """Returns [], the mean number of counted tokens, of a mask [..., T]."""
+  """Returns [], the mean number of counted tokens in a mask [..., T]."""
   return jnp.maximum(mask.sum(axis=-1).mean(), 1.0)
 
 

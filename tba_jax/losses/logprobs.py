@@ -7,7 +7,8 @@ so their log-ratio is exactly 0 where their logits are equal. Leading axes `...`
 are [B, K] in training and [R] in the sampler. Temperatures are above 0.
 
 Axes: B prompts, K completions, P prompt tokens, T completion tokens, R rows, L
-places of a row, D width, V vocabulary, N layers, A experts of a token.
+places of a row, D width, V vocabulary, N layers, A experts of a token, C tokens
+that truncated sampling keeps.
 """
 
 from collections.abc import Callable
@@ -25,12 +26,14 @@ from tba_jax.models.net import unpadded
 
 PyTree = types.PyTree
 
-# Most logits that a device holds at a time: in float32, 128 MiB on a CPU, where
-# larger chunks are no faster, and 1 GiB on an accelerator, which is 2,048
-# tokens at a vocabulary of 128k.
+# Maximum number of logits on a device at a time. In float32: 128 MiB on a CPU,
+# where larger chunks are no faster, and 1 GiB on an accelerator, which is 2,048
+# tokens with a vocabulary of 128k.
 MAX_LOGITS = {"cpu": 2**25, "other": 2**28}
-# Most chunks of a micro-batch, and fewest tokens of a chunk. Chunks without
+# Maximum chunks per micro-batch and minimum tokens per chunk. Chunks without
 # tokens to predict are skipped.
+# Params that `unembed` does not read; a tied head is the embedding.
+_NOT_OF_HEAD = ("blocks", "layer_embed", "layer_map", "layer_map_norm")
 _NUM_CHUNKS, _LEAST_CHUNK = 16, 128
 
 
@@ -48,8 +51,8 @@ def token_logprobs(
   """
   chex.assert_shape(tokens, logits.shape[:-1])
   scaled = logits.astype(jnp.float32) / temperature
-  # A compare and a sum, not a gather: its gradient is elementwise, where the
-  # gather's is a scatter, which is slow on every backend.
+  # Compare and sum instead of gather: the gradient is elementwise, while that
+  # of a gather is a scatter, which is slow on every backend.
   vocab = jax.lax.broadcasted_iota(jnp.int32, scaled.shape, scaled.ndim - 1)
   chosen = jnp.sum(jnp.where(vocab == tokens[..., None], scaled, 0.0), axis=-1)
   return chosen - jax.nn.logsumexp(scaled, axis=-1)
@@ -58,6 +61,29 @@ def token_logprobs(
 def log_softmax(logits: jax.Array, *, temperature: float) -> jax.Array:
   """Returns [..., V] float32, log softmax(logits / temperature), nats."""
   return jax.nn.log_softmax(logits.astype(jnp.float32) / temperature)
+
+
+def keep_only(
+    logits: jax.Array, tokens: jax.Array, kept: jax.Array
+) -> jax.Array:
+  """Returns logits that are -inf but for some tokens.
+
+  Log-probs of the result are relative to the tokens that the sampler kept, as
+  if no others existed. Source: the sampling mask of DeepSeek-V3.2
+  (arXiv:2512.02556), §3.1.
+
+  Args:
+    logits: [..., V] float.
+    tokens: [...] int32, sampled tokens, which are always kept.
+    kept: [..., C] int32, ids to keep; negative ones are none.
+  """
+  V = logits.shape[-1]
+  ids = jnp.concatenate([kept, tokens[..., None]], axis=-1)
+  ids = jnp.where(ids < 0, V, ids).reshape(-1, ids.shape[-1])
+  # A scatter of booleans, which has no gradient.
+  rows = jnp.arange(len(ids))[:, None]
+  is_kept = jnp.zeros((len(ids), V), bool).at[rows, ids].set(True, mode="drop")
+  return jnp.where(is_kept.reshape(logits.shape), logits, -jnp.inf)
 
 
 def entropy(logits: jax.Array, *, temperature: float) -> jax.Array:
@@ -79,7 +105,7 @@ def entropy(logits: jax.Array, *, temperature: float) -> jax.Array:
 def map_micro_batches(
     fn: Callable[[jax.Array], PyTree], rows: types.Rows, others: PyTree
 ) -> PyTree:
-  """Returns `fn` of all non-empty micro-batches, by completion token.
+  """Returns `fn` of all non-empty micro-batches, gathered by completion token.
 
   With several micro-batches, the result has no gradient.
 
@@ -115,12 +141,13 @@ def map_logits(
     targets_BxKxT: jax.Array | None = None,
     routes: types.Routes | None = None,
     with_routes: bool = False,
+    kept_BxKxTxC: jax.Array | None = None,
 ) -> PyTree:
   """Returns `fn` of the logits that predict each completion token.
 
-  The logits of 16k tokens at a vocabulary of 150k take 9 GiB in float32, and
-  their gradient as much again. Beyond `max_logits`, logits are computed in
-  chunks of tokens, and recomputed in the backward pass.
+  In float32, the logits of 16k tokens with a vocabulary of 150k take 9 GiB, and
+  their gradient another 9 GiB. Beyond `max_logits`, logits are computed in
+  chunks of tokens and recomputed in the backward pass.
 
   Args:
     model: a `models.transformer.Model`.
@@ -131,11 +158,13 @@ def map_logits(
       only on the logits and the token of its position.
     token_indices_RxL: a micro-batch of `types.Rows.token_indices`; None
       computes the whole padded batch.
-    max_logits: most logits on a device at a time (at least one token's); None
-      takes `MAX_LOGITS`.
+    max_logits: maximum number of logits on a device at a time, at least one
+      token's; None uses `MAX_LOGITS`.
     targets_BxKxT: tokens passed to `fn` in place of the completion's.
     routes: experts to use; None lets the routers choose.
     with_routes: whether to also return the experts that predict each token.
+    kept_BxKxTxC: tokens that truncated sampling kept: `fn` gets -inf for all
+      others, see `keep_only`; None keeps all.
 
   Returns:
     A pytree of [B, K, T], or of [R, L] for packed rows, with arbitrary values
@@ -157,12 +186,20 @@ def map_logits(
     P = prompt_tokens_BxP.shape[1]
     counts = token_indices_RxL >= len(tokens) * P
     tokens = packed.predicted(token_indices_RxL, tokens, P)
-    out = _map_stream(model, params, stream, tokens, fn, max_logits, counts)
+    kept = kept_BxKxTxC
+    if kept is not None:
+      kept = packed.predicted(token_indices_RxL, kept, P)
+    out = _map_stream(
+        model, params, stream, tokens, fn, max_logits, counts, kept
+    )
   else:
     B, K, T = tokens.shape
+    kept = kept_BxKxTxC
+    if kept is not None:
+      kept = kept.reshape(B, K * T, -1)
     out = _map_stream(
         *(model, params, stream.reshape(B, K * T, -1)),
-        *(tokens.reshape(B, K * T), fn, max_logits),
+        *(tokens.reshape(B, K * T), fn, max_logits, None, kept),
     )
     out = jax.tree.map(lambda x: x.reshape(B, K, T), out)
   return (out, chosen) if with_routes else out
@@ -181,23 +218,28 @@ def _map_stream(
     fn: Callable[[jax.Array, jax.Array], PyTree],
     max_logits: int | None,
     counts_RxL: jax.Array | None = None,
+    kept_RxLxC: jax.Array | None = None,
 ) -> PyTree:
   """Returns [R, L], `map_logits` of a stream.
 
   Chunks compute only the tokens in `counts_RxL`; None computes all.
   """
+
+  def apply(logits: jax.Array, tokens: jax.Array, *kept: jax.Array) -> PyTree:
+    return fn(keep_only(logits, tokens, *kept) if kept else logits, tokens)
+
+  others = () if kept_RxLxC is None else (kept_RxLxC,)
   parts = sequence.current_split()
   R, L, _ = stream_RxLxD.shape
   V = jax.eval_shape(model.unembed, params, stream_RxLxD).shape[-1]
   max_logits = max_logits or MAX_LOGITS["other" if parts.accelerated else "cpu"]
   length = max(1, max_logits // V)
   if -(-R * L // parts.num_parts) <= length:
-    return fn(model.unembed(params, stream_RxLxD), tokens_RxL)
+    return apply(model.unembed(params, stream_RxLxD), tokens_RxL, *others)
 
   # Each device has its own copy of the head and sums its gradient locally, in
-  # float32, so both pass between devices once, not once per chunk. `unembed`
-  # does not use the blocks.
-  head = {name: leaf for name, leaf in params.items() if name != "blocks"}
+  # float32, so both pass between devices once, not once per chunk.
+  head = {n: leaf for n, leaf in params.items() if n not in _NOT_OF_HEAD}
   copies = jax.tree.map(
       # `unembed` casts only matrices to the stream's dtype.
       lambda x: parts.copy_to_each(
@@ -207,14 +249,15 @@ def _map_stream(
   )
   sums = jax.tree.map(lambda x: parts.copy_to_each(_at_least_float32(x)), head)
 
-  def read(head: PyTree, stream: jax.Array, tokens: jax.Array) -> PyTree:
-    return fn(model.unembed({**params, **head}, stream), tokens)
+  def read(head: PyTree, stream: jax.Array, *inputs: jax.Array) -> PyTree:
+    return apply(model.unembed({**params, **head}, stream), *inputs)
 
   if parts.num_parts > 1:
     read = jax.vmap(read)
   padding = ((0, 0), (0, -L % parts.count))
   tokens = parts.cut_to_each(jnp.pad(tokens_RxL, padding))
-  stream = parts.cut_to_each(jnp.pad(stream_RxLxD, (*padding, (0, 0))))
+  wide = lambda x: parts.cut_to_each(jnp.pad(x, (*padding, (0, 0))))
+  stream, *others = map(wide, (stream_RxLxD, *others))
   axis = tokens.ndim - 1  # Token axis, after the axis of parts, if any.
   own = tokens.shape[axis]
   count, order = own, None
@@ -227,8 +270,9 @@ def _map_stream(
     order = unpadded.find(places, own)
     flat = lambda x: x.reshape(-1, own, *x.shape[axis + 1 :])
     move = lambda fn, x: fn(flat(x), order).reshape(x.shape)
-    stream = move(unpadded.take, stream)
-    tokens = move(unpadded.take, tokens)
+    stream, tokens, *others = (
+        move(unpadded.take, x) for x in (stream, tokens, *others)
+    )
   num_chunks = -(-own // length)
 
   def cut(x: jax.Array) -> jax.Array:
@@ -255,7 +299,7 @@ def _map_stream(
     return jax.lax.cond(n * length < count, compute, none)
 
   indices = jnp.arange(num_chunks, dtype=jnp.int32)
-  out = jax.lax.map(chunk, (indices, cut(stream), cut(tokens)))
+  out = jax.lax.map(chunk, (indices, *map(cut, (stream, tokens, *others))))
   return jax.tree.map(join, out)
 
 
@@ -286,17 +330,19 @@ def completion_logprobs(
     temperature: float,
     rows: types.Rows | None = None,
     routes: types.Routes | None = None,
+    kept_BxKxTxC: jax.Array | None = None,
 ) -> jax.Array:
   """Returns [B, K, T] float32, log π of each completion token, in nats.
 
-  Policy, reference and `score` all use this function, so equal params and
-  routes give equal log-probs. Tokens that `rows` lacks have 0.
+  Policy, reference and `score` all use this function, so equal params, routes
+  and kept tokens give equal log-probs. Tokens missing from `rows` get 0.
   """
   inputs = params, prompt_tokens_BxP, prompt_mask_BxP, completion_tokens_BxKxT
   read = lambda logits, tokens: token_logprobs(
       logits, tokens, temperature=temperature
   )
-  run = functools.partial(map_logits, model, *inputs, read, routes=routes)
+  others = {"routes": routes, "kept_BxKxTxC": kept_BxKxTxC}
+  run = functools.partial(map_logits, model, *inputs, read, **others)
   if rows is None:
     return run()
   zeros = jnp.zeros(completion_tokens_BxKxT.shape, jnp.float32)

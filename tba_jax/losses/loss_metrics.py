@@ -22,7 +22,7 @@ Totals = dict[str, tuple[jax.Array, jax.Array]]
 # Number of tokens per expert, which `finish` turns into other metrics.
 _EXPERTS = "expert_tokens"
 # Moments, which `finish` turns into other metrics. Log Z and returns are
-# centered: squares of large numbers would hide small differences.
+# centered first: squares of large numbers would hide small differences.
 _LOG_Z, _LOG_Z_SQUARE = "log_z_from_center", "log_z_square"
 # Moments of the ratios divided by e^c, for each c in `_RATIO_CENTERS`: ratios
 # of long completions, or their squares, can exceed the range of float32.
@@ -63,7 +63,7 @@ def ratio_totals(log_ratio_BxK: jax.Array) -> Totals:
 
 
 def log_z_center(rewards: jax.Array, beta: jax.Array) -> jax.Array:
-  """Returns mean reward / β of a batch, [], near which its log Z lie."""
+  """Returns a batch's mean reward / β, [], which its log Z are close to."""
   return jnp.where(beta > 0, rewards.mean() / jnp.where(beta > 0, beta, 1), 0.0)
 
 
@@ -160,7 +160,7 @@ def batch_totals(
     *,
     has_reference: bool = True,
 ) -> Totals:
-  """Returns the metrics that do not depend on the loss."""
+  """Returns totals of metrics that do not depend on the loss."""
   rewards_BxK = batch.rewards
   equal_B = rewards_BxK.max(axis=1) == rewards_BxK.min(axis=1)
   # Trainer and sampler must agree on data sampled with the current params.
@@ -235,9 +235,9 @@ def _perplexity_totals(batch: types.Batch) -> Totals:
       ref_perplexity                 mean exp(NLL / |y|)
       ref_perplexity_prompt_diluted  mean exp(NLL / (|x| + |y| - 1))
 
-  NLL is the completion's alone, so the second metric, which the papers' code
-  prints (Noukhovitch et al. 2024, arXiv:2410.18252; Bartoldson et al. 2025,
-  arXiv:2503.18929), falls with the length of the prompt.
+  NLL covers only the completion, so the second metric falls with the length of
+  the prompt. The papers' code prints it (Noukhovitch et al. 2024,
+  arXiv:2410.18252; Bartoldson et al. 2025, arXiv:2503.18929).
   """
   nll_BxK = -groups_lib.weighted_sums(batch.ref_logprobs, batch.completion_mask)
   tokens_BxK = batch.completion_mask.sum(axis=2)

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The differentiated function of a step: forward pass, loss, metrics.
 
-`Objective` has two halves: `forward` computes outputs per token, and `loss`
+An `Objective` has two halves: `forward` computes outputs per token, and `loss`
 reads the outputs of a full batch. A `LossFn` composes them: `(params,
 loss_params, batch, beta) -> (loss, totals)`, where `loss_params` belong to the
-loss and `totals` are metrics (`loss_metrics.py`). The params of a teacher, if
-any, are a fifth argument.
+loss and `totals` are metrics (`loss_metrics.py`). Teacher params, if any, are a
+fifth argument.
 """
 
 from collections.abc import Callable
@@ -39,13 +39,13 @@ def make_loss_params(
     params: PyTree = None,
     value_params: PyTree = None,
 ) -> PyTree:
-  """Returns the initial parameters of the loss.
+  """Returns the initial loss params.
 
   Args:
     config: reads `loss.name`.
     value_model: a `models.heads.ScalarModel` if the objective learns one.
     params: policy params.
-    value_params: params of the value model; None takes the policy's with a zero
+    value_params: params of the value model; None uses the policy's, with a zero
       head.
 
   Returns:
@@ -85,7 +85,8 @@ def make_loss_fn(
 ) -> LossFn:
   """Returns the objective of `config.loss` as one function.
 
-  See `make_objective` for the arguments.
+  For tests and benchmarks: the train step calls the halves of `make_objective`,
+  which has the arguments.
 
   Returns:
     loss_fn(params, loss_params, batch, beta, teacher_params = None) -> (loss
@@ -181,7 +182,7 @@ def make_objective(
 
   def placeholders(batch: types.Batch) -> PyTree:
     zeros = jnp.zeros_like(batch.behavior_logprobs)
-    # The denominators of the ratios, so that no ratio overflows.
+    # The ratios' denominators, so that no ratio overflows.
     near = batch.prepared.get("proximal_logprobs", batch.behavior_logprobs)
     outputs = {"logprobs": near, "entropies": zeros}
     if teacher is not None:
@@ -238,7 +239,7 @@ def make_pure_loss(
   """
   c, row = config.loss, objective_table.find(config.loss.name)
   correction = objective_table.correction(c)
-  has_reference = not objective_table.holds_reference(config, "none")
+  has_reference = objective_table.has_reference(config)
 
   def pure_loss(
       logprobs_BxKxT: jax.Array,
@@ -292,8 +293,13 @@ def make_pure_loss(
         ratio_clip=c.ratio_clip,
         clip_high=c.clip_high,
         ratio_cap=c.ratio_cap,
+        ratio_floor=c.ratio_floor,
         moment_cap=c.moment_cap,
+        divergence_cap=c.divergence_cap,
         mask_BxKxT=mask_BxKxT,
+        behavior_logprobs_BxKxT=jnp.where(
+            mask_BxKxT > 0, jax.lax.stop_gradient(behavior_BxKxT), 0.0
+        ),
         proximal=(
             corrections.ratios(logprobs_BxKxT, proximal_BxKxT, mask_BxKxT)[0],
             corrections.ratios(proximal_BxKxT, behavior_BxKxT, mask_BxKxT)[0],
@@ -375,7 +381,7 @@ def completion_values(
 
 def _make_groups(
     c: ml_collections.ConfigDict,
-    row: objective_table.Objective,
+    row: objective_table.ObjectiveSpec,
     logprobs_BxKxT: jax.Array,
     behavior_BxKxT: jax.Array,
     values_BxKxT: jax.Array | None,
@@ -383,7 +389,7 @@ def _make_groups(
     batch: types.Batch,
     beta: jax.Array,
 ) -> groups_lib.Groups:
-  """Returns the arrays of the objective; targets may be in `batch.prepared`."""
+  """Returns the objective's inputs; uses targets from `batch.prepared`."""
   prepared, targets, log_z_Bx1 = batch.prepared, None, None
   if row.has_targets and "returns_BxKxT" in prepared:
     fields = dataclasses.fields(groups_lib.Targets)
@@ -447,6 +453,7 @@ def _map_logits(
       token_indices_RxL=token_indices_RxL,
       routes=batch.experts,
       with_routes=has_experts,
+      kept_BxKxTxC=batch.kept_ids,
   )
   if not has_experts:
     return out, {}

@@ -7,8 +7,8 @@ A loss is a pure function `(groups, c, beta) -> (loss, aux)` of `groups.Groups`,
 entries of `aux`, if present: `log_z_Bx1` and `residual_BxK` (nats),
 `margin_Bx1` with `pair_Bx1`, and `value_clipped_BxKxT`.
 
-To add an objective, write its function into a file of this folder and an entry
-into `OBJECTIVES`: settings and checks of configs read names and facts from it.
+To add an objective, add its function to a file in this folder and an entry to
+`OBJECTIVES`, from which settings and config checks take names and facts.
 Importance correction, length norm and metrics are common to all objectives
 (`objective.py`). docs/reference/objectives.md shows how to add a loss.
 """
@@ -30,6 +30,11 @@ CORRECTIONS = (
     "truncate_token",
     "truncate_sequence",
     "mask_token",
+    "mask_sequence",
+    "gspo",
+    "dppo_tv",
+    "dppo_kl",
+    "sapo",
     "decoupled",
     "topr",
     "bounded_token",
@@ -37,20 +42,25 @@ CORRECTIONS = (
     "vespo",
     "m2_mask",
 )
+# Advantages, in `policy_gradient.ADVANTAGES`.
+ADVANTAGES = ("mean", "std", "maxrl", "pass_at_k")
 # Divisors of a completion's log-prob, in `groups.length_weights`.
 LENGTH_NORMS = ("none", "tokens", "max_tokens", "mean_tokens")
 _OF_VALUES = ("value_init", "value_learning_rate")
 # Corrections that need `loss.ratio_clip` above 0.
-CLIPS = ("clip_token", "clip_sequence", "cispo", "decoupled")
+CLIPS = ("clip_token", "clip_sequence", "gspo", "cispo", "decoupled")
 # Setting of `config.loss` -> corrections that read it.
 READ_BY_CORRECTIONS = {
     "ratio_clip": CLIPS,
     "clip_high": CLIPS,
     "moment_cap": ("m2_mask",),
+    "divergence_cap": ("dppo_tv", "dppo_kl"),
+    "ratio_floor": ("mask_token", "mask_sequence"),
     "ratio_cap": (
         "truncate_token",
         "truncate_sequence",
         "mask_token",
+        "mask_sequence",
         "decoupled",
     ),
 }
@@ -58,10 +68,10 @@ _OF_TARGETS = ("gae_gamma", "gae_lambda", "whiten_advantages")
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective:
+class ObjectiveSpec:
   """A loss, its defaults and its requirements.
 
-  function: MODULE:FUNCTION in this folder, or FILE.py:FUNCTION of a user.
+  function: MODULE:FUNCTION in this folder, or a user's FILE.py:FUNCTION.
   min_completions: smallest K that the loss can learn from.
   correction: default of `loss.correction`; a clip only if `loss.ratio_clip` is
     above 0, else "none".
@@ -70,7 +80,7 @@ class Objective:
   anchor: policy that the target is relative to: "reference", or the default of
     `loss.anchor`; "" for a loss with neither a KL nor such a target.
   baseline: default of `loss.baseline`; "" if the loss does not read it.
-  reads_behavior: whether the loss reads the behavior log-probs whatever the
+  reads_behavior: whether the loss reads behavior log-probs regardless of the
     correction.
   length_norm: default of `loss.length_norm`; None if the loss reads no weights.
   learns_log_z: whether the loss learns a scalar, `groups.log_z_Bx1`.
@@ -123,14 +133,14 @@ class Objective:
 _OF_FAMILY = ("scale", "anchor", "baseline", "baseline_shift")
 
 OBJECTIVES = {
-    "tb": Objective(
+    "tb": ObjectiveSpec(
         "tb:tb_loss",
         needs_beta=True,
         baseline="group",
         is_tempered=True,
         settings=_OF_FAMILY,
     ),
-    "tb_learned_z": Objective(
+    "tb_learned_z": ObjectiveSpec(
         "tb:tb_learned_z_loss",
         min_completions=1,
         needs_beta=True,
@@ -138,7 +148,7 @@ OBJECTIVES = {
         is_tempered=True,
         settings=("scale", "anchor"),
     ),
-    "subtb": Objective(
+    "subtb": ObjectiveSpec(
         "tb:subtb_loss",
         min_completions=1,
         needs_beta=True,
@@ -146,28 +156,28 @@ OBJECTIVES = {
         has_values=True,
         settings=("scale", "subtb_lambda"),
     ),
-    "oapl": Objective(
+    "oapl": ObjectiveSpec(
         "residual:oapl_loss",
         needs_beta=True,
         anchor="behavior",
         baseline="log_mean_exp",
         settings=_OF_FAMILY,
     ),
-    "ema_tb": Objective(
+    "ema_tb": ObjectiveSpec(
         "residual:ema_tb_loss",
         needs_beta=True,
         anchor="ema",
         baseline="group",
         settings=("anchor", "baseline", "baseline_shift"),
     ),
-    "a_star_po": Objective(
+    "a_star_po": ObjectiveSpec(
         "residual:a_star_po_loss",
         min_completions=1,
         needs_beta=True,
         baseline="file",
         settings=_OF_FAMILY,
     ),
-    "flowrl": Objective(
+    "flowrl": ObjectiveSpec(
         "residual:flowrl_loss",
         min_completions=1,
         correction="truncate_sequence",
@@ -176,24 +186,30 @@ OBJECTIVES = {
         has_values=True,
         settings=("scale", "anchor"),
     ),
-    "tba_prime": Objective(
+    "tba_prime": ObjectiveSpec(
         "policy_gradient:tba_prime_loss", length_norm="tokens"
     ),
-    "reinforce": Objective(
+    "reinforce": ObjectiveSpec(
         "policy_gradient:reinforce_loss", reads_behavior=True
     ),
-    "rloo": Objective("policy_gradient:rloo_loss", reads_behavior=True),
-    "proximal_rloo": Objective(
+    "rloo": ObjectiveSpec("policy_gradient:rloo_loss", reads_behavior=True),
+    "proximal_rloo": ObjectiveSpec(
         "policy_gradient:rloo_loss",
         correction="clip_sequence",
         needs_ratio_clip=True,
         reads_behavior=True,
     ),
-    "grpo": Objective("policy_gradient:grpo_loss", length_norm="tokens"),
-    "dr_grpo": Objective(
-        "policy_gradient:dr_grpo_loss", length_norm="max_tokens"
+    "grpo": ObjectiveSpec(
+        "policy_gradient:grpo_loss",
+        length_norm="tokens",
+        settings=("advantage", "pass_k"),
     ),
-    "ppo": Objective(
+    "dr_grpo": ObjectiveSpec(
+        "policy_gradient:dr_grpo_loss",
+        length_norm="max_tokens",
+        settings=("advantage", "pass_k"),
+    ),
+    "ppo": ObjectiveSpec(
         "ppo:ppo_loss",
         min_completions=1,
         needs_ratio_clip=True,
@@ -203,18 +219,26 @@ OBJECTIVES = {
         has_targets=True,
         settings=("value_clip", "value_weight"),
     ),
-    "gvpo": Objective(
+    "gvpo": ObjectiveSpec(
         "tb:gvpo_loss", needs_beta=True, settings=("scale", "anchor")
     ),
-    "online_dpo": Objective(
+    "ctb": ObjectiveSpec(
+        "tb:ctb_loss",
+        needs_beta=True,
+        is_tempered=True,
+        settings=("scale", "pair_contrast"),
+    ),
+    "online_dpo": ObjectiveSpec(
         "pairwise:online_dpo_loss", needs_beta=True, settings=("ties",)
     ),
-    "ipo": Objective("pairwise:ipo_loss", needs_beta=True, settings=("ties",)),
-    "slic": Objective(
+    "ipo": ObjectiveSpec(
+        "pairwise:ipo_loss", needs_beta=True, settings=("ties",)
+    ),
+    "slic": ObjectiveSpec(
         "pairwise:slic_loss", needs_beta=True, settings=("ties",)
     ),
-    "best_of_n": Objective("pairwise:best_of_n_loss", anchor=""),
-    "gkd": Objective(
+    "best_of_n": ObjectiveSpec("pairwise:best_of_n_loss", anchor=""),
+    "gkd": ObjectiveSpec(
         "distillation:gkd_loss",
         min_completions=1,
         correction="none",
@@ -226,7 +250,7 @@ OBJECTIVES = {
 
 
 def names(fact: str) -> tuple[str, ...]:
-  """Returns the objectives for which a field of `Objective` is true."""
+  """Returns the objectives for which a field of `ObjectiveSpec` is true."""
   return tuple(n for n, row in OBJECTIVES.items() if getattr(row, fact))
 
 
@@ -236,7 +260,7 @@ def without_reference() -> tuple[str, ...]:
 
 
 def readers() -> dict[str, tuple[str, ...]]:
-  """Returns setting of `config.loss` -> objectives that read it."""
+  """Returns the objectives that read each setting of `config.loss`."""
   out: dict[str, tuple[str, ...]] = {}
   for name, row in OBJECTIVES.items():
     for key in row.reads:
@@ -253,17 +277,17 @@ def correction(c: Mapping[str, Any]) -> str:
 
 
 def anchor(c: Mapping[str, Any]) -> str:
-  """Returns the anchor of `config.loss`, "" if it has none and no KL."""
+  """Returns the anchor of `config.loss`, "" without anchor and KL."""
   return c["anchor"] or find(c["name"]).anchor
 
 
 def baseline(c: Mapping[str, Any]) -> str:
-  """Returns the baseline of `config.loss`, "" if its loss reads none."""
+  """Returns the baseline of `config.loss`, "" if the loss reads none."""
   return c["baseline"] or find(c["name"]).baseline
 
 
 def min_completions(c: Mapping[str, Any]) -> int:
-  """Returns the least K that `config.loss` learns from."""
+  """Returns the smallest K that `config.loss` can learn from."""
   # With K = 1, these baselines equal the completion's own reward or return.
   of_group = baseline(c) in ("group", "mean", "log_mean_exp")
   return max(find(c["name"]).min_completions, 2 if of_group else 1)
@@ -280,12 +304,16 @@ def reads_reference(c: Mapping[str, Any]) -> bool:
   return bool(is_own or row.needs_beta or row.has_teacher or has_kl)
 
 
+def has_reference(config: Mapping[str, Any]) -> bool:
+  """Returns whether any role has a reference."""
+  return config["reference"]["role"] != "none"
+
+
 def holds_reference(config: Mapping[str, Any], role: str) -> bool:
   """Returns whether a role holds the reference and computes its log-probs.
 
   Args:
-    role: "trainer" or "searcher"; with "none", returns whether there is no
-      reference.
+    role: "trainer" or "searcher".
   """
   return config["reference"]["role"] == role
 
@@ -299,7 +327,7 @@ def has_reference_pass(config: Mapping[str, Any]) -> bool:
 def reads_behavior(c: Mapping[str, Any]) -> bool:
   """Returns whether the loss depends on the behavior log-probs.
 
-  Whether a custom loss reads them itself is unknown.
+  It is unknown whether a custom loss reads them itself.
   """
   return (
       find(c["name"]).reads_behavior
@@ -309,10 +337,7 @@ def reads_behavior(c: Mapping[str, Any]) -> bool:
 
 
 def unread(c: Mapping[str, Any]) -> dict[str, str]:
-  """Returns unread settings of anchors and baselines.
-
-  Maps each to the setting that would make it read.
-  """
+  """Maps unread settings of anchor and baseline to what would read them."""
   rows = (
       ("ema_decay", anchor(c) == "ema", "anchor = ema"),
       ("baseline_file", baseline(c) == "file", "baseline = file"),
@@ -333,9 +358,9 @@ def needs_logprobs(c: Mapping[str, Any], optimizer: Mapping[str, Any]) -> bool:
 
 
 @functools.cache
-def find(name: Any) -> Objective:
+def find(name: Any) -> ObjectiveSpec:
   """Returns the objective of `config.loss.name`; does not load its function.
 
   A name that is not a key of `OBJECTIVES` is a custom loss, FILE.py:FUNCTION.
   """
-  return OBJECTIVES.get(name) or Objective(name)
+  return OBJECTIVES.get(name) or ObjectiveSpec(name)

@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Preferences: online DPO, IPO, SLiC and best-of-n; Bradley-Terry rewards.
 
-The best and the worst of a prompt's K completions by reward form a pair, with
+By reward, the best and worst of a prompt's K completions form a pair, with
 
     h = [log π(y⁺) - log π(y⁻)] - [log π_ref(y⁺) - log π_ref(y⁻)]
 
 and each pairwise loss is a function of h. If all K rewards are equal,
-`config.loss.ties` = "skip" makes the prompt's loss 0, with the mean still over
-all prompts; "first" prefers the first completion to the last, as the code of
-Noukhovitch et al. 2024 (arXiv:2410.18252) does.
+`config.loss.ties` = "skip" sets the prompt's loss to 0, still averaging over
+all prompts; "first" prefers the first completion to the last, as in the code of
+Noukhovitch et al. 2024 (arXiv:2410.18252).
 """
 
 from collections.abc import Callable
@@ -67,8 +67,8 @@ def best_of_n_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
 
       loss = -1/B Σ_b log π(y⁺|x_b)
 
-  Source: Noukhovitch et al. 2024 (arXiv:2410.18252), best-of-2 fine-tuning. Of
-  equally good completions, the first is the best. No KL.
+  Ties go to the first completion; there is no KL. Source: Noukhovitch et al.
+  2024 (arXiv:2410.18252), best-of-2 fine-tuning.
   """
   del c, beta
   best_Bx1 = jnp.argmax(groups.rewards_BxK, axis=1, keepdims=True)
@@ -114,7 +114,7 @@ def _pair_loss(
 
 
 def _take(values_BxK: jax.Array, index_Bx1: jax.Array) -> jax.Array:
-  """Picks by compare and sum: the gradient of a gather is a slow scatter."""
+  """Selects by compare and sum: the gradient of a gather is a slow scatter."""
   k_1xK = jnp.arange(values_BxK.shape[1])[None, :]
   chosen_BxK = jnp.where(k_1xK == index_Bx1, values_BxK, 0.0)
   return chosen_BxK.sum(axis=1, keepdims=True)

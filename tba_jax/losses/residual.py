@@ -1,10 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One family of squared residuals: trajectory balance and its kin.
+"""The family of squared-residual losses: trajectory balance and relatives.
 
     φ (β_i (log π - log a) - (r - V̂))²
 
 is 0 for all completions of a prompt if π = a exp(r/β_i) / Z and V̂ = β log Z.
+β_i is β, except for the anchor "ema", where it depends on a completion's age.
 The members differ in
 
 - the anchor a: the policy that the target is relative to (`log_ratio`),
@@ -24,6 +25,8 @@ The members differ in
 eq. 3). The anchor "reference" needs a forward pass of π_ref; the others compare
 with the behavior policy, whose log-probs come with the sample.
 `loss.baseline_shift` lowers a baseline that is not learned (`shifted`).
+Completions without a counted token are left out, except that their rewards are
+in the baselines mean and log_mean_exp.
 """
 
 from typing import Any
@@ -48,14 +51,15 @@ def squared_residual(
     beta: jax.Array,
     *,
     share_BxK: jax.Array | None = None,
+    counted_BxK: jax.Array | None = None,
 ) -> _Loss:
-  """Returns the squared residual, scaled to have a policy gradient.
+  """Returns the squared residual, scaled to give a policy gradient.
 
       δ = log Ẑ + β_i/β (log π - log a) - r/β
       loss = 1/(BK) Σ_b Σₖ β²/(2 β_i) δ²
            = 1/(BK) Σ_b Σₖ 1/(2 β_i) (β_i (log π - log a) - (r - V̂))²
 
-  with V̂ = β log Ẑ. Its gradient is a policy gradient for any β_i:
+  with V̂ = β log Ẑ. For any β_i,
 
       ∇loss = -1/(BK) Σ_b Σₖ A ∇log π,   A = (r - V̂) - β_i (log π - log a)
 
@@ -66,6 +70,8 @@ def squared_residual(
       learned for each completion.
     beta: [] float32, above 0, reward per nat.
     share_BxK: [B, K] float32, β_i/β, above 0; None stands for 1.
+    counted_BxK: [B, K] float32, 0 on completions whose residual is taken for 0;
+      None stands for 1.
 
   Returns:
     Loss, [] float32, reward times nats, and `log_z_Bx1` and `residual_BxK` (δ),
@@ -74,10 +80,12 @@ def squared_residual(
   if share_BxK is not None:
     log_ratio_BxK = share_BxK * log_ratio_BxK
   residual_BxK = log_z_Bx1 + log_ratio_BxK - rewards_BxK / beta
+  if counted_BxK is not None:
+    residual_BxK = counted_BxK * residual_BxK
   square_BxK = jnp.square(residual_BxK)
   if share_BxK is not None:
     square_BxK = square_BxK / share_BxK
-  # The loss's gradient is β times the residual's: minus the advantage.
+  # The gradient with respect to log π is β δ, which is minus the advantage.
   loss = beta * jnp.mean(square_BxK) / 2
   return loss, jax.lax.stop_gradient(
       {"log_z_Bx1": log_z_Bx1[:, :1], "residual_BxK": residual_BxK}
@@ -138,7 +146,8 @@ def log_z(
 ) -> jax.Array:
   """Returns log Ẑ = V̂/β, [B, 1] float32, nats.
 
-      group         1/K Σₖ [r/β - β_i/β (log π - log a)], as in VarGrad
+      group         1/K Σₖ [r/β - β_i/β (log π - log a)], as in VarGrad, over
+                    completions with a counted token
       mean          1/K Σₖ r/β
       log_mean_exp  β₁/β log 1/K Σₖ exp(r/β₁)
       file          V*(x)/β, from `loss.baseline_file`
@@ -156,9 +165,11 @@ def log_z(
     baseline_temperature: β₁, above 0, task units.
   """
   scaled_BxK = groups.rewards_BxK / beta
-  stop = jax.lax.stop_gradient
   if baseline == "group":
-    return stop(jnp.mean(scaled_BxK - kl_BxK, axis=1, keepdims=True))
+    left_BxK = (scaled_BxK - kl_BxK) * groups.counted_BxK
+    num_Bx1 = groups.counted_BxK.sum(axis=1, keepdims=True)
+    mean_Bx1 = left_BxK.sum(axis=1, keepdims=True) / jnp.maximum(num_Bx1, 1)
+    return jax.lax.stop_gradient(mean_Bx1)
   if baseline == "mean":
     return jnp.mean(scaled_BxK, axis=1, keepdims=True)
   if baseline == "log_mean_exp":
@@ -172,8 +183,7 @@ def log_z(
     return groups.log_z_Bx1
   front, _ = groups_lib.counted_first(groups.mask_BxKxT)
   first_BxK = front(groups.values_BxKxT)[..., 0]
-  has_any_BxK = groups.mask_BxKxT.max(axis=2) > 0
-  return jnp.where(has_any_BxK, first_BxK, 0.0) / beta
+  return jnp.where(groups.counted_BxK > 0, first_BxK, 0.0) / beta
 
 
 def shifted(
@@ -183,11 +193,11 @@ def shifted(
 
       loss + δV 1/(BK) Σ_b Σₖ (log π - log a)
 
-  which subtracts δV from each advantage. For δV < 0 the added term is a
-  cross-entropy on the data with weight -δV. On samples of the policy itself it
-  is zero on average; on others it pulls the policy towards the behavior policy,
-  and so keeps it from being pushed away from all samples. Source: AsymRE
-  (arXiv:2506.20520), whose δV is -0.1.
+  which subtracts δV from each advantage. For δV < 0, the added term is a
+  cross-entropy on the data with weight -δV. On on-policy samples its gradient
+  is zero on average; on off-policy samples it pulls the policy towards the
+  behavior policy, so that the policy is not pushed away from all samples.
+  Source: AsymRE (arXiv:2506.20520), which uses δV = -0.1.
 
   Args:
     loss: unit-scale loss, [] float32.
@@ -223,7 +233,12 @@ def member(
     baseline, shift = c.baseline or baseline, c.baseline_shift
   log_z_Bx1 = log_z(groups, baseline, kl_BxK, beta, c.baseline_temperature)
   loss, aux = squared_residual(
-      log_ratio_BxK, groups.rewards_BxK, log_z_Bx1, beta, share_BxK=share_BxK
+      log_ratio_BxK,
+      groups.rewards_BxK,
+      log_z_Bx1,
+      beta,
+      share_BxK=share_BxK,
+      counted_BxK=groups.counted_BxK,
   )
   loss = shifted(loss, log_ratio_BxK, shift)
   return (paper * loss if c.scale == "paper" else loss), aux
@@ -250,14 +265,14 @@ def oapl_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
 
 
 def ema_tb_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
-  """Returns trajectory balance to an average of past policies.
+  """Returns trajectory balance relative to an average of past policies.
 
       kl = α/((1 - α) Δ) Σ_t clip(log π - log μ, -10, 10)
       A = (r - r̄) - β (kl - mean kl),   ∇loss = -1/(BK) Σ_b Σₖ A ∇log π
 
   Δ is the staleness of the completion in steps, α is `loss.ema_decay`. Needs no
-  reference. Source: the code of tba-prime, see `log_ratio`; no results with it
-  are published. Both scales are the unit scale.
+  reference. Source: the code of tba-prime, see `log_ratio`, without published
+  results. `loss.scale` has no effect.
   """
   return member(groups, c, beta, anchor="ema", baseline="group", paper=1.0)
 
@@ -282,10 +297,11 @@ def flowrl_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
       loss = 1/(BK) Σ_b Σₖ φ (log Z(x) + 1/|y| (log π - log π_ref) - r/β)²
       φ = min(Π_t π/μ, `loss.ratio_cap`)
 
-  The paper's cap is 10 and its 1/β is 15; it standardizes rewards within a
-  group, and its log Z is a head on the policy's states. Here rewards are not
-  standardized, and β log Z is the value model's value before the first token;
-  φ does not scale its gradient. Source: Zhu et al. 2025 (arXiv:2509.15207).
+  The paper uses a cap of 10 and 1/β = 15, standardizes rewards within a group,
+  and predicts log Z with a head on the policy's hidden states. Here rewards are
+  not standardized, and β log Z is the value model's value before the first
+  token, whose gradient φ does not scale. Source: Zhu et al. 2025
+  (arXiv:2509.15207).
   """
   return member(
       groups, c, beta, anchor="reference", baseline="value", paper=2 / beta

@@ -1,10 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trajectory balance: VarGrad, learned log Z, sub-trajectories; GVPO.
+"""Trajectory balance: VarGrad, learned log Z, pairs, sub-trajectories; GVPO.
 
 All pull the policy towards π_ref(y|x) exp(r(x, y)/β) / Z(x). `tb`,
-`tb_learned_z` and `gvpo` are members of the family in `residual.py`. `c` is
-`config.loss`. Its `scale` "paper" follows each paper; "unit" gives a policy
+`tb_learned_z` and `gvpo` are members of the family in `residual.py`. With
+`loss.scale` "paper", losses are scaled as in the papers; "unit" gives a policy
 gradient, whose size does not grow as β is annealed:
 
     ∇loss = -1/(BK) Σ_b Σₖ A ∇log π(yₖ|x_b),   A = (r - r̄) - β (ρ - ρ̄)
@@ -28,10 +28,13 @@ def tb_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
   """Returns the trajectory balance loss with the VarGrad estimate of log Z.
 
       log Ẑ(x) = 1/K Σₖ [r(x, yₖ)/β + log π_ref(yₖ|x) - log π(yₖ|x)]
-      loss = 1/(BK) Σ_b Σₖ (sg[log Ẑ(x_b)] + log π - log π_ref - r/β)²
+      loss = c/(BK) Σ_b Σₖ (sg[log Ẑ(x_b)] + log π - log π_ref - r/β)²
+
+  with c = β/2 by default, and 1 with `loss.scale` "paper". sg stops the
+  gradient.
 
   Source: Bartoldson et al. 2025 (arXiv:2503.18929), eq. 4 and 5; estimator of
-  Richter et al. 2020 (arXiv:2010.10436). sg stops the gradient.
+  Richter et al. 2020 (arXiv:2010.10436).
 
   Returns:
     Loss, [] float32 (reward times nats in unit scale, nats² in the paper's),
@@ -55,8 +58,8 @@ def tb_learned_z_loss(
       loss = 1/(BK) Σ_b Σₖ (log Z(x_b) + log π - log π_ref - r/β)²
 
   Source: Malkin et al. 2022 (arXiv:2201.13259), trajectory balance; with the
-  reference policy in the reward, Lee et al. 2024 (arXiv:2405.18540). For the
-  results, see `tb_loss`.
+  reference policy in the reward, Lee et al. 2024 (arXiv:2405.18540). Returns as
+  `tb_loss`.
   """
   return residual.member(
       groups,
@@ -81,8 +84,8 @@ def subtb_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
   0.
 
   Source: Madan et al. 2022 (arXiv:2209.12782), eq. 10 and 11, SubTB(λ).
-  Computed in one pass over the tokens: D_n = Σ_{i<j} λ^{j-i} δ_ijⁿ of j + 1
-  follow from D_n of j, as the next token shifts every δ by its own.
+  Computed in one pass over the tokens: D_n(j) = Σ_{i<j} λ^{j-i} δ_ijⁿ gives
+  D_n(j + 1), because the next token adds the same amount to every δ_ij.
 
   Returns:
     Loss, [] float32, and `log_z_Bx1` (u_0) and `residual_BxK` (δ of the whole
@@ -133,11 +136,11 @@ def gvpo_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
 
       loss = 1/B Σ_b 1/(2(K-1)) Σ_i (R(y_i) - R̄)²,   R = r - β (log π - log a)
 
-  Source: Zhang et al. 2025 (arXiv:2504.19599), with the KL to the run's
-  reference; the paper's is `loss.anchor` "behavior".
-  The residual of VarGrad trajectory balance is -(R - R̄)/β, so the gradient is
-  β² K/(2(K-1)) times the gradient of the paper's trajectory balance. Our unit
-  scale divides it by β: K/(K-1) times the gradient of `tb_loss`, as in RLOO.
+  Source: Zhang et al. 2025 (arXiv:2504.19599), whose anchor is "behavior";
+  `loss.anchor` defaults to the reference. The residual of VarGrad trajectory
+  balance is -(R - R̄)/β, so the gradient is β² K/(2(K-1)) times the gradient of
+  the paper's trajectory balance. The unit scale divides it by β, which gives
+  K/(K-1) times the gradient of `tb_loss`, as in RLOO.
   """
   K = groups.rewards_BxK.shape[1]
   if c.anchor == "ema":  # β_i differ, so R̄ must have no gradient.
@@ -149,6 +152,39 @@ def gvpo_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
       groups, c.anchor or "reference", c.ema_decay
   )
   left_BxK = groups.rewards_BxK - beta * log_ratio_BxK
-  centered_BxK = left_BxK - left_BxK.mean(axis=1, keepdims=True)
+  counted_BxK = groups.counted_BxK
+  num_Bx1 = jnp.maximum(counted_BxK.sum(axis=1, keepdims=True), 1.0)
+  left_BxK = counted_BxK * left_BxK
+  mean_Bx1 = left_BxK.sum(axis=1, keepdims=True) / num_Bx1
+  centered_BxK = counted_BxK * (left_BxK - mean_Bx1)
   loss = jnp.mean(jnp.square(centered_BxK).sum(axis=1)) / (2 * (K - 1))
   return (loss / beta if c.scale == "unit" else loss), {}
+
+
+def ctb_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
+  """Returns contrastive trajectory balance: pairs of a group instead of log Z.
+
+      loss = c/(2BK²) Σ_b Σ_ij 1[|r_i - r_j|/β >= σ] (δ_i - δ_j)²
+      δ = log π - log π_ref - r/β
+
+  with c as in `tb_loss`, which it equals at σ = `loss.pair_contrast` = 0.
+  Pruning pairs of similar rewards keeps the minimizer if the others connect all
+  completions.
+
+  Source: Kwon et al. 2026 (arXiv:2605.00553), eq. 3, 4 and 7, with σ = 0.5;
+  there log R, r/β here, has no π_ref (`tempering.gamma` removes it), and a
+  batch is one group. Returns as `tb_loss`.
+  """
+  reward_BxK, counted_BxK = groups.rewards_BxK / beta, groups.counted_BxK
+  delta_BxK = counted_BxK * (groups.rho_BxK - reward_BxK)
+  gap = lambda x_BxK: x_BxK[:, :, None] - x_BxK[:, None, :]
+  pairs_BxKxK = counted_BxK[:, :, None] * counted_BxK[:, None, :]
+  pairs_BxKxK *= jnp.abs(gap(reward_BxK)) >= c.pair_contrast
+  num_Bx1 = jnp.maximum(counted_BxK.sum(axis=1, keepdims=True), 1.0)
+  square_BxK = (pairs_BxKxK * jnp.square(gap(delta_BxK))).sum(axis=2) / num_Bx1
+  loss = jnp.mean(square_BxK) / 2
+  log_z_Bx1 = -delta_BxK.sum(axis=1, keepdims=True) / num_Bx1
+  residual_BxK = counted_BxK * (delta_BxK + log_z_Bx1)
+  return beta / 2 * loss if c.scale == "unit" else loss, jax.lax.stop_gradient(
+      {"log_z_Bx1": log_z_Bx1, "residual_BxK": residual_BxK}
+  )

@@ -37,25 +37,43 @@ RULES = {
     "vocab": ("tensor",),
     "width": ("fsdp", "sequence"),
     "mlp": ("tensor",),
+    "dense_mlp": ("tensor",),
+    "shared_mlp": ("tensor",),
     "experts": ("tensor",),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "head_dim": (),
+    "global_head_dim": (),
+    "global_kv_heads": ("tensor",),
+    "layer_input": (),
+    "layer_inputs": ("fsdp", "sequence"),
+    "one": (),
     "all_heads": (),
     "all_kv_heads": (),
     "gates": (),
     # The fused channels and the heads of a delta net are not split.
     "delta_channels": (),
+    "delta_groups": (),
+    "delta_qkvz": (),
+    "delta_ba": (),
     "delta_heads": (),
     "delta_dim": (),
     "taps": (),
+    # Latents are whole on each device, like the keys and values of one head.
+    "latent": (),
+    "latent_and_key": (),
+    "query_rank": (),
+    "key_and_value": (),
+    "value_dim": (),
     "labels": (),
     "positions": (),
     "lora_rank": (),
 }
 # Logical axes that stay whole along a mesh axis that does not divide them; any
 # other such axis is an error.
-_MAY_BE_WHOLE = frozenset({("vocab", "tensor"), ("width", "sequence")})
+_MAY_BE_WHOLE = frozenset({
+    ("vocab", "tensor"), ("width", "sequence"), ("layer_inputs", "sequence"),
+})  # fmt: skip
 
 
 def make_mesh(

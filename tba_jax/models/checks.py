@@ -171,7 +171,7 @@ def named(c: rules.Values) -> rules.Problems:
         yield key, (
             f"must be one of {', '.join(map(repr, names))}, a folder or a GGUF"
             " file of this machine, ORG/NAME of the Hugging Face hub, or"
-            f" {' or '.join(packaged_models.WHEELS)}"
+            f" {' or '.join(packaged_models.MODELS)}"
         )
       elif processes.SUPERVISED not in os.environ:
         check_folder(c, key, folder, labels, weights)

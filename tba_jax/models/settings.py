@@ -2,10 +2,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of the model's shape and of its tokenizer."""
 
+import json
+
 from tba_jax.models.families import family as family_lib
 from tba_jax.system import rules
 
 _s = rules.Setting
+
+
+# Arguments of a chat template that renderings set themselves.
+_OWN_ARGUMENTS = frozenset(
+    ("messages", "tools", "tokenize", "add_generation_prompt", "chat_template")
+)
+
+
+def _is_object(text: str) -> bool:
+  """Returns whether a text is "" or a JSON object without arguments of ours."""
+  try:
+    value = json.loads(text or "{}")
+  except ValueError:
+    return False
+  return isinstance(value, dict) and not _OWN_ARGUMENTS & value.keys()
+
 
 # fmt: off
 SECTIONS = {
@@ -26,6 +44,10 @@ SETTINGS = {
     "tokenizer.chat": _s(False, rules.FLAG, "whether a prompt given as a text"
         " is a user's message in the tokenizer's chat template; prompts given"
         " as messages always are in it"),
+    "tokenizer.template_arguments": _s("",
+        rules.Allowed("'' or a JSON object without messages or tools",
+        _is_object), "further arguments of"
+        " the chat template, such as {\"enable_thinking\": false}"),
 
     "model.family": _s("llama", rules.one_of(*family_lib.FAMILIES),
         "family of the model, see tba_jax/models/"),

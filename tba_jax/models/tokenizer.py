@@ -48,6 +48,8 @@ _OF_WORDS = {
 # Content of an assistant turn, used to find what the template writes after it.
 _MARK = "\N{SECTION SIGN}turn\N{SECTION SIGN}"
 _CLOCK = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
+# Names of a message's field for its thinking part.
+_REASONING = re.compile(r"\b(reasoning_content|reasoning|thinking)\b")
 
 # Spaces as spelled in tokens, and texts that no word begins with.
 _BLANKS = ("\N{LOWER ONE EIGHTH BLOCK}", "\u0120")
@@ -87,6 +89,7 @@ class Tokenizer:
     a turn in the chat template.
   stop_ids: ids that end a completion: `turn_ends` and added stop ids.
   stop_strings: texts that end a completion; initially empty.
+  after_turn: text that the chat template writes after the last turn.
   """
 
   def __init__(
@@ -95,6 +98,7 @@ class Tokenizer:
       *,
       bos: str = "auto",
       chat: bool = False,
+      template_arguments: Mapping[str, Any] | None = None,
       folder: pathlib.Path | None = None,
   ):
     """Wraps a fast tokenizer.
@@ -104,6 +108,7 @@ class Tokenizer:
       bos: whether prompts start with the BOS token: "auto" (if `fast` itself
         adds it), "always" (if it has one) or "never".
       chat: whether a plain-text prompt is treated as a user message.
+      template_arguments: further arguments of the chat template.
       folder: directory of the tokenizer's files, which `save` copies.
 
     Raises:
@@ -129,7 +134,7 @@ class Tokenizer:
     first = fast.encode("a", add_special_tokens=True)[:1]
     adds_bos = bos == "always" or (bos == "auto" and first == [self.bos_id])
     self._adds_bos = adds_bos and self.bos_id is not None
-    self._chat = chat
+    self._chat, self._arguments = chat, dict(template_arguments or {})
     if chat and not self.chat_template:
       raise ValueError(f"config.tokenizer.chat=True: {self._no_template()}")
     self._inside, self._added = self._find_inside(), {}
@@ -137,7 +142,7 @@ class Tokenizer:
     if self._inside:
       added = fast.added_tokens_decoder.items()
       self._added = {int(i): token.content for i, token in added}
-    self._turn_end, self._closers, self._after_turn = self._find_turn_ends()
+    self._turn_end, self._closers, self.after_turn = self._find_turn_ends()
     self.turn_ends = self.stop_ids | {self._turn_end}
     self.stop_ids |= self.turn_ends
 
@@ -249,11 +254,11 @@ class Tokenizer:
         if head and ids[: len(head)] == head
     ]
     first = turns[0].start
-    said = {i for turn in turns for i in turn}
+    sampled = {i for turn in turns for i in turn}
     return Answered(
         ids[:first],
         ids[first:],
-        [i in said for i in range(first, len(ids))],
+        [i in sampled for i in range(first, len(ids))],
         len(places) - len(turns),
     )
 
@@ -304,6 +309,11 @@ class Tokenizer:
   def chat_template(self, template: str | None) -> None:
     self._fast.chat_template = template
 
+  @property
+  def reads_reasoning(self) -> bool:
+    """Whether the chat template reads the thinking part of a message."""
+    return _REASONING.search(self.chat_template or "") is not None
+
   def chat_text(
       self,
       messages: Messages,
@@ -337,6 +347,7 @@ class Tokenizer:
           tokenize=False,
           add_generation_prompt=asks,
           tools=tools,
+          **self._arguments,
       )
     except Exception as error:  # A template may raise anything.
       raise ValueError(
@@ -481,7 +492,7 @@ class Tokenizer:
       _, stop = self.split_stop(turn)
     if stop is None:
       return ids
-    common = os.path.commonprefix([after, self._after_turn])
+    common = os.path.commonprefix([after, self.after_turn])
     for place, i in enumerate(ids):
       if not common.startswith(self.decode(ids[: place + 1], within=True)):
         break
@@ -609,6 +620,45 @@ class Tokenizer:
     hf_files.save_tokenizer(self._fast, target)
 
 
+class Dialogue:
+  """Messages of a completion so far, as context for the chat template."""
+
+  def __init__(
+      self,
+      tokenizer: Tokenizer,
+      first: str | Messages,
+      tools: Sequence[Mapping[str, Any]],
+  ):
+    """Starts with the first observation; `tools` are JSON schemas."""
+    self._tokenizer, self._tools = tokenizer, tools
+    self.chat = list(tokenizer.messages(first) or ())
+
+  def encode_answer(
+      self,
+      text: str,
+      turn: Sequence[int],
+      observation: str | Messages,
+  ) -> list[int]:
+    """Returns the ids of an answer and adds turn and answer to the messages.
+
+    Args:
+      text: decoded turn.
+      turn: its ids, including the stop token or stop string.
+      observation: the environment's answer.
+
+    Raises:
+      ValueError: there is no chat template, or it rejects the messages.
+    """
+    ids = self._tokenizer.encode_answer(
+        observation, turn, self.chat, self._tools
+    )
+    if isinstance(observation, str):
+      observation = [{"role": "user", "content": observation}]
+    if self.chat:
+      self.chat += [{"role": "assistant", "content": text}, *observation]
+    return ids
+
+
 class _Words:
   """A fast word-level tokenizer with the interface that `Tokenizer` uses.
 
@@ -717,8 +767,28 @@ class TextTokenizer:
     )
 
 
+def load_configured(
+    folder: str | os.PathLike[str], settings: Mapping[str, Any]
+) -> Tokenizer:
+  """Returns a folder's tokenizer with the settings of `config.tokenizer`.
+
+  Raises:
+    ValueError: `load` fails.
+  """
+  return load(
+      folder,
+      bos=settings["bos"],
+      chat=settings["chat"],
+      template_arguments=json.loads(settings["template_arguments"] or "{}"),
+  )
+
+
 def load(
-    folder: str | os.PathLike[str], *, bos: str = "auto", chat: bool = False
+    folder: str | os.PathLike[str],
+    *,
+    bos: str = "auto",
+    chat: bool = False,
+    template_arguments: Mapping[str, Any] | None = None,
 ) -> Tokenizer:
   """Returns the tokenizer of a folder of Hugging Face files.
 
@@ -726,6 +796,7 @@ def load(
     folder: a path, or a model of the hub (`hf_hub`).
     bos: rule for the BOS token, see `Tokenizer`.
     chat: whether a plain-text prompt is treated as a user message.
+    template_arguments: further arguments of the chat template.
 
   Raises:
     ValueError: there is no such folder, fast tokenizer or stop token, or no
@@ -741,7 +812,13 @@ def load(
     first = ids[0] if isinstance(ids, list) and ids else ids
     if isinstance(first, int):
       fast.eos_token = fast.convert_ids_to_tokens(first)
-  return Tokenizer(fast, bos=bos, chat=chat, folder=path)
+  return Tokenizer(
+      fast,
+      bos=bos,
+      chat=chat,
+      template_arguments=template_arguments,
+      folder=path,
+  )
 
 
 def load_texts(folder: str | os.PathLike[str]) -> TextTokenizer:

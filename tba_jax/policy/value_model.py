@@ -7,7 +7,7 @@ import pathlib
 
 import ml_collections
 
-from tba_jax.losses import objective_table as losses_build
+from tba_jax.losses import objective_table
 from tba_jax.models.hf import folders
 from tba_jax.models.hf import hf_config
 from tba_jax.models.net import heads
@@ -25,7 +25,7 @@ def make_model(
   (`policy.find_value_folder`), the policy's compute dtype and float32 params;
   ValueError unless the folder has one scalar head and the policy's vocabulary.
   """
-  if not losses_build.find(config.loss.name).has_values:
+  if not objective_table.find(config.loss.name).has_values:
     return None
   if folder is None:
     shape = heads.config_of(model.config)

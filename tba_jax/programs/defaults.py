@@ -46,8 +46,8 @@ _MOST_READ = 512
 # tokens per second from a model with 0.1 B params.
 _CPU_PROMPTS, _CPU_EVALUATED = 4, 32
 _CPU_SAMPLES = 2
-# Steps between evaluations and between samples on a CPU: a few minutes.
-_CPU_EVERY_STEPS = 5
+# Evaluations and samples of a run on a CPU, and the fewest steps between them.
+_CPU_EVALUATIONS, _CPU_EVERY_STEPS = 40, 5
 # Fine-tuning passes over the training prompts.
 _SFT_PASSES = 3
 # Share of the memory left by params that a KV cache gets.
@@ -294,23 +294,33 @@ def activation_bytes(
 
   For each layer, "dots" keeps the results of matrix products and the input, and
   "full" only the input; both add the intermediate results of a single layer.
+  "none" keeps more than "dots", for which it is counted.
   """
   # A gate is as wide as its query.
   gates = family_lib.FAMILIES[shape.family].has_output_gate
-  heads = (2 + gates) * shape.num_heads + 2 * shape.num_kv_heads
-  heads *= shape.head_dim
-  if shape.has_states:
-    # Channels, gates and results of delta nets, which most layers have.
-    values = shape.delta_value_heads * shape.delta_value_dim
-    heads = max(heads, shape.delta_channels + 2 * values)
   experts = max(shape.experts_per_token, 1)
-  layer = heads + 4 * shape.width + 3 * experts * shape.mlp_width
-  layer += 2 * shape.num_experts  # Router scores, in float32.
-  if remat == "dots":
-    return dtype_bytes * shape.num_layers * layer
-  if shape.num_experts:  # Each token has a copy per expert.
-    layer += 2 * experts * shape.width
-  return dtype_bytes * (shape.num_layers * shape.width + layer)
+  layers = []
+  for kind, (num_kv_heads, head_dim) in zip(shape.kinds, shape.attended_shapes):
+    mixer = ((2 + gates) * shape.num_heads + 2 * num_kv_heads) * head_dim
+    if "delta" in kind:  # Channels, gates, and results in float32.
+      values = shape.delta_value_heads * shape.delta_value_dim
+      mixer = shape.delta_channels + 3 * values
+    mlp = 3 * shape.dense_mlp_width
+    if "dense_mlp" not in kind:
+      mlp = 3 * shape.mlp_width
+      if shape.num_experts:  # Each has a result, and scores are in float32.
+        mlp = experts * (2 * shape.mlp_width + shape.width)
+        mlp += 3 * shape.shared_expert_width + 2 * shape.num_experts
+    layers.append(mixer + 4 * shape.width + mlp)
+  if shape.layer_input_width:
+    layers = [x + shape.layer_input_width + shape.width for x in layers]
+  kept = sum(layers)
+  if remat == "full":
+    kept = shape.num_layers * shape.width + max(layers)
+    if shape.num_experts:  # Each token has a copy per expert.
+      kept += 2 * experts * shape.width
+  # The embeddings of all layers are made before the first, in part in float32.
+  return dtype_bytes * (kept + 4 * shape.layer_inputs_width)
 
 
 def num_slots(
@@ -324,9 +334,10 @@ def num_slots(
   )
   bytes_per_param = hardware.bytes_a_param(config, machine.hardware)["searcher"]
   free = machine.role_bytes * size - model.billions * 1e9 * bytes_per_param
-  layers = len(shape.layers_with("attention"))
-  cache = 2 * layers * shape.num_kv_heads * shape.head_dim
+  cache = shape.cached_numbers
   cache *= _length(config) * _dtype_bytes(config, machine)
+  if shape.cached_heads % mesh.tensor:
+    cache *= mesh.tensor  # Each device has whole latents.
   if shape.has_states:
     cache += 4 * len(shape.layers_with("delta")) * shape.delta_state
   fits = max(int(free * _CACHE_SHARE / cache), size)
@@ -481,12 +492,13 @@ def _rules(
                 "search.prompts_per_round"):  # fmt: skip
       yield from take(key, rule)
   if machine.is_cpu:
+    every = max(train.num_steps // _CPU_EVALUATIONS, _CPU_EVERY_STEPS)
     for key, value in (
         ("evaluate.num_prompts", _CPU_EVALUATED),
         ("evaluate.final_prompts", 2 * _CPU_EVALUATED),
         ("evaluate.num_completions", _CPU_SAMPLES),
-        ("evaluate.every_steps", _CPU_EVERY_STEPS),
-        ("log.samples_every_steps", _CPU_EVERY_STEPS),
+        ("evaluate.every_steps", every),
+        ("log.samples_every_steps", every),
     ):
       why = "a CPU takes minutes for a step, and for an evaluation with more"
       yield from take(key, (value, why))

@@ -60,8 +60,20 @@ _ROWS = (
     ("distinct share of k", "distinct_share"),
     ("cosine distance of attacks", "cosine_distance"),
     ("cosine distance of successful attacks", "cosine_distance_right"),
+    ("distinct successful attacks", "distinct_attacks"),
+    ("clusters of successful attacks", "unique_attacks"),
     ("tokens of a completion", "mean_length"),
     ("share with a stop token", "stop_rate"),
+    ("distance to the target, at least", "certificate/tv_lower"),
+    ("distance to the target, at most", "certificate/tv_upper"),
+    ("share of prompts with vacuous bounds", "certificate/vacuous"),
+    ("log Z, at least", "certificate/log_z_lower"),
+    ("log Z, at most", "certificate/log_z_upper"),
+    ("KL to the target, at least", "certificate/kl_lower"),
+    ("KL to the target, clipped at 20 nats, at most", "certificate/kl_upper"),
+    ("share of clipped completions, at most", "certificate/clipped_upper"),
+    ("target's mass not found, at most", "certificate/unfound_upper"),
+    ("target's effective solutions", "certificate/modes"),
     # Shown only if not zero; counts are by cause.
     ("share not judged", "failure_share"),
     ("completions not judged", "reward_failures"),
@@ -271,6 +283,11 @@ def evaluate_source(
     mesh: jax.sharding.Mesh,
 ) -> dict[str, Any]:
   """Returns the evaluator's metrics on the held-out split."""
+  if config.evaluate.certificate and "reference" not in references:
+    raise ValueError(
+        "config.evaluate.certificate = True: must be False, because the"
+        " reference could not be loaded; set config.reference.init"
+    )
   evaluator = reward_judge.make_evaluator(
       config, workdir, policy, mesh=mesh, **references
   )

@@ -33,8 +33,8 @@ import rich.console
 import rich.progress
 
 from tba_jax import types
+from tba_jax.chat_api import tool_calls
 from tba_jax.environments import build as environments_build
-from tba_jax.environments import tool_calls
 from tba_jax.environments import turns
 from tba_jax.learning import batches
 from tba_jax.learning import model_source
@@ -65,7 +65,7 @@ _SPEED = ("num_slots", "chunk_steps")
 _SCORE_SETTINGS = (
     "generate.chat", "generate.append_stop_token", "sampling.temperature",
     "sampling.max_prompt_tokens", "sampling.max_completion_tokens",
-    "tokenizer.bos", "tokenizer.chat",
+    "tokenizer.bos", "tokenizer.chat", "tokenizer.template_arguments",
 )  # fmt: skip
 
 # Number of characters that can be tokenized within a second.
@@ -233,7 +233,7 @@ def _generate_settings(
       "config.seed": config.seed,
       **{
           f"config.tokenizer.{name}": config.tokenizer[name]
-          for name in ("bos", "chat")
+          for name in ("bos", "chat", "template_arguments")
       },
       **{
           f"config.generate.{name}": config.generate[name]
@@ -375,7 +375,7 @@ def _play(
     )
   finally:
     episodes.close()
-  outcomes = map(episodes.outcomes, range(len(live)))
+  outcomes = [episodes.outcomes(n)() for n in range(len(live))]
   results = dict(zip(live, zip(sampled, outcomes, strict=True)))
   out = []
   for i, (line, prompt) in enumerate(zip(lines, prompts, strict=True)):

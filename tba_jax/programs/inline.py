@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Wires `loop.run` with a source in a separate thread, as for sweeps."""
+"""Wires `loop.run` with sampling in the training thread, as for sweeps."""
 
 from collections.abc import Callable, Mapping
 import dataclasses
@@ -21,7 +21,7 @@ from tba_jax.learning import device_work
 from tba_jax.learning import learner as learner_lib
 from tba_jax.learning import train_step
 from tba_jax.learning import work_parts
-from tba_jax.losses import objective_table as losses
+from tba_jax.losses import objective_table
 from tba_jax.mesh import cluster
 from tba_jax.mesh import sharding
 from tba_jax.policy import policy as policy_lib
@@ -34,7 +34,7 @@ from tba_jax.sampling import offline_sampler
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-  """Components of `loop.run` with a source in a separate thread.
+  """Components of `loop.run` with sampling in the training thread.
 
   learner: owner of the initial train state.
   collector: source of training groups.
@@ -102,6 +102,7 @@ class LoopMaker:
   policy: initial policy of every loop.
   sampler: policy sampler for training.
   judge: scorer of training completions.
+  reference: initial policy, for all loops and the evaluator.
   evaluator: held-out evaluator of `Loop.learner.params`, with the KL if the run
     has a reference.
   """
@@ -121,11 +122,10 @@ class LoopMaker:
     self._mesh = sharding.make_mesh(config.mesh)
     self._params = policy_lib.initial_params(self.policy, config.seed)
     self.sampler = policy_samplers.make_sampler(config, self.policy)
-    self._reference = work_parts.make_reference(
+    self.reference = work_parts.make_reference(
         config, self.policy, self._params, self._mesh
     )
     self.judge = reward_judge.make_judge(config, workdir, self.policy.task)
-    has_reference = not losses.holds_reference(config, "none")
     self._environments = environments_build.make(
         config, workdir, self.policy.task, self.policy.tokenizer
     )
@@ -133,7 +133,9 @@ class LoopMaker:
         config,
         workdir,
         self.policy,
-        reference=self._reference if has_reference else None,
+        reference=self.reference
+        if objective_table.has_reference(config)
+        else None,
     )
     # Keys: name, and the lifetime of a snapshot in steps or None.
     self._steps: dict[
@@ -148,7 +150,7 @@ class LoopMaker:
       name: key of the train step: loops with the same name may only differ in
         seed, lag and replay.
     """
-    policy, reference = self.policy, self._reference
+    policy, reference = self.policy, self.reference
     sampler = self.sampler
     log = offline_sampler.make(config, policy.task, policy.tokenizer)
     if log is not None:
@@ -186,7 +188,9 @@ class LoopMaker:
             policy,
             sampler,
             self.judge,
-            environments=self._environments,
+            # A log's episodes have been played.
+            environments=None if log else self._environments,
+            prompt_tokens=log and log.prompt_tokens,
         ),
         schedule=schedule_lib.make_schedule(config),
         buffer=buffer,

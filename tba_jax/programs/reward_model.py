@@ -201,9 +201,7 @@ def initial_model(
 
   return (
       model,
-      tokenizer_lib.load(
-          folder, bos=config.tokenizer.bos, chat=config.tokenizer.chat
-      ),
+      tokenizer_lib.load_configured(folder, config.tokenizer),
       init_params,
   )
 

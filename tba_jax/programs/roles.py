@@ -36,7 +36,7 @@ from tba_jax.learning import guards as guards_lib
 from tba_jax.learning import learner as learner_lib
 from tba_jax.learning import published
 from tba_jax.learning import work_parts
-from tba_jax.losses import objective_table as losses
+from tba_jax.losses import objective_table
 from tba_jax.mesh import cluster as cluster_lib
 from tba_jax.mesh import sharding
 from tba_jax.models import config as config_lib
@@ -44,6 +44,7 @@ from tba_jax.models.hf import hf
 from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import policy_samplers
+from tba_jax.policy import reference_policy
 from tba_jax.programs import replica
 from tba_jax.programs import titled_rows
 from tba_jax.replay import curriculum
@@ -319,8 +320,21 @@ def make_trainer(
             machine=device_work.machine(),
         )
     )
+  reference = None
+  if config.evaluate.certificate:
+    # Unlike the work's, it takes batches of any size.
+    reference = reference_policy.Reference(
+        work.reference.model,
+        work.reference.params,
+        temperature=config.sampling.temperature,
+    )
   evaluator = reward_judge.make_evaluator(
-      config, run.workdir, policy, events.write, mesh=mesh
+      config,
+      run.workdir,
+      policy,
+      events.write,
+      mesh=mesh,
+      reference=reference,
   )
   closing.callback(evaluator.close)
   recorder = recorder_lib.Recorder(
@@ -498,7 +512,7 @@ def make_searcher(
   )
   params_fn = make_params_fn(policy, merger, place)
   reference = None
-  if losses.holds_reference(config, "searcher"):
+  if objective_table.holds_reference(config, "searcher"):
     reference = group_reference.make_group_reference(
         config, policy, load_start, mesh
     )
@@ -506,9 +520,12 @@ def make_searcher(
       config, run.workdir, policy.task, events.write, mesh=mesh
   )
   closing.callback(judge.close)
-  own_environments = environments_build.make(
-      config, run.workdir, policy.task, policy.tokenizer, events.write
-  )
+  log = offline_sampler.make(config, policy.task, policy.tokenizer)
+  own_environments = None
+  if log is None:  # A log's episodes have been played.
+    own_environments = environments_build.make(
+        config, run.workdir, policy.task, policy.tokenizer, events.write
+    )
   if own_environments is not None:
     closing.callback(own_environments.close)
   spans = metrics.SpanWriter(
@@ -520,9 +537,9 @@ def make_searcher(
   closing.callback(spans.close)
   home = samplers.SamplerHome(run.workdir, index, events.write, spans.progress)
   sampler = policy_samplers.make_searcher_sampler(config, policy, home)
-  log = offline_sampler.make(config, policy.task, policy.tokenizer)
   if log is not None:
-    events.write("logged", f"{config.offline.path}: {log.summary()}")
+    for line in log.report():
+      events.write("logged", f"{config.offline.path}: {line}")
     sampler = offline_sampler.OfflineSampler(log, sampler)
 
   def warm_up(params: types.PyTree) -> None:
@@ -570,6 +587,7 @@ def make_searcher(
           judge,
           reference=reference,
           environments=own_environments,
+          prompt_tokens=log and log.prompt_tokens,
       ),
       put=put,
       problem=problem,

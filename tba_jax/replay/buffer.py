@@ -12,7 +12,7 @@ The cost of an insert or a draw does not depend on the number of stored
 completions.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import hashlib
 from typing import Any
 
@@ -28,10 +28,19 @@ from tba_jax.system import ramps
 
 _NO_REWARD = (
     "there is nothing to train on: no completion received a reward. Fix the"
-    " errors in the events reward_failed, and start in another --workdir"
+    " errors in the reward_failed events, and give another --workdir"
 )
+# From rows, [n] int64, to whether each is left out, [n] bool.
+LeftOutFn = Callable[[np.ndarray], np.ndarray]
 # 128 bits: among 10^9 completions, a collision has probability 1e-21.
 _DIGEST_BYTES = 16
+
+
+class NothingLeftError(ValueError):
+  """A draw leaves out all stored completions."""
+
+  def __init__(self):
+    super().__init__("nothing is left to draw: all stored groups are left out")
 
 
 def staleness(
@@ -90,9 +99,9 @@ def evict_lowest_reward(
     prompt: records_lib.PromptRecords,
     candidates: list[int],
 ) -> list[int]:
-  """Evicts the lowest rewards, old or new: of the prompt, then of all.
+  """Evicts the lowest rewards, stored or new: of the prompt, then of all.
 
-  Of equal rewards, the oldest goes first.
+  Ties evict the oldest.
   """
   table = buffer.table
   for capacity, of_all in (
@@ -127,7 +136,7 @@ class ReplayBuffer:
 
   table: the stored completions; read-only.
   prompts: rows of each prompt with completions, by prompt id; read-only.
-  capacity, capacity_per_prompt: most completions in all, and per prompt.
+  capacity, capacity_per_prompt: maximum completions in total and per prompt.
   """
 
   def __init__(
@@ -147,7 +156,7 @@ class ReplayBuffer:
         `seed` and `loss.beta`.
       reward_temperature: step -> temperature above 0, for
         `replay.selection="reward"`.
-      embed: encoder of sentences, for `replay_filter.similarity="cosine"`.
+      embed: sentence encoder, for `replay_filter.similarity="cosine"`.
       content_mask: mask of sampled tokens without stop tokens and stop strings,
         for any `replay_filter.similarity`.
       columns: optional columns of groups, see `collect.optional_columns`.
@@ -212,7 +221,7 @@ class ReplayBuffer:
     return self._starts[-1][0] if self._starts else -1
 
   def untrained(self) -> ledger.Amount:
-    """Returns the amount of data that is stored and never trained on."""
+    """Returns the amount of stored data that was never trained on."""
     return self.table.untrained
 
   def begin_epoch(self, epoch: int, step: int) -> None:
@@ -222,7 +231,7 @@ class ReplayBuffer:
   def has_other_tokens(self, group: types.Group) -> bool:
     """Returns whether the group's prompt is stored with different tokens.
 
-    If so, its text or the tokenizer has changed since.
+    If so, its text or the tokenizer has changed.
     """
     prompt = self.prompts.get(group.prompt_id)
     return prompt is not None and not np.array_equal(
@@ -236,21 +245,21 @@ class ReplayBuffer:
   def insert(self, group: types.Group, step: int) -> ledger.Amount:
     """Stores the completions of a group; they are recent from `step` on.
 
-    By default the newest of equal completions is kept, and the oldest are
-    evicted: first the prompt's, then any prompt's. If the group alone
-    exceeds a capacity, its first completions are evicted. With
-    `replay.skip_equal_rewards` a group of equal rewards is stored, but drawn
+    By default, the newest of equal completions is kept, and the oldest
+    completions are evicted, first of the prompt, then of all prompts. If the
+    group alone exceeds a capacity, its first completions are evicted. With
+    `replay.skip_equal_rewards`, a group of equal rewards is stored but drawn
     only from the pool of all prompts. Completions that are not `rewarded`, or
     lack values that the loss needs (`types.Group.is_never_drawn`), are not
     stored.
 
     Args:
       group: S valid completions (`messages.reject_reason`), or completions
-        without a sampled token, of which none is stored; padding is ignored.
+        without sampled tokens, which are not stored; padding is ignored.
       step: arrival step; must not decrease.
 
     Returns:
-      Amount that left the buffer, or never entered it, without a use.
+      Amount of unused data that left the buffer or never entered it.
 
     Raises:
       ValueError: `step` decreased, the prompt had other tokens before, or a
@@ -328,9 +337,9 @@ class ReplayBuffer:
   def draw(
       self, num_prompts: int, num_completions: int, step: int
   ) -> types.Draw:
-    """Returns the batch of a step: drawn from replay, or a round's next one.
+    """Returns a step's batch: sampled from replay, or the next of its round.
 
-    Takes the arguments and raises the errors of `sample`.
+    Args and raises: see `sample`.
     """
     num_batches = self._rounds.mini_batches
     if not num_batches:
@@ -349,13 +358,13 @@ class ReplayBuffer:
   ) -> types.Draw:
     """Returns a batch; each prompt comes from the recent pool or the full pool.
 
-    Prompts are drawn without replacement within each of the two pools, which
-    outlive the batch: a prompt is in a batch at most twice, unless there are
-    fewer prompts than slots. Completions are drawn without replacement if the
-    prompt has `num_completions`; else each is drawn as often as fits, and the
-    rest without replacement (with replacement, by reward). A prompt from the
-    recent pool draws from its recent completions; if these are too few, from
-    all of them and the newest others. While nothing is recent, all prompts come
+    Prompts are drawn without replacement within each pool, across batches, so a
+    prompt is in a batch at most twice, unless there are fewer prompts than
+    slots. Completions are drawn without replacement if the prompt has
+    `num_completions`. Otherwise each is repeated equally often and the rest is
+    drawn without replacement; by reward, all are drawn with replacement. A
+    prompt from the recent pool uses its recent completions and, if these are
+    too few, its newest older ones. While nothing is recent, all prompts come
     from the full pool.
 
     Args:
@@ -383,7 +392,9 @@ class ReplayBuffer:
     for b, (key, recent) in enumerate(
         zip(prompt_ids_B.tolist(), recent_B.tolist(), strict=True)
     ):
-      rows_BxK[b] = self._choose(self.prompts[key], num_completions, recent)
+      rows_BxK[b] = self._choose(
+          self._rng, self.prompts[key], num_completions, recent
+      )
     return self._gather(rows_BxK, recent_B)
 
   def sample_in_order(
@@ -395,11 +406,11 @@ class ReplayBuffer:
       arrived_from: int,
       skip: int,
   ) -> types.Draw:
-    """Returns groups in their order of arrival.
+    """Returns groups in order of arrival.
 
-    A group with fewer completions, since others could not be judged, repeats
-    them in turn. With too few groups, the first are repeated; with none, all
-    stored groups are used.
+    A group with fewer than K completions, because some could not be judged,
+    repeats them in turn. With too few groups, the first are repeated; with
+    none, all stored groups are used.
 
     Args:
       num_prompts: B.
@@ -418,12 +429,51 @@ class ReplayBuffer:
     rows_BxK = groups[(skip + np.arange(num_prompts)) % len(groups)]
     return self._gather(rows_BxK, np.ones(num_prompts, np.bool_))
 
-  def mark_trained(self, ids: np.ndarray) -> ledger.Amount:
+  def redraw(
+      self,
+      draw: types.Draw,
+      is_left_out: LeftOutFn,
+      rng: np.random.Generator,
+  ) -> types.Draw:
+    """Returns a draw with other completions instead of the left-out ones.
+
+    Changes only the slots that have left-out completions. A slot keeps its
+    prompt if other completions of it remain, recent ones in a slot of the
+    recent pool. Otherwise it gets a prompt of the same pool, or of the full
+    pool if none remains: undrawn prompts come first, prompts that the batch
+    already has come last. In rounds, a slot gets the next group after the batch
+    in order of arrival. The buffer, its pools and its generator do not change.
+
+    Args:
+      draw: newest result of `draw`.
+      is_left_out: predicate of rows.
+      rng: source of randomness.
+
+    Raises:
+      NothingLeftError: all stored completions are left out.
+    """
+    rows_BxK, _ = self.table.find(draw.ids)
+    out_BxK = is_left_out(rows_BxK.ravel()).reshape(rows_BxK.shape)
+    slots = out_BxK.any(axis=1).nonzero()[0].tolist()
+    recent_B = draw.recent.copy()
+    if slots and self._rounds.mini_batches:
+      rows_BxK[slots] = self._next_groups(rows_BxK, len(slots), is_left_out)
+    elif slots:
+      prompt_ids = draw.prompt_ids.tolist()
+      for b in slots:
+        others = {*prompt_ids[:b], *prompt_ids[b + 1 :]}
+        prompt_ids[b], prompt, recent_B[b] = self._other_prompt(
+            rng, prompt_ids[b], bool(recent_B[b]), others, is_left_out
+        )
+        rows_BxK[b] = self._choose(rng, prompt, len(out_BxK[b]), recent_B[b])
+    return self._gather(rows_BxK, recent_B)
+
+  def mark_drawn(self, ids: np.ndarray) -> ledger.Amount:
     """Counts uses of completions; returns the amount of first uses.
 
     Args:
       ids: values of `Draw.ids`, any shape; repeats count. Evicted ids are
-        ignored, as they were accounted for at their eviction.
+        ignored, because eviction has already accounted for them.
     """
     rows, alive = self.table.find(ids.ravel())
     return self.table.use(rows[alive])
@@ -494,8 +544,8 @@ class ReplayBuffer:
   def set_state(self, state: dict[str, Any]) -> None:
     """Restores a state; later draws are the same as in the saved buffer.
 
-    Later inserts evict completions above the capacities. Cached reference
-    log-probs of another temperature are dropped.
+    If the capacities are smaller now, later inserts evict the excess. Cached
+    reference log-probs of another temperature are dropped.
 
     Raises:
       ValueError: a prompt or completion is longer than the config allows.
@@ -575,7 +625,7 @@ class ReplayBuffer:
     return list(digests), digests, [row for row in rows if row is not None]
 
   def _forget_emptied(self, inserted: int) -> None:
-    """Drops prompts without rows, perhaps the inserted one among them."""
+    """Drops prompts without rows, possibly including the inserted one."""
     for prompt_id in dict.fromkeys([*self._emptied, inserted]):
       if len(self.prompts[prompt_id]):
         continue
@@ -593,7 +643,11 @@ class ReplayBuffer:
     self.recent_pool.expire(step)
 
   def _choose(
-      self, prompt: records_lib.PromptRecords, count: int, recent: bool
+      self,
+      rng: np.random.Generator,
+      prompt: records_lib.PromptRecords,
+      count: int,
+      recent: bool,
   ) -> np.ndarray:
     """Returns rows of one prompt, [count] int64."""
     rows = prompt.view()
@@ -607,15 +661,91 @@ class ReplayBuffer:
     elif self.settings.selection == "reward":
       temperature = self.reward_temperature(self.sample_step)
       chosen = selection.choose_by_reward(
-          self._rng, self.table.rewards[rows], count, temperature=temperature
+          rng,
+          self.table.rewards[rows],
+          count,
+          temperature=temperature,
+          ages=staleness(
+              self._starts,
+              self.table.epochs[rows],
+              self.table.versions[rows],
+              self.sample_step,
+          ),
+          age_decay=self.settings.age_decay_steps,
       )
       return rows[chosen]
-    return rows[selection.choose_uniform(self._rng, len(rows), count)]
+    return rows[selection.choose_uniform(rng, len(rows), count)]
 
   def _without_equal_groups(self, rows: np.ndarray, count: int) -> np.ndarray:
     """Leaves out groups of equal rewards, unless fewer than `count` remain."""
     mixed = rows[self.table.equal[rows] == 0]
     return mixed if len(mixed) >= count else rows
+
+  def _other_prompt(
+      self,
+      rng: np.random.Generator,
+      key: int,
+      recent: bool,
+      in_batch: Collection[int],
+      is_left_out: LeftOutFn,
+  ) -> tuple[int, records_lib.PromptRecords, bool]:
+    """Returns the prompt for a slot, its remaining rows, and its pool.
+
+    Args:
+      rng: source of randomness.
+      key: the slot's prompt so far.
+      recent: whether it was drawn from the recent pool.
+      in_batch: prompts of the other slots.
+      is_left_out: predicate of rows.
+    """
+    pools = [(self.recent_pool.pool, True)] * recent
+    for pool, of_recent in (*pools, (self.replay_pool, False)):
+      undrawn, drawn = np.split(
+          np.array(pool.items, np.int64), [pool.num_undrawn]
+      )
+      others = [*rng.permutation(undrawn), *rng.permutation(drawn)]
+      others.sort(key=in_batch.__contains__)  # Stable.
+      stays = of_recent == recent and key in pool
+      for other in map(int, [key] * stays + others):
+        prompt = self._remaining(other, of_recent, is_left_out)
+        if prompt is not None:
+          return other, prompt, of_recent
+    raise NothingLeftError
+
+  def _remaining(
+      self, key: int, recent: bool, is_left_out: LeftOutFn
+  ) -> records_lib.PromptRecords | None:
+    """Returns a prompt without left-out rows, None if no pool would have it."""
+    rows = self.prompts[key].view()
+    prompt = records_lib.PromptRecords(self.prompts[key].columns)
+    prompt.append(rows[~is_left_out(rows)])
+    rows = prompt.view()
+    if recent:
+      oldest = self.sample_step - self.settings.recent_window_steps
+      rows = rows[prompt.first_after(oldest, self.table.arrivals) :]
+      if self.settings.skip_equal_rewards:
+        rows = rows[self.table.equal[rows] == 0]
+    return prompt if len(rows) else None
+
+  def _next_groups(
+      self, rows_BxK: np.ndarray, count: int, is_left_out: LeftOutFn
+  ) -> np.ndarray:
+    """Returns the groups that follow a round's batch, [count, K] int64."""
+    steps = self._rounds.mini_batches * self._rounds.passes
+    number = lambda groups_nxK: self.table.groups[groups_nxK[:, 0]]
+    for arrived_from in (self.sample_step - self.sample_step % steps, 0):
+      groups = self.table.whole_groups(arrived_from, rows_BxK.shape[1])
+      groups = groups[~is_left_out(groups[:, 0])]
+      if len(groups):
+        break
+    else:
+      raise NothingLeftError
+    drawn_B = number(rows_BxK)
+    after = np.searchsorted(number(groups), drawn_B[-1], side="right")
+    groups = np.roll(groups, -after, axis=0)
+    in_batch = np.isin(number(groups), drawn_B)
+    groups = np.concatenate([groups[~in_batch], groups[in_batch]])
+    return groups[np.arange(count) % len(groups)]
 
   def _gather(self, rows_BxK: np.ndarray, recent_B: np.ndarray) -> types.Draw:
     """Copies rows out of the table."""

@@ -1,20 +1,20 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A prompt order that returns to prompts by how often they were solved.
+"""A prompt order that revisits prompts by how often they were solved.
 
-The first N positions are one permutation of the N prompts. The others come in
-rounds of N/4, rounded up: prompts drawn without replacement with the weights
+The first N positions are a permutation of the N prompts. The rest come in
+rounds of N/4, rounded up: prompts drawn without replacement with weights
 
-    unsolved    1 - s         as Kimi k1.5 (arXiv:2501.12599, §2.3.4)
-    uncertain   s (1 - s)     the variance of a reward of 0 or 1
+    unsolved    1 - s         as in Kimi k1.5 (arXiv:2501.12599, §2.3.4)
+    uncertain   s (1 - s)     the variance of a binary reward
     s = (solved + 1)/(sampled + 2)
 
-where solved and sampled count the prompt's completions; each new visit halves
-the weight of older visits. So every prompt keeps a chance.
+where solved and sampled count the prompt's completions, and each new visit
+halves the weight of older ones. No prompt ever has zero weight.
 
-A round is drawn when its first position is admitted, from the groups applied
-until then, and is written to a file before any of it is sampled: a trainer that
-resumes from an earlier checkpoint finds the order of its journal.
+A round is drawn when its first position is admitted, from the groups applied by
+then, and written to a file before any of it is sampled. A trainer that resumes
+from an earlier checkpoint thus has the same order as its journal.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,8 +35,8 @@ WEIGHTS = {
     "uncertain": lambda s: s * (1 - s),
 }
 _ROUND_SHARE = 4
-_KEPT = 0.5  # Factor on the counts of earlier visits at a new visit.
-# Makes these random numbers independent of the permutation's.
+_KEPT = 0.5  # Decay of earlier counts at each new visit.
+# Separates these random numbers from the permutation's.
 _STREAM = 0xD1F
 _SCHEMA = {"num_prompts": int, "prompts": [int]}
 
@@ -54,14 +54,14 @@ class CurriculumOrder(prompt_order.PromptOrder):
       prompt_ids: Sequence[int] | None = None,
       folder: pathlib.Path | None = None,
   ):
-    """Reads the rounds that were drawn before.
+    """Reads rounds drawn earlier, if any.
 
     Args:
       num_prompts: N.
-      seed: start of the random numbers of permutation and draws.
+      seed: random seed of permutation and draws.
       weight: name in `WEIGHTS`.
-      solved_threshold: least reward of a solved completion.
-      prompt_ids: N ids of the prompts; None is 0 to N - 1.
+      solved_threshold: smallest reward of a solved completion.
+      prompt_ids: N prompt ids; None uses 0 to N - 1.
       folder: directory of the rounds' files; None keeps rounds in memory.
 
     Raises:
@@ -84,7 +84,7 @@ class CurriculumOrder(prompt_order.PromptOrder):
   def prompt(self, position: int) -> tuple[int, int]:
     """Returns (prompt_id, visit) of a position.
 
-    (-1, -1) for a position that `extend` has not reached.
+    Returns (-1, -1) if `extend` has not reached the position.
     """
     if position < self.num_prompts:
       return super().prompt(position)
@@ -126,16 +126,16 @@ class CurriculumOrder(prompt_order.PromptOrder):
     """Restores the counts; raises ValueError if a round's file is missing."""
     if state and state["num_rounds"] > len(self._rounds):
       raise ValueError(
-          f"{self._path(len(self._rounds))}: missing, with the prompts that"
-          f" were drawn; the checkpoint has {state['num_rounds']} rounds of"
-          " them. Allowed: the file put back, or another --workdir"
+          f"{self._path(len(self._rounds))}: is missing, but the checkpoint has"
+          f" drawn {state['num_rounds']} rounds of prompts; restore the file,"
+          " or give another --workdir"
       )
     if state:
       self._solved = np.array(state["solved"])
       self._sampled = np.array(state["sampled"])
 
   def _draw(self, number: int) -> np.ndarray:
-    """Returns the indices of a round, in the order in which they are sampled.
+    """Returns the prompt indices of a round, in sampling order.
 
     Source: weighted sampling by the largest of u^(1/w), Efraimidis and Spirakis
     2006.
@@ -177,11 +177,11 @@ def make_order(
 ) -> prompt_order.PromptOrder:
   """Returns the order of the task's training prompts.
 
-  If nothing is sampled, it contains only prompts with offline completions.
+  If all data is offline, it has only prompts with offline completions.
 
   Args:
     config: reads `seed`, `search`, and what `offline_sampler.make` reads.
-    folder: replay directory of the run; None keeps nothing beyond the process.
+    folder: replay directory of the run; None keeps the order in memory.
 
   Raises:
     ValueError: a file in the folder is damaged, or belongs to another order.

@@ -4,19 +4,18 @@
 
 Together with the journal and a checkpoint, these decisions determine the input
 of every step: how far the journal was applied before the step, whether the step
-was dispatched before the previous step had ended (its draw then lacks that
-step's reference log-probs), and the factor on the learning rate. Draws follow,
-since the buffer's generator is in the checkpoint. Checksums of each draw and
+was dispatched before the previous one ended (its draw then lacks that step's
+reference log-probs), and the factor on the learning rate. Draws need no record,
+because the buffer's generator is in the checkpoint. Checksums of each draw and
 the bits of each step's metrics show where a rerun differs.
 
-Lines of `replay/decisions.jsonl`, JSON, in the order of events:
+Lines of `replay/decisions.jsonl`, in the order of events:
 
     {"epoch", "step", "applied", "config", "machine"}  start of a trainer
-    {"draw_names", "names"}    names of the checksums, and of the metrics, from
-                               here on
+    {"draw_names", "names"}    names of checksums and metrics from here on
     {"step", "applied", "ahead", "scale", "draw", "metrics"}  a step
 
-A newer start replaces all steps from its first step on: they were retrained.
+A newer start replaces all steps from its first step on, which are retrained.
 """
 
 import base64
@@ -55,7 +54,7 @@ class Start:
   step: first step.
   applied: journal offset up to which the data had been applied.
   config: settings at the start, as plain values.
-  machine: properties of the process that results depend on, by name.
+  machine: properties of the machine that affect results, by name.
   """
 
   epoch: int
@@ -97,13 +96,21 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-  """The record of a run; of a retrained step, the last one.
+  """The record of a run.
 
-  steps: recorded steps by number.
+  steps: recorded steps by number; for retrained steps, the last record.
   """
 
   starts: Sequence[Start]
   steps: Mapping[int, Step]
+
+  def metric(self, name: str) -> dict[int, float]:
+    """Returns a metric by step, in order, without steps that lack it."""
+    return {
+        n: float(step.metrics[name])
+        for n, step in sorted(self.steps.items())
+        if name in step.metrics
+    }
 
 
 def sums_of(draw: types.Draw) -> dict[str, int]:
@@ -119,8 +126,8 @@ def sums_of(draw: types.Draw) -> dict[str, int]:
 class DecisionLog:
   """Writes the record; used only by the trainer's thread.
 
-  A line that cannot be written (full disk) is reported once and dropped: the
-  run continues, but cannot be rerun across it.
+  If a line cannot be written (full disk), this is reported once and the run
+  continues, but cannot be rerun past it.
   """
 
   def __init__(
@@ -179,8 +186,7 @@ class DecisionLog:
         self._has_failed = True
         self._on_event(
             "not_written",
-            f"{self._path.name}: steps from here on cannot be replayed:"
-            f" {error}",
+            f"{self._path.name}: steps from here on cannot be rerun: {error}",
         )
 
 
@@ -215,7 +221,7 @@ def read(workdir: str | os.PathLike[str]) -> Recording:
       )
   if not starts:
     raise ValueError(
-        f"{path}: there is no record of the run's decisions; only runs of this"
-        " version have one"
+        f"{path}: there is no record of the run's decisions; runs of older"
+        " versions have none"
     )
   return Recording(starts, steps)

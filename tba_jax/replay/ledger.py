@@ -8,20 +8,19 @@ In each of prompts (groups), completions and tokens:
                 + queued + rejected{reason} + lost{cause}
 
 Searchers announce cumulative totals; every block contains the totals at its
-end. A group is *applied* once, from the journal; then it is rejected or enters
+end. A group is *applied* once, from the journal, and is then rejected or enters
 the buffer. With sums over searchers,
 
     generated = Σ announced                queued = Σ announced - applied
     applied = rejected + lost by other causes + entered the buffer
 
 and data that a departed searcher announced but never delivered is
-lost{searcher}.
-Data in the buffer is *untrained* until its first use. A prompt (one group) is
-trained with the first of its completions, and evicted untrained with its last
-if none was used.
+lost{searcher}. Data in the buffer is *untrained* until its first use. A prompt
+(one group) is trained with the first of its completions, and evicted untrained
+with its last if none was used.
 
-Tokens are policy tokens. Environment tokens are counted separately, once for
-each applied group.
+Tokens are policy tokens. Environment tokens are counted separately, once per
+applied group.
 """
 
 import collections
@@ -34,9 +33,9 @@ from tba_jax.system import auditing
 class Amount(NamedTuple):
   """A count of data; adds and subtracts elementwise.
 
-  prompts: groups, one for each time a prompt was sampled.
-  completions: number in those groups.
-  tokens: sampled tokens of those completions, stop tokens included.
+  prompts: number of groups, one per time that a prompt was sampled.
+  completions: number of completions in these groups.
+  tokens: number of sampled tokens, stop tokens included.
   """
 
   prompts: int = 0
@@ -70,16 +69,16 @@ class Ledger:
     self._environment_tokens = 0
 
   def searchers(self) -> list[str]:
-    """Returns the searchers that are not gone, sorted."""
+    """Returns the present searchers, sorted."""
     return sorted(set(self._announced) - self._gone)
 
   def announce(self, searcher: str, totals: Amount) -> None:
-    """Records a searcher's totals since its start; lower ones are ignored."""
+    """Records a searcher's totals since its start; they never decrease."""
     known = self._announced[searcher]
     self._announced[searcher] = Amount(*map(max, known, totals))
 
   def apply(self, searcher: str, totals_after: Amount, amount: Amount) -> None:
-    """Applies one block of a searcher; call it once per block, not per resend.
+    """Applies a block of a searcher; call it once per block, not per resend.
 
     Args:
       searcher: id of the searcher that generated the block.
@@ -105,7 +104,7 @@ class Ledger:
     self._rejected[reason] += rejected
 
   def lost(self, cause: str, lost: Amount) -> None:
-    """Counts applied groups that were lost before their insert."""
+    """Counts applied groups that were lost before insertion."""
     self._lost[cause] += lost
 
   def evict(self, amount: Amount) -> None:
@@ -113,7 +112,7 @@ class Ledger:
     self._evicted += amount
 
   def train_first(self, trained: Amount) -> None:
-    """Counts first uses, from `ReplayBuffer.mark_trained`."""
+    """Counts first uses, from `ReplayBuffer.mark_drawn`."""
     self._trained += trained
 
   def searcher_gone(self, searcher: str) -> None:
@@ -136,10 +135,10 @@ class Ledger:
 
     Returns:
       Each term as {"prompts", "completions", "tokens"}, `rejected` and `lost`
-      by reason and cause; `accounted`, the right side's sum; `difference`, left
-      minus right; `unknown`: why more may be lost; `closed`: no difference, no
-      negative term, and nothing unknown; `environment_tokens`: tokens that were
-      not sampled, part of no term.
+      by reason and cause; `accounted`: sum of the right side; `difference`:
+      left minus right side; `unknown`: reasons why more may be lost; `closed`:
+      whether there is no difference, no negative term and nothing unknown;
+      `environment_tokens`: unsampled tokens, which are in no term.
     """
     undelivered = {
         searcher: announced - self.applied(searcher)
@@ -249,8 +248,8 @@ def audit(run: auditing.AuditedRun) -> auditing.Findings:
   generated, *terms = (Amount(**amount) for amount in amounts)
   rest = generated - sum(terms, Amount())
   advice = (
-      "the run lost data, or counted it twice, without a record of it: trust"
-      " its results less, and report this"
+      "the run lost data or counted it twice without noticing: treat its"
+      " results with caution, and report this"
   )
   if any(rest) or min(map(min, terms)) < 0:
     what = ", ".join(f"{n} {unit}" for n, unit in zip(rest, Amount._fields))
@@ -267,7 +266,7 @@ def audit(run: auditing.AuditedRun) -> auditing.Findings:
     trained = [*Amount(**ledger["trained_first_time"])]
     if (known := newest["ledger"]["trained"]) != trained:
       what = f"{trained} are trained, checkpoints/{run.newest} has {known}"
-      yield name, what, "it is of another time than the last checkpoint"
+      yield name, what, "it was not written with the last checkpoint"
   for cause, amount in ledger["lost"].items():
     yield name, f"{amount['completions']} completions lost{{{cause}}}"
   yield (

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Order in which prompts are sampled, and which of them are still missing.
 
-Prompts follow one seeded permutation per pass over the data. A *position*
-counts through these permutations: position p is prompt
+Each pass over the data is a seeded permutation of the prompts. A *position*
+indexes the concatenated passes: position p is prompt
 `permutation[p // N][p % N]` at visit p // N. A position is granted to a
-searcher, and granted again until it is in the journal;
-`docs/reference/replay.md` draws its states.
+searcher, and granted again until it is in the journal; see the diagram of its
+states in `docs/reference/replay.md`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,8 +17,8 @@ import numpy as np
 
 from tba_jax import types
 
-# A position this far beyond the number of journaled positions is refused: it
-# cannot have been granted to any searcher.
+# A position this far beyond the number of journaled positions is rejected: it
+# cannot have been granted.
 _SLACK = 1 << 20
 
 
@@ -39,8 +39,8 @@ class PromptOrder:
 
     Args:
       num_prompts: N.
-      seed: start of the permutations' random numbers.
-      prompt_ids: N ids of the prompts; None is 0 to N - 1.
+      seed: random seed of the permutations.
+      prompt_ids: N prompt ids; None uses 0 to N - 1.
     """
     if num_prompts < 1:
       raise ValueError(f"num_prompts={num_prompts}: must be 1 or more")
@@ -68,17 +68,17 @@ class PromptOrder:
     return index if self._prompt_ids is None else self._prompt_ids[index]
 
   def extend(self, limit: int) -> None:
-    """Decides the prompts below a position, before these are admitted."""
+    """Fixes the prompts of positions below `limit` before their admission."""
 
   def note(self, group: types.Group) -> None:
-    """Takes note of an applied group."""
+    """Updates the order's statistics with an applied group."""
 
   def get_state(self) -> dict[str, Any]:
     """Returns what the order has learned from applied groups."""
     return {}
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Restores a state; raises ValueError if a file of the order is missing."""
+    """Restores a state; raises ValueError if one of its files is missing."""
 
 
 class Positions:
@@ -140,7 +140,7 @@ class Positions:
     """
     if state["num_prompts"] != order.num_prompts:
       raise ValueError(
-          f"the prompt order was saved over {state['num_prompts']} prompts,"
+          f"the prompt order was saved with {state['num_prompts']} prompts, but"
           f" the task has {order.num_prompts}"
       )
     made = cls()
@@ -162,7 +162,7 @@ class Ungranted:
     self.cursor = journaled.first_missing
     self._journaled = journaled
     self._returned: list[int] = []
-    # Positions of the journal at or above the cursor; mostly empty.
+    # Journaled positions at or above the cursor; mostly empty.
     self._journaled_ahead = journaled.after_gap()
 
   @property
@@ -192,14 +192,14 @@ class Ungranted:
         self.cursor += 1
       else:
         break
-      # A searcher that lost the grant may have delivered late, or before a
-      # crash, under a grant made after the checkpoint.
+      # A searcher that lost its grant may have delivered late, or, before a
+      # crash, under a grant newer than the checkpoint.
       if position not in self._journaled:
         granted.append(position)
     return granted
 
   def note_journaled(self, positions: Iterable[int]) -> None:
-    """Records that positions are in the journal: they are not granted again."""
+    """Records journaled positions, so that they are not granted again."""
     for position in filter(self._journaled.is_plausible, positions):
       self._journaled.add(position)
       if position >= self.cursor:
@@ -210,6 +210,6 @@ class Ungranted:
     return position in self._journaled
 
   def release(self, positions: Iterable[int]) -> None:
-    """Takes back granted positions, to be granted again."""
+    """Returns granted positions to the pool, to be granted again."""
     for position in positions:
       heapq.heappush(self._returned, position)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Storage of completions: a table of columns, and the rows of each prompt.
 
-Rows are reused, *ids* are not: ids number the arrivals, so a lookup by id shows
-whether the completion has been evicted.
+Rows are reused but *ids*, which number the arrivals, are not. A lookup by id
+thus shows whether the completion has been evicted.
 """
 
 import bisect
@@ -16,15 +16,15 @@ from tba_jax import types
 from tba_jax.replay import ledger
 
 _MIN_ROWS = 1024
-# Most tokens of a page. On average a completion leaves half of its last page
+# Maximum tokens per page. On average a completion leaves half of its last page
 # empty, and each page takes 4 bytes in its row's page table.
 PAGE_TOKENS = 64
-# Rows of the state that are processed at a time.
+# Rows processed at a time in saving and restoring.
 _PART_ROWS = 4096
-# Bins of the histogram of uses; the last one is open.
+# Bins of the use-count histogram; the last one is open.
 _BINS = 9
 
-# Integers of a row besides its columns -> types in draws and checkpoints.
+# Integers of a row besides its columns -> dtype in draws and checkpoints.
 _INTEGERS = {
     "ids": "int64",
     "prompt_ids": "int64",
@@ -54,7 +54,7 @@ def stored_columns(
 
 
 class RecordTable:
-  """Columns over rows, which grow geometrically; freed rows are reused.
+  """A table of completions that grows geometrically and reuses freed rows.
 
   The columns of completions (`types.BufferColumns`) are attributes [rows],
   int64 or float32. Token columns are stored in as many pages as a row's tokens
@@ -77,7 +77,7 @@ class RecordTable:
   untrained: amount never used. A group counts as a prompt until one of its
     completions is used or all are gone.
   num_uses: sum of `use_counts`.
-  histogram: numbers of completions used 0, 1, … times; the last bin is open.
+  histogram: number of completions used 0, 1, … times; the last bin is open.
   """
 
   ids: np.ndarray
@@ -102,14 +102,14 @@ class RecordTable:
 
     Args:
       num_tokens: T.
-      max_rows: approximate number of rows that it grows to.
+      max_rows: approximate maximum number of rows.
       columns: optional columns to store, see `collect.optional_columns`.
     """
     self.num_tokens = num_tokens
     self.max_rows = max_rows
     self.columns = dict(columns)
     self._places = np.arange(num_tokens)
-    # Most pages of a row, N, and tokens of a page.
+    # Maximum pages per row, N, and tokens per page.
     self._most_pages = max(1, -(-num_tokens // PAGE_TOKENS))
     self._page_tokens = -(-num_tokens // self._most_pages)
     # Columns of shape [rows], and of shape [rows, T, ...].
@@ -244,7 +244,7 @@ class RecordTable:
     return out | {name: self.tokens(name, rows) for name in self._of_tokens}
 
   def tokens(self, name: str, rows: np.ndarray) -> np.ndarray:
-    """Returns a column of tokens at rows of any shape, [..., T, ...]."""
+    """Returns a token column at rows of any shape, [..., T, ...]."""
     values = np.take(self._in_pages[name], self.pages[rows], axis=0)
     size = self._most_pages * self._page_tokens
     flat = values.reshape(-1, size, *values.shape[rows.ndim + 2 :])
@@ -252,7 +252,7 @@ class RecordTable:
     return flat.reshape(*rows.shape, *flat.shape[1:])
 
   def set_tokens(self, name: str, rows: np.ndarray, values: np.ndarray) -> None:
-    """Writes a column of tokens; does not change the rows' lengths.
+    """Writes a token column; does not change the lengths of the rows.
 
     Args:
       rows: [n] int64.
@@ -528,7 +528,7 @@ class PromptRecords:
     self._end = end
 
   def remove(self, row: int, ids: np.ndarray) -> None:
-    """Removes one of the rows, the oldest in constant time.
+    """Removes a row, in constant time if it is the oldest.
 
     `ids` is the table's column.
     """
@@ -558,7 +558,7 @@ def _live(
 
   Returns:
     The number of pages of the longest row, U; all nonzero pages, row by row;
-    and their flat indices in [n, U], None if there are no others.
+    and their flat indices in [n, U], None if all pages are nonzero.
   """
   live_nxN = pages_nxN > 0
   used = int(live_nxN.sum(axis=1).max(initial=0))  # A row's pages come first.
@@ -571,7 +571,7 @@ def _live(
 
 
 def _parts(rows: np.ndarray) -> list[np.ndarray]:
-  """Returns the rows in one or more parts."""
+  """Splits rows into one or more parts of `_PART_ROWS`."""
   starts = range(0, max(len(rows), 1), _PART_ROWS)
   return [rows[start : start + _PART_ROWS] for start in starts]
 

@@ -1,11 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Selection of prompts and of their completions for a batch (NumPy).
+"""Selects prompts and completions for a batch (NumPy).
 
 Source: Bartoldson et al. 2025 (arXiv:2503.18929) §4.2, with two differences.
-New data makes a prompt in the recent window undrawn again. If a pool is
+In the recent window, new data makes a prompt undrawn again. If a pool is
 refilled in the middle of a batch, prompts already in the batch are drawn again
-only if no other is left.
+only if no others are left.
 """
 
 import collections
@@ -20,8 +20,8 @@ def choose_uniform(
 ) -> np.ndarray:
   """Returns indices drawn uniformly without replacement, [count] int64.
 
-  If `num_items` is below `count`, each item is taken as many times as fit, and
-  the rest is drawn: numbers of copies differ by at most one.
+  If `num_items` is below `count`, each item is taken equally often and the rest
+  is drawn, so that numbers of copies differ by at most one.
   """
   if num_items == count:
     return np.arange(count)
@@ -38,20 +38,30 @@ def choose_by_reward(
     count: int,
     *,
     temperature: float,
+    ages: np.ndarray | None = None,
+    age_decay: float = 0.0,
 ) -> np.ndarray:
-  """Returns indices drawn with weights exp(reward/temperature), [count] int64.
+  """Returns indices drawn by reward and age, [count] int64.
 
-  Without replacement if at least `count` items exist, else with replacement.
-  The Gumbel top-k trick draws without replacement and without weights that
-  underflow.
+      weight = exp(reward/temperature) exp(-age/age_decay)
+
+  Draws without replacement (Gumbel top-k trick, with which no weight
+  underflows) from at least `count` items, else with replacement. Source of the
+  decay: Ma et al. 2026 (FreshPER, arXiv:2604.16918), which multiplies any
+  priority by it; its own is |reward|.
 
   Args:
     rng: source of randomness.
     rewards: [n] float, finite.
     count: number of indices to draw.
     temperature: reward per unit of log-weight, above 0.
+    ages: [n], staleness in steps; read with an age_decay.
+    age_decay: steps per unit of log-weight; 0 = no decay.
   """
   log_weights = (rewards.astype(np.float64) - rewards.max()) / temperature
+  if age_decay:
+    log_weights -= ages / age_decay
+    log_weights -= log_weights.max()
   if len(rewards) == count:
     return np.arange(count)
   if len(rewards) > count:
@@ -68,7 +78,7 @@ class PromptPool:
   """Keys drawn uniformly without replacement; refilled when exhausted.
 
   Adding, removing and drawing a key take constant time: undrawn keys come first
-  in one list, and each change swaps two items.
+  in a list, and each change swaps two items.
   """
 
   def __init__(self):
@@ -117,7 +127,7 @@ class PromptPool:
     if count and not self.items:
       raise ValueError(f"cannot draw {count} keys from an empty pool")
     out: list[int] = []
-    # Number of keys of this call that a refill must keep drawn.
+    # Number of keys drawn in this call, which a refill should keep drawn.
     num_held = 0
     while len(out) < count:
       if not self._num_undrawn:
@@ -200,7 +210,7 @@ class RecentPool:
       self.pool.remove(key)
 
   def expire(self, step: int) -> None:
-    """Drops prompts whose data all arrived before the window of `step`."""
+    """Drops prompts without data in the window of `step`."""
     oldest = step - self._window_steps
     while self.arrivals and self.arrivals[0][0] <= oldest:
       arrived, key = self.arrivals.popleft()

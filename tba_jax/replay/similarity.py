@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Similarity filter: keeps the best of similar completions in the buffer.
 
-Source: the released code of Lee et al. 2025 (arXiv:2405.18540): an edit
-distance of tokens, or the cosine of sentence embeddings. It compares only with
-the first similar completion, so its result depends on the order of the buffer;
-here a completion is compared with all similar ones.
+Similarity is the token edit distance or the cosine of sentence embeddings, as
+in the released code of Lee et al. 2025 (arXiv:2405.18540). That code compares
+only with the first similar completion, so its result depends on the order of
+the buffer; here a completion is compared with all similar ones.
 
 Axes: N completions to compare with, T tokens, D width of an embedding.
 """
@@ -31,9 +31,9 @@ _RESTORE_ROWS = 1024
 class SimilarityFilter:
   """Admits a completion if its value exceeds the value of all similar ones.
 
-  It then replaces them. The value is the reward, or log R = log π_ref +
-  reward / β. The *feature* of a completion is its sampled tokens without stop
-  tokens and stop strings, or their embedding.
+  The completion then replaces them. The value is the reward, or log R =
+  log π_ref + reward / β. The *feature* of a completion is its sampled tokens
+  without stop tokens and stop strings, or their embedding.
   """
 
   def __init__(
@@ -44,7 +44,7 @@ class SimilarityFilter:
       content_mask: ContentMaskFn,
       beta: float,
   ):
-    """Makes a filter of an empty buffer.
+    """Makes a filter for an empty buffer.
 
     Args:
       config: `replay_filter`.
@@ -63,7 +63,7 @@ class SimilarityFilter:
   def admit(
       self, group: types.Group, candidates: Sequence[int], rows: np.ndarray
   ) -> tuple[list[int], list[int], dict[int, np.ndarray]]:
-    """Compares new completions with the stored ones and with each other.
+    """Compares new completions with stored ones and with each other.
 
     Args:
       group: new completions.
@@ -120,7 +120,7 @@ class SimilarityFilter:
     return rewards_N / self._beta + ref_logprobs_N
 
   def store(self, row: int, feature: np.ndarray) -> None:
-    """Stores the feature of a row that was just filled."""
+    """Stores the feature of a newly filled row."""
     self._features[row] = feature
 
   def restore(self) -> None:
@@ -174,8 +174,8 @@ def similar_by_edits(
   for row, other in zip(tokens_NxT, stored):
     row[: len(other)] = other
   limits_N = limit * (len(new) + lengths_N)
-  # The number of common tokens gives a lower bound of the distance, which
-  # decides most pairs.
+  # The number of common tokens bounds the distance from below, which decides
+  # most pairs.
   common_N = np.isin(tokens_NxT, new).sum(axis=1)
   least_N = np.maximum(len(new), lengths_N) - np.minimum(common_N, len(new))
   similar_N = least_N < limits_N

@@ -314,6 +314,40 @@ def other_charts(records: Records, *, exclude: bool = True) -> list[dict]:
   return [chart for chart in charts if chart]
 
 
+def add_counterfactuals(
+    charts: Sequence[dict[str, Any]],
+    counterfactuals: Sequence[Mapping[str, Any]],
+    records: Records,
+) -> None:
+  """Adds a series per counterfactual to the charts of metrics it changes.
+
+  Args:
+    charts: result of `known_charts` or `other_charts`; changed in place.
+    counterfactuals: `RunData.counterfactuals`.
+    records: metrics of the run, whose times the steps get.
+  """
+  recorded = {record["step"]: record for record in records}
+  for chart in charts:
+    run_series = list(chart["series"])
+    for counterfactual in counterfactuals:
+      label = text.printable(counterfactual["label"], 80, one_line=True)
+      for series in run_series:
+        name = series["name"]
+        rows = [
+            {**row, "time": recorded[row["step"]].get("time")}
+            for row in counterfactual["steps"]
+            if row["step"] in recorded and name in row
+        ]
+        if any(
+            row.get(name) != recorded[row["step"]].get(name) for row in rows
+        ):
+          prefix = f"{series['label']}, " * (len(run_series) > 1)
+          points = thin(rows, name)
+          chart["series"].append(
+              {"label": prefix + label, "name": name, "band": False, **points}
+          )
+
+
 def sum_histograms(records: Records, name: str) -> list[list[float]]:
   """Returns [value, count] pairs of a histogram metric, summed over steps."""
   total: dict[float, float] = {}

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import math
 from typing import Any
 
-from tba_jax.losses import objective_table as losses
+from tba_jax.losses import objective_table
 from tba_jax.report import evidence
 from tba_jax.report import run_reader
 from tba_jax.report import tables
@@ -284,7 +284,7 @@ def data(run: run_reader.RunData) -> evidence.Rows:
   only_offline = bool(offline.get("path")) and offline.get("fraction") == 1
   is_plain_tb = loss.get("name") == "tb" and not loss.get("baseline_shift")
   # A teacher's distributions are matched at prefixes from any policy.
-  is_taught = losses.find(loss.get("name")).has_teacher
+  is_taught = objective_table.find(loss.get("name")).has_teacher
   counts_rewards = loss.get("reward_weight") != 0 and not is_taught
   age = evidence.mean(run, "replay/staleness_steps")
   ages = evidence.by_age(run)
@@ -304,7 +304,7 @@ def data(run: run_reader.RunData) -> evidence.Rows:
   skipped = skipped[-1] if len(skipped) else 0
   equal = evidence.mean(run, "train/equal_reward_groups")
   whole_loss = {"name": "", "baseline": "", **loss}
-  compares = counts_rewards and losses.min_completions(whole_loss) > 1
+  compares = counts_rewards and objective_table.min_completions(whole_loss) > 1
   copies = 1 - evidence.mean(run, "replay/unique_share")
   terms = "generated", "evicted_untrained", "in_buffer_untrained"
   generated, evicted, untrained = (

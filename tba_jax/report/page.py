@@ -123,11 +123,14 @@ def embedded_json(value: Any) -> markupsafe.Markup:
 def _page_data(run: run_reader.RunData, start: float) -> dict[str, Any]:
   """Returns the data for the page's scripts."""
   records = curves.with_evaluations(run.records, run.eval)
+  charts, others = curves.known_charts(records), curves.other_charts(records)
+  for some in (charts, others):
+    curves.add_counterfactuals(some, run.counterfactuals, run.records)
   return {
       "origin": start,
       "axes": [curves.axes(run.records)],
-      "charts": curves.known_charts(records),
-      "other_charts": curves.other_charts(records),
+      "charts": charts,
+      "other_charts": others,
       "sft_charts": curves.other_charts(run.sft_records, exclude=False),
       "staleness": curves.sum_histograms(
           run.records, "replay/staleness_histogram"

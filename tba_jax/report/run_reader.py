@@ -17,6 +17,9 @@ from tba_jax.run import metrics
 from tba_jax.run import text
 from tba_jax.system import jsonl
 
+# Folder of a run's counterfactuals, one JSON file each.
+COUNTERFACTUALS = "counterfactuals"
+_COUNTERFACTUAL = {"label": str, "steps": [{"step": int}]}
 # Limits on what a page shows.
 MAX_SAMPLES = 2000
 MAX_PROMPT_CHARS = 1000
@@ -25,6 +28,7 @@ MAX_REASON_CHARS = 500
 MAX_TOKENS = 256
 MAX_TOKEN_CHARS = 64
 MAX_EVENTS = 2000
+MAX_COUNTERFACTUALS = 7
 _empty = functools.partial(dataclasses.field, default_factory=dict)
 _SCHEMAS = {
     "eval.json": {"before?": {}, "after?": {}, "history?": [{"step": int}]},
@@ -66,6 +70,8 @@ class RunData:
   changes: changed settings by step; see `metrics.settings_changes`.
   samples: evenly spaced samples, printable; num_samples: of the whole run.
   skipped: number of unreadable lines by file.
+  counterfactuals: the newest counterfactual reruns: label, and steps with
+    metrics.
   damaged: errors of the JSON files that cannot be read and are left out.
   """
 
@@ -85,6 +91,7 @@ class RunData:
   samples: Sequence[Mapping[str, Any]] = ()
   num_samples: int = 0
   skipped: dict[str, int] = _empty()
+  counterfactuals: Sequence[Mapping[str, Any]] = ()
   damaged: Sequence[str] = ()
 
   @functools.cached_property
@@ -149,11 +156,23 @@ class _Reader:
 
   def object(self, name: str) -> dict[str, Any]:
     try:
-      schema = _SCHEMAS.get(name, {})
+      in_folder = name.startswith(f"{COUNTERFACTUALS}/")
+      schema = _COUNTERFACTUAL if in_folder else _SCHEMAS.get(name, {})
       return jsonl.read_object(self._workdir / name, schema) or {}
     except ValueError as error:
       self.damaged.append(str(error))
       return {}
+
+  def counterfactuals(self) -> list[dict[str, Any]]:
+    """Returns the newest `MAX_COUNTERFACTUALS`, oldest first."""
+    folder = self._workdir / COUNTERFACTUALS
+    paths = folder.glob("*.json") if folder.exists() else ()
+    paths = sorted(paths, key=lambda path: path.stat().mtime)
+    objects = (
+        self.object(f"{COUNTERFACTUALS}/{path.name}")
+        for path in paths[-MAX_COUNTERFACTUALS:]
+    )
+    return [value for value in objects if value]
 
   def samples(self) -> tuple[list[dict[str, Any]], int]:
     """Returns at most MAX_SAMPLES samples, evenly spaced, and their total.
@@ -220,6 +239,7 @@ def read_run(workdir: epath.PathLike) -> RunData:
       changes=metrics.settings_changes(events),
       samples=samples,
       num_samples=num_samples,
+      counterfactuals=reader.counterfactuals(),
       skipped=dict(reader.skipped),
       damaged=reader.damaged,
   )

@@ -34,6 +34,18 @@ EVALUATIONS = {
     "turns": ("turns", "number"),
     "mean_length": ("mean length, tokens", "number"),
     "stop_rate": ("stop rate", "percent"),
+    "certificate/tv_lower": ("distance to the target, at least", "percent"),
+    "certificate/tv_upper": ("distance to the target, at most", "percent"),
+    "certificate/kl_lower": ("KL to the target, at least, nats", "number"),
+    "certificate/kl_upper": (
+        "KL to the target, clipped at 20 nats, at most",
+        "number",
+    ),
+    "certificate/unfound_upper": (
+        "target's mass not found, at most",
+        "percent",
+    ),
+    "certificate/modes": ("target's effective solutions", "number"),
     "num_prompts": ("held-out prompts", "count"),
 }
 

@@ -132,7 +132,10 @@ class Judge(abc.ABC):
     """Returns one judgement per request; failures come from `_failed`."""
 
   def judge(self, requests: Sequence[JudgeRequest]) -> list[base.Judgement]:
-    """Returns one judgement per request, in order; never raises."""
+    """Returns one judgement per request, in order.
+
+    Raises nothing but `url_judge.JudgeDownError`.
+    """
     judged = self._judge(requests)
     with self._lock:
       self._completions += len(judged)
@@ -214,8 +217,8 @@ def final_rewards(
 
   NaN for completions that could not be judged. Rewards of cut-off completions
   follow `loss.missing_stop`; "replace" is as in Noukhovitch et al. 2024
-  (arXiv:2410.18252). Applied where a group is judged, so that all later readers
-  see these rewards.
+  (arXiv:2410.18252), and "mask" leaves them as judged (`batches.of_draw`).
+  Applied where a group is judged, so that all later readers see these rewards.
 
   Args:
     config_loss: reads `reward_weight`, `missing_stop` and
@@ -230,7 +233,7 @@ def final_rewards(
   else:
     rewards_N = sum_of_normalized(judged, part_weights)
   rewards_N = np.float32(config_loss.reward_weight) * rewards_N
-  if config_loss.missing_stop == "keep":
+  if config_loss.missing_stop in ("keep", "mask"):
     return rewards_N
   cut_N = np.float32(
       config_loss.reward_weight * config_loss.missing_stop_reward

@@ -221,9 +221,11 @@ def make_judge(
 ) -> judges.Judge:
   """Returns the judge for the task's own reward, in process or in a pool.
 
-  Workers of a pool do not see `workdir`.
+  Without the part of a judge over HTTP, which `url_judge.py` adds. Workers of a
+  pool do not see `workdir`.
   """
-  if config.reward.backend == "pool":
+  is_elsewhere = task.has_judge and [*task.part_weights] == [base.JUDGE]
+  if config.reward.backend == "pool" and not is_elsewhere:
     return Pool(
         config.task.to_dict(),
         config.reward,

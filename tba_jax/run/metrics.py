@@ -47,7 +47,7 @@ OVERLAP_FORMULA = (
 
 # Kinds of events of a healthy run.
 _PEACEFUL = frozenset(
-    "data evaluation_skipped idle_devices interrupted journal_room limit logged"
+    "data idle_devices interrupted journal_room limit logged"
     " one_process profile restart restored sandbox_limited settings_changed"
     " signal store_started store_stopped".split()
 )

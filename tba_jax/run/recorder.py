@@ -172,6 +172,8 @@ def samples_of(
     logprobs = draw.behavior_logprobs[b, k, :length].tolist()
     tokens = draw.completion_tokens[b, k, :length].tolist()
     prompt = draw.prompt_tokens[b][draw.prompt_mask[b] > 0].tolist()
+    # The strings of an environment's tokens need not give their ids.
+    ids = {} if all(sampled) else {"token_ids": tokens}
     out.append(
         {
             "step": step,
@@ -185,6 +187,7 @@ def samples_of(
             "finish_reason": "stop" if draw.stopped[b, k] else "length",
             "tokens": tokenizer.pieces(tokens),
             "logprobs": [x if s else None for x, s in zip(logprobs, sampled)],
+            **ids,
         }
     )
   return out

@@ -15,6 +15,21 @@ from tba_jax.system import rules
 from tba_jax.tasks import offline_completions
 
 
+def _kept(c: rules.Values) -> rules.Problems:
+  """Checks that sampling for training can be truncated."""
+  most = c["sampling.max_kept_tokens"]
+  if c["sampling.top_k"] > most:
+    yield "sampling.top_k", (
+        f"must be up to config.sampling.max_kept_tokens = {most}, the tokens"
+        " that are stored with each sampled one; raise it"
+    )
+  if c["offline.path"] and samplers.num_kept_of(c):
+    yield "offline.fraction", (
+        "must be 1 with config.sampling.top_k, top_p or min_p: logged"
+        " completions do not have the tokens that their sampler kept"
+    )
+
+
 def _lengths(c: rules.Values) -> rules.Problems:
   least, most = c["explore.min_tokens"], c["explore.max_tokens"]
   if 0 < most < least:
@@ -23,8 +38,10 @@ def _lengths(c: rules.Values) -> rules.Problems:
     )
 
 
-_LOG_LINES = "JSON lines with prompt, completion and reward"
-_LOG_LINES_WITHOUT_REWARDS = "JSON lines with prompt and completion"
+_LOG_LINES = "JSON lines with prompt, completion and reward, or episodes"
+_LOG_LINES_WITHOUT_REWARDS = (
+    "JSON lines with prompt and completion, or episodes"
+)
 # Rewards and baselines read from files are used unchanged.
 _WITH_REWARDS_OF_A_FILE = {
     "loss.reward_weight": 1.0, "reward.normalize_parts": False,
@@ -154,6 +171,6 @@ CHECKS = (
     # Each completion needs one version.
     rules.require("sampling.in_flight", lambda v: v != "off",
                   {"search.lockstep": (False,), "rounds.mini_batches": (0,)}),
-    _lengths, _logs, _weights, _sampler, _searcher_mesh,
+    _kept, _lengths, _logs, _weights, _sampler, _searcher_mesh,
 )
 # fmt: on

@@ -472,7 +472,7 @@ class _DecodeLoop:
       length = slots.waiting[owner]
       # An answer without room for a further token is dropped.
       if ids is not None and length + len(ids) >= slots.limit(owner):
-        self._turns.cut(owner)
+        self._turns.cut(owner, None)
         self._results.note_cut_off(owner)
         ids = None
       slots.resume(owner, ids)
@@ -735,10 +735,11 @@ class _DecodeLoop:
       self._results.add(arrays, ended)
       tokens_RxT, lengths_R = arrays[0], arrays[3]
       for row, owner in ended.items():
+        tokens = tokens_RxT[row, : lengths_R[row]]
         if owner in self._slots.waiting:
-          self._turns.end(owner, tokens_RxT[row, : lengths_R[row]])
+          self._turns.end(owner, tokens)
           continue
         if self._turns is not None:
-          self._turns.cut(owner)
+          self._turns.cut(owner, tokens)
         self._finish(owner)
     self._unread.clear()

@@ -32,6 +32,8 @@ _SIGN = np.uint32(1 << 31)
 _LAST_PLACE = np.uint32(2**32 - 1)
 # Larger than any token id.
 _NO_TOKEN = np.iinfo(np.int32).max
+# Below the log-prob of any token that may be sampled.
+_LEAST_KEPT = -1e30
 
 
 def process(
@@ -145,6 +147,40 @@ def sample(
   token_R = jnp.where(first_R < _NO_TOKEN, first_R, last_R)
   mine_R = token_R == local_R
   return token_R, jax.lax.psum(jnp.where(mine_R, logprob_R, 0.0), axis)
+
+
+def keep_likeliest(
+    logprobs_RxV: jax.Array, num_kept: int, axis: str | None = None
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the likeliest tokens, renormalized, and their log-probs.
+
+  If more tokens are possible, others that tie with the last one are dropped.
+
+  Args:
+    logprobs_RxV: [R, V] float32, nats, as `process` returns them.
+    num_kept: C, most tokens to keep.
+    axis: mesh axis, see `process`.
+
+  Returns:
+    [R, C] float32, nats, likeliest first, and [R, C] int32, token ids; -inf and
+    -1 after the last possible token.
+  """
+
+  def likeliest(logprobs_RxN, ids_RxN):
+    count = min(num_kept, logprobs_RxN.shape[1])
+    logprobs_RxC, places_RxC = jax.lax.top_k(logprobs_RxN, count)
+    return logprobs_RxC, jnp.take_along_axis(ids_RxN, places_RxC, axis=1)
+
+  logprobs_RxC, ids_RxC = likeliest(logprobs_RxV, _vocab(logprobs_RxV, axis))
+  if axis is not None:
+    gather = lambda x: jax.lax.all_gather(x, axis, axis=1, tiled=True)
+    logprobs_RxC, ids_RxC = likeliest(gather(logprobs_RxC), gather(ids_RxC))
+  padding = ((0, 0), (0, num_kept - ids_RxC.shape[1]))
+  logprobs_RxC = jnp.pad(logprobs_RxC, padding, constant_values=-jnp.inf)
+  ids_RxC = jnp.pad(ids_RxC, padding, constant_values=-1)
+  # Forbidden tokens have the lowest finite log-probs.
+  is_kept = logprobs_RxC > _LEAST_KEPT
+  return _log_softmax(logprobs_RxC, None), jnp.where(is_kept, ids_RxC, -1)
 
 
 def _first(

@@ -3,7 +3,7 @@
 """Sampler that replaces sampling by logged completions."""
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -12,15 +12,20 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.losses import objective_table as losses
+from tba_jax.losses import objective_table
+from tba_jax.models import dialogue
 from tba_jax.sampling import requests
 from tba_jax.tasks import base
+from tba_jax.tasks import episode_formats
 from tba_jax.tasks import offline_completions
 
 # Separates these random numbers from others with the same seed.
 _STREAM = 0x106
+_OUTSIDE = "have tokens outside the vocabulary"
 # Nats; stands for a logged 0, which greedy decoding reports.
 _ALMOST_ZERO = -1e-30
+# Most characters of a chat template's error.
+_MAX_ERROR = 120
 
 
 class OfflineSampler:
@@ -71,12 +76,43 @@ class OfflineSampler:
     ]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Encoded:
+  """A logged completion as token ids.
+
+  prompt: ids of its prompt.
+  ids: all tokens, including an environment's.
+  sampled: whether the policy sampled each of `ids`.
+  logprobs: log-probs of `ids`, nats, 0 where not sampled; None if unknown.
+  stopped: whether a stop token or stop string ended it.
+  logged: its record.
+  num_lost: sampled tokens that are not in `sampled`.
+  """
+
+  prompt: tuple[int, ...]
+  ids: tuple[int, ...]
+  sampled: tuple[bool, ...]
+  logprobs: tuple[float, ...] | None
+  stopped: bool
+  logged: offline_completions.Completion
+  num_lost: int = 0
+
+
+class _LeftOutError(ValueError):
+  """Reason why a completion cannot be used."""
+
+
 class Log:
   """Logged completions by prompt.
+
+  The prompts are the task's. Environments have none before they run, so the
+  log's prompts are numbered in their order instead.
 
   share: fraction of prompts that get logged completions, if the log has any; 1
     if nothing is sampled.
   prompt_ids: training prompts with completions in the log, ascending.
+  prompt_tokens: [P] int32 by prompt id, where the log's tokens replace the
+    task's: prompts of environments, and prompts with tools.
   left_out: number of unused completions by reason.
   num_lost: number of completions used without their logged log-probs, because
     these do not match the tokens.
@@ -85,7 +121,7 @@ class Log:
   def __init__(
       self,
       config: ml_collections.ConfigDict,
-      task: base.Task,
+      task: base.PromptSet,
       tokenizer: Any,
       *,
       needs_logprobs: bool,
@@ -93,7 +129,8 @@ class Log:
     """Reads the log.
 
     Args:
-      config: reads `offline`, `sampling.max_completion_tokens` and `seed`.
+      config: reads `offline`, `sampling.max_prompt_tokens`,
+        `sampling.max_completion_tokens` and `seed`.
       task: source of the training prompts to find in the log.
       needs_logprobs: whether completions without log-probs are left out.
 
@@ -105,31 +142,30 @@ class Log:
     self.share = c.fraction
     self._has_rewards = bool(c.reward_field)
     self._seed = config.seed
+    self._P = config.sampling.max_prompt_tokens
     self._T = config.sampling.max_completion_tokens
     self._pad_id = tokenizer.pad_id
     self._tokenizer = tokenizer
     self._needs_logprobs = needs_logprobs
     self.left_out: collections.Counter[str] = collections.Counter()
     self.num_lost = 0
+    self.prompt_tokens: dict[int, np.ndarray] = {}
     completions = offline_completions.read(
         c.path, c.reward_field, needs_logprobs=needs_logprobs
     )
-    by_prompt_id = offline_completions.by_prompt_id(
-        completions, task, tokenizer
-    )
-    self._completions = {}
-    for prompt_id, some in by_prompt_id.items():
-      prompt = task.prompt(base.TRAIN, prompt_id)
-      before = tokenizer.encode_prompt(prompt)
-      stop_id = tokenizer.stop_id(prompt)
-      made = [self._encode(one, before, stop_id) for one in some]
-      if usable := [one for one in made if one is not None]:
-        self._completions[prompt_id] = usable
+    every = [one for some in completions.values() for one in some]
+    self._formats = collections.Counter(one.format for one in every)
+    self._completions: dict[int, list[_Encoded]] = {}
+    others: list[offline_completions.Completion] = []
+    if task.has_turns:
+      self._number_prompts(completions)
+    else:
+      others = self._find_prompts(completions, task)
     self.prompt_ids = sorted(self._completions)
-    if not self.prompt_ids and self.left_out:
+    if not self.prompt_ids and self.left_out and not others:
       raise ValueError(
-          f"config.offline.path = {c.path!r}: no completion of the task's"
-          f" training prompts is usable: {self._reasons()}"
+          f"config.offline.path = {c.path!r}: no completion of training prompts"
+          f" is usable: {self._reasons()}"
       )
     if not self.prompt_ids:
       raise ValueError(
@@ -138,10 +174,75 @@ class Log:
           f" begin with {next(iter(completions))[:80]!r}, the task's with"
           f" {base.plain_text(task.prompt(base.TRAIN, 0))[:80]!r}"
       )
-    known = {id(some) for some in by_prompt_id.values()}
-    others = [some for some in completions.values() if id(some) not in known]
     if others:
-      self.left_out["are of other prompts"] = sum(map(len, others))
+      self.left_out["are of other prompts"] = len(others)
+
+  def _find_prompts(
+      self,
+      completions: Mapping[str, Sequence[offline_completions.Completion]],
+      task: base.Task,
+  ) -> list[offline_completions.Completion]:
+    """Adds completions of the task's prompts; returns all others."""
+    tokenizer = self._tokenizer
+    by_prompt_id = offline_completions.by_prompt_id(
+        completions, task, tokenizer
+    )
+    seen = set()
+    for prompt_id, some in by_prompt_id.items():
+      prompt = task.prompt(base.TRAIN, prompt_id)
+      before = tuple(tokenizer.encode_prompt(prompt))
+      stop_id = tokenizer.stop_id(prompt)
+      for one in some:
+        seen.add(id(one))
+        self._add(self._encode(one, before, stop_id), prompt_id)
+      added = self._completions.get(prompt_id)
+      if added and added[0].prompt != before:
+        self.prompt_tokens[prompt_id] = np.array(added[0].prompt, np.int32)
+    others = [
+        one
+        for some in completions.values()
+        for one in some
+        if id(one) not in seen
+    ]
+    self.left_out.update(one.unusable for one in others if one.unusable)
+    return [one for one in others if not one.unusable]
+
+  def _number_prompts(
+      self,
+      completions: Mapping[str, Sequence[offline_completions.Completion]],
+  ) -> None:
+    """Adds all completions, grouped by the tokens of their prompts."""
+    tokenizer = self._tokenizer
+    numbers: dict[tuple[tuple[int, ...], str], int] = {}
+    for text, some in completions.items():
+      # Decoded tokens include what the chat template writes.
+      encode = tokenizer.encode
+      if tokenizer.messages(text) is None:
+        encode = tokenizer.encode_prompt
+      before = tuple(encode(text))
+      stop_id = tokenizer.stop_id(text)
+      for one in some:
+        made, number = self._encode(one, before, stop_id), -1
+        if isinstance(made, _Encoded):
+          key = made.prompt, one.group
+          number = numbers.setdefault(key, len(numbers))
+        self._add(made, number)
+    for prompt_id, some in self._completions.items():
+      self.prompt_tokens[prompt_id] = np.array(some[0].prompt, np.int32)
+
+  def _add(self, made: _Encoded | str, prompt_id: int) -> None:
+    """Adds a completion, or counts why it is left out."""
+    if isinstance(made, _Encoded):
+      first, *_ = self._completions.get(prompt_id, [made])
+      if made.prompt != first.prompt:
+        made = "have other tools than the first one of their prompt"
+    if isinstance(made, str):
+      self.left_out[made] += 1
+      return
+    self._completions.setdefault(prompt_id, []).append(made)
+    logged = made.logged
+    has_logprobs = logged.logprobs is not None or logged.lacks_logprobs
+    self.num_lost += has_logprobs and made.logprobs is None
 
   def summary(self) -> str:
     """Returns a sentence on which completions are used."""
@@ -153,6 +254,34 @@ class Log:
           " tokens"
       )
     return f"{text}; left out: {self._reasons() or 'none'}"
+
+  def report(self) -> list[str]:
+    """Returns lines on what the log can teach, `summary` first."""
+    every = [one for some in self._completions.values() for one in some]
+    formats = ", ".join(f"{n} {f}" for f, n in self._formats.most_common())
+    missing = sum(one.logprobs is None for one in every) / len(every)
+    sampled = sum(sum(one.sampled) for one in every)
+    lost = sum(one.num_lost for one in every)
+    lines = [
+        self.summary(),
+        f"read: {formats}; {missing:.0%} without log-probs; {sampled} learned"
+        f" tokens, {lost} lost by re-rendering; the longest completion has"
+        f" {max(len(one.ids) for one in every)} of at most {self._T} tokens"
+        " (sampling.max_completion_tokens)",
+    ]
+    if self._has_rewards:
+      rewards = [
+          [one.logged.reward for one in some]
+          for some in self._completions.values()
+      ]
+      spread = [max(some) - min(some) for some in rewards]
+      flat = [reward for some in rewards for reward in some]
+      lines.append(
+          f"rewards: {min(flat):.4g} to {max(flat):.4g}, mean"
+          f" {np.mean(flat):.4g}; they differ for {np.count_nonzero(spread)} of"
+          f" {len(spread)} prompts, on average by {np.mean(spread):.4g}"
+      )
+    return lines
 
   def _reasons(self) -> str:
     return "; ".join(f"{n} {why}" for why, n in self.left_out.most_common())
@@ -187,46 +316,84 @@ class Log:
     S, T = num_completions, self._T
     tokens = np.full((S, T), self._pad_id, np.int32)
     logprobs = np.zeros((S, T), np.float32)
-    lengths = np.array([len(ids) for ids, _ in some], np.int32)
-    for s, (ids, one) in enumerate(some):
-      tokens[s, : len(ids)] = ids
+    mask = np.zeros((S, T), bool)
+    for s, one in enumerate(some):
+      length = len(one.ids)
+      tokens[s, :length], mask[s, :length] = one.ids, one.sampled
       if one.logprobs is not None:
         # All zeros would mean unknown log-probs.
         known = np.asarray(one.logprobs, np.float32)
-        logprobs[s, : len(ids)] = np.where(known == 0, _ALMOST_ZERO, known)
-    mask = np.arange(T) < lengths[:, None]
-    versions = np.array(
-        [one.version if one.version <= version else -1 for _, one in some],
-        np.int32,
-    )
+        known = np.where(known == 0, _ALMOST_ZERO, known)
+        logprobs[s, :length] = np.where(one.sampled, known, 0)
+    versions = np.array([one.logged.version for one in some], np.int64)
+    versions = np.where(versions <= version, versions, -1).astype(np.int32)
+    rewards = None
+    if self._has_rewards:
+      rewards = np.array([one.logged.reward for one in some], np.float32)
     return types.Completions(
         tokens=tokens,
-        lengths=lengths,
+        lengths=np.array([len(one.ids) for one in some], np.int32),
         sampled_mask=mask,
         logprobs=logprobs,
         plain_logprobs=logprobs,
-        stopped=np.array([bool(one.stopped) for _, one in some]),
+        stopped=np.array([one.stopped for one in some]),
         versions=versions,
         token_versions=np.where(mask, versions[:, None], -1),
-        rewards=self._rewards(some),
+        rewards=rewards,
     )
-
-  def _rewards(
-      self,
-      some: Sequence[tuple[tuple[int, ...], offline_completions.Completion]],
-  ) -> np.ndarray | None:
-    """Returns the logged rewards, or None if a judge scores completions."""
-    if not self._has_rewards:
-      return None
-    return np.array([one.reward for _, one in some], np.float32)
 
   def _encode(
       self,
       one: offline_completions.Completion,
-      before: Sequence[int],
+      before: tuple[int, ...],
       stop_id: int,
-  ) -> tuple[tuple[int, ...], offline_completions.Completion] | None:
-    """Returns ids and the completed record; None leaves the completion out."""
+  ) -> _Encoded | str:
+    """Returns the ids of a completion, or why it is left out.
+
+    Args:
+      one: the completion.
+      before: ids of its prompt, unless its episode has others.
+      stop_id: token appended to a text that stopped.
+    """
+    try:
+      if one.unusable:
+        raise _LeftOutError(one.unusable)
+      if one.episode is None:
+        made = self._encode_text(one, before, stop_id)
+      else:
+        made = self._encode_episode(one, one.episode)
+      if not any(made.sampled):
+        raise _LeftOutError(
+            "have no turn that the chat template writes as logged"
+        )
+      if not self._has_rewards and not all(made.sampled):
+        raise _LeftOutError(
+            "have several turns, which only offline.reward_field can reward"
+        )
+      if not 1 <= len(made.ids) <= self._T:
+        raise _LeftOutError(
+            f"have more than {self._T} tokens"
+            " (sampling.max_completion_tokens)"
+        )
+      if not 1 <= len(made.prompt) <= self._P:
+        raise _LeftOutError(
+            f"have a prompt of more than {self._P} tokens"
+            " (sampling.max_prompt_tokens)"
+        )
+      if max(*made.ids, *made.prompt) >= self._tokenizer.vocab_size:
+        raise _LeftOutError(_OUTSIDE)
+      if self._needs_logprobs and made.logprobs is None:
+        raise _LeftOutError("lack log-probs of their own tokens")
+    except _LeftOutError as error:
+      return str(error)
+    return made
+
+  def _encode_text(
+      self,
+      one: offline_completions.Completion,
+      before: tuple[int, ...],
+      stop_id: int,
+  ) -> _Encoded:
     tokenizer, stopped, logprobs = self._tokenizer, one.stopped, one.logprobs
     ids = one.token_ids
     if ids is None and one.tokens is not None:
@@ -235,37 +402,102 @@ class Log:
           one.text
       ):
         ids = None  # The strings come from another tokenizer.
-    if ids is None and one.text is not None:
+    if ids is None and one.sampled is not None:
+      raise _LeftOutError("have tokens of an environment but no token_ids")
+    if ids is None:
       stop = tokenizer.decode([stop_id])
       if stopped is None:
         stopped = one.tokens is None or one.tokens[-1] == stop
       ids = (*tokenizer.encode(one.text, before), *[stop_id] * stopped)
       if list(one.tokens or ()) != [tokenizer.decode([i]) for i in ids]:
         logprobs = None
-    elif stopped is None:
-      text = tokenizer.decode(ids, within=True)
-      stopped = tokenizer.split_stop(ids)[1] is not None or any(
-          string in text for string in tokenizer.stop_strings
+    if one.token_ids is not None and not self._matches(ids, one.text):
+      raise _LeftOutError("have token_ids that are not their text")
+    if stopped is None:
+      stopped = self._is_stopped(ids)
+    sampled = one.sampled or (True,) * len(ids)
+    return _Encoded(before, tuple(ids), sampled, logprobs, stopped, one)
+
+  def _encode_episode(
+      self,
+      one: offline_completions.Completion,
+      episode: episode_formats.Episode,
+  ) -> _Encoded:
+    """Returns the logged ids, or else the ids of the messages."""
+    tokens = episode.tokens
+    if episode.prompt is None and not self._is_in_vocabulary(tokens):
+      raise _LeftOutError(_OUTSIDE)
+    if tokens is not None and self._is_written(episode):
+      stopped = one.stopped
+      if stopped is None:
+        stopped = self._is_stopped(tokens.ids)
+      return _Encoded(
+          tokens.prompt,
+          tokens.ids,
+          tokens.sampled,
+          tokens.logprobs,
+          stopped,
+          one,
+          tokens.num_lost,
       )
-    why = None
-    if one.has_turns:
-      why = "have tokens of an environment"
-    elif one.token_ids is not None and not self._matches(ids, one.text):
-      why = "have token_ids that are not their text"
-    elif not 1 <= len(ids) <= self._T:
-      why = f"have more than {self._T} tokens (sampling.max_completion_tokens)"
-    elif max(ids) >= tokenizer.vocab_size:
-      why = "have tokens outside the vocabulary"
-    elif self._needs_logprobs and logprobs is None:
-      why = "lack log-probs of their own tokens"
-    if why is not None:
-      self.left_out[why] += 1
-      return None
-    has_logprobs = one.logprobs is not None or one.lacks_logprobs
-    self.num_lost += has_logprobs and logprobs is None
-    return tuple(ids), dataclasses.replace(
-        one, logprobs=logprobs, stopped=stopped
+    stopped = one.stopped is not False
+    try:
+      made = dialogue.encode(
+          self._tokenizer,
+          episode.prompt,
+          episode.turns,
+          episode.tools,
+          stopped=stopped,
+      )
+    except ValueError as error:
+      raise _LeftOutError(
+          f"cannot be written as tokens ({str(error)[:_MAX_ERROR]})"
+      ) from error
+    return _Encoded(
+        tuple(made.prompt),
+        tuple(made.ids),
+        tuple(made.sampled),
+        None,
+        stopped,
+        one,
+        made.num_lost,
     )
+
+  def _is_stopped(self, ids: Sequence[int]) -> bool:
+    text = self._tokenizer.decode(ids, within=True)
+    return self._tokenizer.split_stop(ids)[1] is not None or any(
+        string in text for string in self._tokenizer.stop_strings
+    )
+
+  def _is_in_vocabulary(self, tokens: episode_formats.Tokens) -> bool:
+    return max(*tokens.ids, *tokens.prompt) < self._tokenizer.vocab_size
+
+  def _is_written(self, episode: episode_formats.Episode) -> bool:
+    """Returns whether logged ids are the turns' texts in this vocabulary.
+
+    Ids without messages are always taken as they are. If some turns are lost,
+    the first one decides.
+    """
+    if episode.prompt is None:
+      return True
+    tokens = episode.tokens
+    if not self._is_in_vocabulary(tokens):
+      return False
+    parts = []
+    for turn in episode.turns[: 1 if tokens.num_lost else None]:
+      message = turn.message
+      calls = message.get("tool_calls", ())
+      parts += [message.get("reasoning_content", ""), message["content"]]
+      parts += [call["function"]["name"] for call in calls]
+    parts = list(filter(None, ("".join(part.split()) for part in parts)))
+    text = "".join(self._tokenizer.decode(tokens.ids).split())
+    at = 0
+    for part in parts:
+      at = text.find(part, at)
+      if at < 0:
+        return False
+      at += len(part)
+    return bool(parts)
 
   def _matches(self, ids: Sequence[int], text: str | None) -> bool:
     """Returns whether the decoded tokens begin with a text.
@@ -296,5 +528,7 @@ def make(
       config,
       task,
       tokenizer,
-      needs_logprobs=losses.needs_logprobs(config.loss, config.optimizer),
+      needs_logprobs=objective_table.needs_logprobs(
+          config.loss, config.optimizer
+      ),
   )

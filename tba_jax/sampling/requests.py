@@ -58,6 +58,8 @@ class SamplingSettings:
   plain_temperature: temperature of `Completions.plain_logprobs`; None is the
     sampling temperature, or 1 for greedy decoding.
   top_k, top_p, min_p: arguments of `logits.process`.
+  num_kept: C, most tokens that these keep; completions record the ids of the
+    kept tokens. 0 has no limit and records none.
   max_prompt_tokens: P.
   max_completion_tokens: T; longer completions are truncated.
   num_rows: R, completions decoded at the same time.
@@ -91,6 +93,7 @@ class SamplingSettings:
   pad_id: int
   seed: int
   min_p: float = 0.0
+  num_kept: int = 0
   stop_ids: Collection[int] = ()
   stop_strings: Sequence[str] = ()
   text_fn: Callable[[Sequence[int]], str] | None = None
@@ -213,8 +216,13 @@ class Turns(Protocol):
       tokens: [n] int32, its tokens so far, answers included.
     """
 
-  def cut(self, owner: Owner) -> None:
-    """Notes that a completion was cut off at its maximum length."""
+  def cut(self, owner: Owner, tokens: np.ndarray | None) -> None:
+    """Notes that a completion was cut off at its maximum length.
+
+    Args:
+      owner: the completion.
+      tokens: [n] int32, its tokens; None if an answer had no room.
+    """
 
   def answers(self, wait_s: float) -> list[tuple[Owner, np.ndarray | None]]:
     """Returns the answers since the last call; waits up to `wait_s` for one.
@@ -614,6 +622,7 @@ class Results:
     self._versions: dict[int, np.ndarray] = {}
     self._routes: dict[int, np.ndarray] = {}
     self._prompt_routes: dict[int, np.ndarray] = {}
+    self._kept: dict[int, np.ndarray] = {}
     self._at_strings: set[Owner] = set()
 
   def begin(self, index: int, version: int) -> None:
@@ -663,9 +672,8 @@ class Results:
       collected: result of `slots.collect`.
       owners: row -> completion. Earlier turns are rewritten with equal values.
     """
-    tokens_RxT, logprobs_RxT, plain_RxT, lengths_R, stopped_R, routes = (
-        collected
-    )
+    tokens_RxT, logprobs_RxT, plain_RxT, lengths_R, stopped_R = collected[:5]
+    routes, kept_RxTxC = collected[5:]
     if plain_RxT is None:
       plain_RxT = logprobs_RxT
     for row, (index, sample) in owners.items():
@@ -675,6 +683,11 @@ class Results:
       self._lengths[index][sample] = lengths_R[row]
       at_string = (index, sample) in self._at_strings
       self._stopped[index][sample] = stopped_R[row] or at_string
+      if kept_RxTxC is not None:
+        shape = len(self._tokens[index]), *kept_RxTxC.shape[1:]
+        if index not in self._kept:
+          self._kept[index] = np.empty(shape, np.int32)
+        self._kept[index][sample] = kept_RxTxC[row]
       if routes is not None:
         self._add_routes(*routes, row, (index, sample), lengths_R[row])
     self._at_strings.difference_update(owners.values())
@@ -707,6 +720,9 @@ class Results:
     versions_SxT = self._versions.pop(index)
     sampled_SxT = np.arange(tokens_SxT.shape[1]) < lengths_S[:, None]
     sampled_SxT &= ~self._given.pop(index)
+    kept_ids = self._kept.pop(index, None)
+    if kept_ids is not None:
+      kept_ids[~sampled_SxT] = -1
     return types.Completions(
         tokens=tokens_SxT,
         lengths=lengths_S,
@@ -719,6 +735,7 @@ class Results:
         token_versions=np.where(sampled_SxT, versions_SxT, -1),
         routes=self._routes.pop(index, None),
         prompt_routes=self._prompt_routes.pop(index, None),
+        kept_ids=kept_ids,
     )
 
 

@@ -69,7 +69,7 @@ SAMPLERS: Mapping[str, Facts] = {
     ),
 }
 # A log replaces samples; everything else depends on the wrapped sampler.
-LOG = Facts("", is_exact=False, has_turns=False, has_routes=False)
+LOG = Facts("", is_exact=False, has_routes=False)
 
 
 def without(
@@ -88,6 +88,33 @@ def without(
     )
   if log and not getattr(LOG, capability):
     yield "offline.path", ("",)
+
+
+_KEPT = ("top_k", "top_p", "min_p", "max_kept_tokens")
+
+
+def num_kept(config: Any) -> int:
+  """Returns `num_kept_of` of `config.sampling` and `config.offline`."""
+  keys = [f"sampling.{name}" for name in _KEPT]
+  keys += ["offline.path", "offline.fraction"]
+  parts = {key: key.split(".") for key in keys}
+  return num_kept_of({k: config[a][b] for k, (a, b) in parts.items()})
+
+
+def num_kept_of(c: Mapping[str, Any]) -> int:
+  """Returns C, most tokens that truncated sampling keeps; 0 if it is off.
+
+  Completions that all come from a log are not truncated.
+
+  Args:
+    c: values of settings by key.
+  """
+  top_k, top_p, min_p, most = (c[f"sampling.{name}"] for name in _KEPT)
+  if c["offline.path"] and c["offline.fraction"] == 1:
+    return 0
+  if not top_k and top_p == 1 and not min_p:
+    return 0
+  return min(most, top_k) if top_k else most
 
 
 @dataclasses.dataclass(frozen=True)

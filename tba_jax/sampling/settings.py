@@ -29,6 +29,10 @@ _URLS = rules.matching(
 
 _s = rules.Setting
 _STOPS = "completions in the buffer stopped at it"
+_KEPT = rules.Fixed(
+    "completions in the buffer have the tokens that truncated sampling kept",
+    lambda *sides: len({*map(samplers.num_kept_of, sides)}) > 1,
+)
 _LENGTH = "completions in the buffer have this limit"
 
 # fmt: off
@@ -50,11 +54,15 @@ SETTINGS = {
             " (config.reference.role='searcher') have this temperature",
             lambda old, new: new["reference.role"] == "searcher")),
     "sampling.top_k": _s(0, rules.FROM_0, "number of likeliest tokens to sample"
-        " from; 0 = off"),
+        " from; 0 = off", fixed=_KEPT),
     "sampling.top_p": _s(1.0, rules.ABOVE_0_TO_1, "total probability of the"
-        " likeliest tokens to sample from; 1 = off"),
+        " likeliest tokens to sample from; 1 = off", fixed=_KEPT),
     "sampling.min_p": _s(0.0, rules.BELOW_1, "minimum probability relative to"
-        " the likeliest token's; 0 = off"),
+        " the likeliest token's; 0 = off", fixed=_KEPT),
+    "sampling.max_kept_tokens": _s(64, rules.COUNT, "most tokens that top_k,"
+        " top_p and min_p keep in training; 4 bytes each, stored with every"
+        " token",
+        fixed=_KEPT),
     "sampling.stop_token_ids": _s("", rules.INTEGERS, "stop tokens in addition"
         " to the tokenizer's, as '5,17'", fixed=_STOPS),
     "sampling.stop_strings": _s("", _STOP_TEXTS, "texts that end a completion,"
@@ -93,8 +101,9 @@ SETTINGS = {
         " servers read at the same path; '' = the run directory's 'vllm'",
         hosts="searcher"),
 
-    "offline.path": _s("", rules.TEXT, "JSON lines with the task's prompts and"
-        " completions; '' = none", hosts="path", files=True),
+    "offline.path": _s("", rules.TEXT, "file, or pattern of files, of JSON"
+        " lines or JSON with the task's prompts and completions, or with"
+        " episodes of several turns; '' = none", hosts="path", files=True),
     "offline.fraction": _s(1.0, rules.ABOVE_0_TO_1, "share of groups taken from"
         " the log, for prompts that it contains; all others are sampled, and"
         " none at 1"),

@@ -9,7 +9,8 @@ of fixed shapes; `SlotPrograms` compiles them.
 
 Axes: B prompts of a prefill, Q their padded length, R rows, U prompts shared by
 rows, P prompt tokens, T completion tokens, L = P + T, C columns of the cache,
-V vocabulary, N layers, A experts per token.
+V vocabulary, N layers, A experts per token, and in `kept_RxTxC` C tokens that
+truncated sampling keeps.
 """
 
 import bisect
@@ -108,6 +109,8 @@ class DecodeState:
   logprobs: [R, T] float32, nats, of the sampled tokens.
   plain_logprobs: [R, T] float32, nats, under the untruncated model; None if it
     is the sampling distribution.
+  kept: [R, T, C] int32, ids of the tokens that truncated sampling kept for each
+    sampled one, -1 after the last; None if they are not recorded.
   limits: [R] int32, most tokens of the completion.
   last_token: [R] int32, the newest token, not yet fed to the model.
   lengths: [R] int32, tokens so far, at least 1 in a used row.
@@ -123,6 +126,7 @@ class DecodeState:
   tokens: jax.Array
   logprobs: jax.Array
   plain_logprobs: jax.Array | None
+  kept: jax.Array | None
   limits: jax.Array
   last_token: jax.Array
   lengths: jax.Array
@@ -166,6 +170,11 @@ def empty_state(
       tokens=jnp.zeros((R, T), jnp.int32),
       logprobs=jnp.zeros((R, T), jnp.float32),
       plain_logprobs=None if plain else jnp.zeros((R, T), jnp.float32),
+      kept=(
+          jnp.full((R, T, settings.num_kept), -1, jnp.int32)
+          if settings.num_kept
+          else None
+      ),
       limits=jnp.zeros((R,), jnp.int32),
       last_token=jnp.zeros((R,), jnp.int32),
       lengths=jnp.ones((R,), jnp.int32),
@@ -573,16 +582,23 @@ def collect(settings: Settings, state: DecodeState) -> tuple[Any, ...]:
   """Returns tokens, log-probs, plain log-probs [R, T], lengths and stopped [R].
 
   Plain log-probs are None if they equal the log-probs. The sixth item is None,
-  or the recorded experts of prompts [U, P, N, A] and completions [R, T, N, A],
-  undefined for tokens that are not fed yet.
+  or the recorded experts of prompts [U, P, N, A] and completions [R, T, N, A]
+  in the N layers with experts, in bytes, undefined for tokens not fed yet; the
+  seventh is None, or the kept tokens [R, T, C], undefined for tokens that are
+  not sampled.
   """
   routes = None
   if settings.has_routes:
     prompts, *own = (
-        jnp.stack([layer["routes"] for layer in segment["layers"]], axis=2)
+        jnp.stack(
+            [x["routes"] for x in segment["layers"] if "routes" in x], axis=2
+        )
         for segment in state.cache
     )
-    routes = prompts, jnp.concatenate(own, axis=1)
+    in_bytes = lambda x: jax.lax.bitcast_convert_type(x, jnp.uint8).reshape(
+        *x.shape[:-1], -1
+    )
+    routes = in_bytes(prompts), in_bytes(jnp.concatenate(own, axis=1))
   sampled_RxT = _columns(state) < state.lengths[:, None]
   plain_RxT = state.plain_logprobs
   return (
@@ -593,6 +609,7 @@ def collect(settings: Settings, state: DecodeState) -> tuple[Any, ...]:
       jnp.copy(state.lengths),
       jnp.copy(state.stopped),
       routes,
+      None if state.kept is None else jnp.copy(state.kept),
   )
 
 
@@ -696,7 +713,7 @@ def _fill_cache(
   num_rows = len(source_R)
   shardings = _shardings(sharding, num_rows, cache)
   specs = jax.tree.map(lambda of_leaf: of_leaf.spec, shardings)
-  heads = _splits_heads(sharding, model.config.num_kv_heads)
+  heads = _splits_heads(sharding, model.config.cached_heads)
   of_prompts = Spec(None, None, _TENSOR) if heads else Spec()
 
   def spec_of(path: Any, x: jax.Array) -> Spec:
@@ -725,10 +742,11 @@ def draw(
     logits_RxV: jax.Array,
     key_data_Rx2: jax.Array,
     position_R: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
   """Returns the next tokens, their log-probs and plain log-probs, [R].
 
-  If devices split the vocabulary, each keeps its shard of the logits.
+  The last item is None, or the kept tokens, [R, C]. If devices split the
+  vocabulary, each keeps its shard of the logits.
   """
   num_rows, num_tokens = logits_RxV.shape
   num_shards = _tensor_size(sharding)
@@ -750,7 +768,7 @@ def _draw_shard(
     logits_RxV: jax.Array,
     key_data_Rx2: jax.Array,
     position_R: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
   """Returns `draw`; the vocabulary is split over the mesh axis `axis`."""
   keys_R = jax.random.wrap_key_data(key_data_Rx2, impl=_RNG_IMPL)
   folded_R = jax.vmap(jax.random.fold_in)(keys_R, position_R)
@@ -765,14 +783,22 @@ def _draw_shard(
       min_p=settings.min_p,
       axis=axis,
   )
-  token_R, logprob_R = logits.sample(logprobs_RxV, uniform_R, axis)
+  kept_RxC = None
+  if settings.num_kept:
+    logprobs_RxC, kept_RxC = logits.keep_likeliest(
+        logprobs_RxV, settings.num_kept, axis
+    )
+    place_R, logprob_R = logits.sample(logprobs_RxC, uniform_R)
+    token_R = jnp.take_along_axis(kept_RxC, place_R[:, None], axis=1)[:, 0]
+  else:
+    token_R, logprob_R = logits.sample(logprobs_RxV, uniform_R, axis)
   if settings.samples_plainly:
-    return token_R, logprob_R, None
+    return token_R, logprob_R, None, kept_RxC
   temperature = settings.plain_temperature or settings.temperature or 1.0
   plain_R = logits.plain_logprob(
       logits_RxV, token_R, temperature=temperature, axis=axis
   )
-  return token_R, logprob_R, plain_R
+  return token_R, logprob_R, plain_R, kept_RxC
 
 
 def _append(
@@ -782,6 +808,7 @@ def _append(
     token_R: jax.Array,
     logprob_R: jax.Array,
     plain_R: jax.Array | None,
+    kept_RxC: jax.Array | None,
 ) -> DecodeState:
   """Appends a token to the rows in `rows_R` and ends completed ones.
 
@@ -801,9 +828,16 @@ def _append(
     stopped_R |= may_stop_R & (token_R == stop_id)
   full_R = lengths_R >= state.limits
   write = lambda old_RxT, new_R: jnp.where(here_RxT, new_R[:, None], old_RxT)
-  plain_RxT = state.plain_logprobs
+  plain_RxT, kept_RxTxC = state.plain_logprobs, state.kept
+  if kept_RxTxC is not None:
+    # A scatter, so that a step writes C numbers per row.
+    column_R = jnp.where(rows_R, state.lengths, kept_RxTxC.shape[1])
+    kept_RxTxC = jax.vmap(
+        lambda old, column, new: old.at[column].set(new, mode="drop")
+    )(kept_RxTxC, column_R, kept_RxC)
   return dataclasses.replace(
       state,
+      kept=kept_RxTxC,
       tokens=write(state.tokens, token_R),
       logprobs=write(state.logprobs, logprob_R),
       plain_logprobs=None if plain_RxT is None else write(plain_RxT, plain_R),
@@ -958,8 +992,8 @@ def num_head_shards(
   """Returns the `num_parts` of `cache.empty` for the sampler's devices."""
   platform = platform_of(sharding)
   if platform != "tpu":
-    return None if platform == "cpu" else config.num_kv_heads
-  splits = _splits_heads(sharding, config.num_kv_heads)
+    return None if platform == "cpu" else config.cached_heads
+  splits = _splits_heads(sharding, config.cached_heads)
   return _tensor_size(sharding) if splits else 1
 
 

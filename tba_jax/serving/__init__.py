@@ -15,5 +15,5 @@ trained_model, *_passes  gradients and steps of a model
 request_queue            requests in order; crash_guard: deadly requests
 request_journal          requests that outlive a kill
 registry, database       everything else that outlives a kill
-schemas, protobufs       messages: requests and replies
+schemas, protobufs       requests and replies, except agents' (chat_api)
 """

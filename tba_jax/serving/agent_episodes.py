@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from tba_jax.serving import completions
+from tba_jax.chat_api import chat_requests
+from tba_jax.chat_api import completions
+from tba_jax.chat_api import strict_json
 from tba_jax.serving import episodes
 from tba_jax.serving import kinds
 from tba_jax.serving import protobufs
@@ -27,7 +29,7 @@ _EPISODES = 256
 
 @dataclasses.dataclass
 class AgentEpisodes:
-  """Episodes of a server; only `read` may be called from any thread."""
+  """Episodes of a server; `read` and `count_tokens` are for any thread."""
 
   base: served_base.ServedBase
   registry: registry_lib.Registry
@@ -53,6 +55,21 @@ class AgentEpisodes:
     rows = self._restore(id).to_json()
     return {"reward": None, "finished": False, **rows}
 
+  def count_tokens(
+      self, call: chat_requests.CompletionRequest, id: str | None
+  ) -> int:
+    """Returns the tokens that the model would see in a call; for any thread.
+
+    Args:
+      call: request to measure.
+      id: its episode; None = outside any.
+
+    Raises:
+      ValueError: the call is invalid or too long.
+    """
+    episode = self._new() if id is None else self._restore(id)
+    return len(episode.begin(call).tokens)
+
   def job(
       self, request: request_journal.ServerRequest
   ) -> sample_batches.SampleJob:
@@ -61,7 +78,7 @@ class AgentEpisodes:
     Raises:
       ValueError: the call is invalid or too long, or its episode has finished.
     """
-    call = schemas.read_completions(schemas.parse_json(request.body))
+    call = chat_requests.read_completions(strict_json.parse_json(request.body))
     if request.kind == kinds.CALL:
       spec, outcome = self.registry.episode(request.owner)
       if outcome is not None:
@@ -78,7 +95,7 @@ class AgentEpisodes:
     room = T - (len(turn.tokens) - turn.start)
     if len(turn.tokens) > P or room < 1:
       raise ValueError(
-          f"context_length_exceeded: the call has {len(turn.tokens)} tokens,"
+          f"{strict_json.TOO_LONG}: the call has {len(turn.tokens)} tokens,"
           f" {len(turn.tokens) - turn.start} of them after the episode's first"
           f" prompt; must be up to config.sampling.max_prompt_tokens = {P}, and"
           f" fewer than config.sampling.max_completion_tokens = {T}"
@@ -101,7 +118,7 @@ class AgentEpisodes:
   def end(self, request: request_journal.ServerRequest) -> Mapping[str, Any]:
     """Stores an episode's outcome and drops its calls; returns its spec."""
     id = request.owner
-    reward = schemas.read(schemas.FinishEpisode, request.body).reward
+    reward = strict_json.read(schemas.FinishEpisode, request.body).reward
     if self.registry.episode(id)[1] is None:
       rows = self._episode(id).to_json()
       outcome = {"reward": reward, "finished": True, **rows}
@@ -130,7 +147,9 @@ class AgentEpisodes:
     """
     episode = self._new()
     for request, result in self.journal.answered(id, kinds.CALL):
-      call = schemas.read_completions(schemas.parse_json(request.body))
+      call = chat_requests.read_completions(
+          strict_json.parse_json(request.body)
+      )
       saved = json.loads(result)
       episode.add(saved["record"], call.chat, saved["message"])
     return episode
@@ -142,7 +161,7 @@ class AgentEpisodes:
   def _answer(
       self,
       request: request_journal.ServerRequest,
-      call: schemas.CompletionRequest,
+      call: chat_requests.CompletionRequest,
       turn: episodes.Turn,
       path: str,
       result: protobufs.SampleResult,
@@ -162,8 +181,10 @@ class AgentEpisodes:
           version=step,
       )
       text = tokenizer.decode(tokenizer.split_stop(ids)[0], within=True)
+      stopped_by = None
       for stop in call.stop:
-        text = text.partition(stop)[0]
+        text, cut, _ = text.partition(stop)
+        stopped_by = stop if cut else stopped_by
       id = f"{request.id}-{n}" if n else request.id
       message = completions.answer(call, text, id)
       answer = completions.completion(
@@ -172,9 +193,12 @@ class AgentEpisodes:
           created_s=request.accepted_s,
           model=self.base.name if is_kept else path or self.base.name,
           message=message,
+          usage=(len(turn.tokens), len(ids)),
+          stopped=record["stopped"],
           tokens=[tokenizer.decode([i]) for i in ids],
           record=record,
           prompt_ids=[int(i) for i in turn.tokens],
+          stop=stopped_by,
       )
       answers.append(answer)
     if not is_kept:

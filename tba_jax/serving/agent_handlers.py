@@ -1,8 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Handlers of episodes, and of the OpenAI API that their agents use."""
+"""Handlers of episodes, and of the APIs that their agents use."""
 
+from collections.abc import Callable
+import dataclasses
 import functools
+import importlib
 from typing import Any
 import uuid
 
@@ -10,10 +13,31 @@ from starlette import concurrency
 from starlette import requests
 from starlette import responses
 
-from tba_jax.serving import completions
+from tba_jax.chat_api import chat_requests
+from tba_jax.chat_api import completions
+from tba_jax.chat_api import strict_json
 from tba_jax.serving import handlers
 from tba_jax.serving import kinds
 from tba_jax.serving import schemas
+
+# A schema, or a function that returns the module of a dialect.
+_Kind = type[chat_requests.CompletionRequest] | Callable[[], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+  """An agent's call.
+
+  call: completion that it equals.
+  raw: JSON of the completion's request.
+  body: request as sent; None if it was sent as a completion.
+  dialect: module that translated it, see `dialects.py`; None likewise.
+  """
+
+  call: chat_requests.CompletionRequest
+  raw: bytes
+  body: dict[str, Any] | None = None
+  dialect: Any = None
 
 
 class AgentHandlers(handlers.Handlers):
@@ -32,14 +56,20 @@ class AgentHandlers(handlers.Handlers):
     models, call = self._models, self._call
     if in_episode:
       models, call = self._models_in_episode, self._call_in_episode
+    partial = functools.partial
     return [
         ("models", "GET", models),
-        (
-            "chat/completions",
-            "POST",
-            functools.partial(call, schemas.ChatRequest),
-        ),
-        ("completions", "POST", functools.partial(call, schemas.TextRequest)),
+        ("chat/completions", "POST", partial(call, chat_requests.ChatRequest)),
+        ("completions", "POST", partial(call, chat_requests.TextRequest)),
+        ("responses", "POST", partial(call, _responses)),
+    ]
+
+  def anthropic_routes(self, *, in_episode: bool) -> list[tuple[str, str, Any]]:
+    """Returns the routes of Anthropic's API."""
+    call = self._call_in_episode if in_episode else self._call
+    return [
+        ("messages", "POST", functools.partial(call, _messages)),
+        ("messages/count_tokens", "POST", self._count_tokens),
     ]
 
   async def _create(self, request: requests.Request) -> Any:
@@ -131,14 +161,59 @@ class AgentHandlers(handlers.Handlers):
     }
     return {"object": "list", "data": [model]}
 
+  async def _count_tokens(self, request: requests.Request) -> Any:
+    """Returns the tokens of a call in Anthropic's form, which is not made."""
+    body = strict_json.parse_json(await self.body(request))
+    episode = None
+    if "episode" in request.path_params:
+      episode = self._open_episode(request)
+
+    def count() -> Any:
+      dialect = _messages()
+      chat = dialect.to_chat(body, counts=True)
+      call = strict_json.read(chat_requests.ChatRequest, chat)
+      self._check_model(call, in_episode=episode is not None)
+      return dialect.count(self.engine.episodes.count_tokens(call, episode))
+
+    return await concurrency.run_in_threadpool(count)
+
+  async def _read_call(self, kind: _Kind, request: requests.Request) -> _Call:
+    """Returns a call in any of the forms that agents speak."""
+    if isinstance(kind, type):
+      return _Call(*await self.read(kind, request))
+    body = await self.body(request)
+
+    def translate() -> _Call:
+      sent, dialect = strict_json.parse_json(body), kind()
+      raw = strict_json.to_json(dialect.to_chat(sent))
+      return _Call(
+          strict_json.read(chat_requests.ChatRequest, raw), raw, sent, dialect
+      )
+
+    return await concurrency.run_in_threadpool(translate)
+
+  def _check_model(
+      self, call: chat_requests.CompletionRequest, *, in_episode: bool
+  ) -> None:
+    name = self.engine.base.name
+    if call.model == name:
+      return
+    if in_episode:
+      raise ValueError(f"model = {call.model!r}: must be {name!r}")
+    if self.registry.checkpoint(call.model) is None:
+      raise LookupError(
+          f"model = {call.model!r}: must be {name!r}, or a path that"
+          " save_weights_for_sampler has returned"
+      )
+
   async def _call_in_episode(
-      self, kind: type[schemas.CompletionRequest], request: requests.Request
+      self, kind: _Kind, request: requests.Request
   ) -> Any:
     """Answers an agent's call, once it is done."""
-    call, raw = await self.read(kind, request)
-    episode, name = self._open_episode(request), self.engine.base.name
-    if call.model != name:
-      raise ValueError(f"model = {call.model!r}: must be {name!r}")
+    sent = await self._read_call(kind, request)
+    call, raw = sent.call, sent.raw
+    episode = self._open_episode(request)
+    self._check_model(call, in_episode=True)
     if call.n != 1:
       raise ValueError(f"n = {call.n}: must be 1; play another episode")
     id = None
@@ -150,30 +225,52 @@ class AgentHandlers(handlers.Handlers):
     if id is None:
       key = handlers.idempotency_key(request)
       id = (await self.submit(kinds.CALL, episode, None, raw, key)).id
-    return await self._answered(call, id)
+    return await self._answered(sent, id)
 
-  async def _call(
-      self, kind: type[schemas.CompletionRequest], request: requests.Request
-  ) -> Any:
+  async def _call(self, kind: _Kind, request: requests.Request) -> Any:
     """Answers a call outside any episode."""
-    call, raw = await self.read(kind, request)
-    name = self.engine.base.name
-    if call.model != name and self.registry.checkpoint(call.model) is None:
-      raise LookupError(
-          f"model = {call.model!r}: must be {name!r}, or a path that"
-          " save_weights_for_sampler has returned"
-      )
+    sent = await self._read_call(kind, request)
+    self._check_model(sent.call, in_episode=False)
     key = handlers.idempotency_key(request)
-    submitted = await self.submit(kinds.ANSWER, kinds.ANSWERS, None, raw, key)
-    return await self._answered(call, submitted.id)
+    submitted = await self.submit(
+        kinds.ANSWER, kinds.ANSWERS, None, sent.raw, key
+    )
+    return await self._answered(sent, submitted.id)
 
-  async def _answered(self, call: schemas.CompletionRequest, id: str) -> Any:
+  async def _answered(self, sent: _Call, id: str) -> Any:
     """Returns the answer to a submitted call, once it is done."""
     answer = (await self.result_of(id))["answer"]
-    if not call.stream:
+    if sent.dialect is not None:
+      answer = sent.dialect.reply(sent.body, answer)
+    if not sent.call.stream:
       return answer
-    has_usage = call.stream_options.include_usage
-    return responses.StreamingResponse(
-        completions.events(answer, has_usage=has_usage),
-        media_type="text/event-stream",
-    )
+    if sent.dialect is not None:
+      events = sent.dialect.events(answer)
+    else:
+      has_usage = sent.call.stream_options.include_usage
+      events = completions.events(answer, has_usage=has_usage)
+    return responses.StreamingResponse(events, media_type="text/event-stream")
+
+
+# The official clients, with the types of the dialects, take seconds to import.
+
+
+def _messages() -> Any:
+  return _dialect("anthropic_messages")
+
+
+def _responses() -> Any:
+  return _dialect("openai_responses")
+
+
+def _dialect(name: str) -> Any:
+  """Returns a dialect's module; its client's package loads at first use.
+
+  Raises StatusError if the package is missing.
+  """
+  try:
+    return importlib.import_module(f"tba_jax.chat_api.{name}")
+  except ImportError as error:
+    raise handlers.StatusError(
+        501, f"{error}: pip install 'tba_jax[serve]' on the server"
+    ) from error

@@ -63,13 +63,16 @@ def make(
   ]
   # /oai/api is Tinker's prefix.
   for prefix in ("/episodes/{episode}", "", "/oai/api"):
-    for path, method, handler in agents.openai_routes(
-        in_episode=prefix.startswith("/episodes")
+    in_episode = prefix.startswith("/episodes")
+    for dialect, with_errors in (
+        (agents.openai_routes, handlers.as_openai),
+        (agents.anthropic_routes, handlers.as_anthropic),
     ):
-      handler = handlers.as_openai(handlers.guarded(handler, key))
-      routes.append(
-          routing.Route(f"{prefix}/v1/{path}", handler, methods=[method])
-      )
+      for path, method, handler in dialect(in_episode=in_episode):
+        handler = with_errors(handlers.guarded(handler, key))
+        routes.append(
+            routing.Route(f"{prefix}/v1/{path}", handler, methods=[method])
+        )
   return applications.Starlette(
       routes=routes,
       exception_handlers={

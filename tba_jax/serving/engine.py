@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from absl import logging
 import ml_collections
 
+from tba_jax.chat_api import strict_json
 from tba_jax.serving import agent_episodes
 from tba_jax.serving import crash_guard
 from tba_jax.serving import database
@@ -24,7 +25,6 @@ from tba_jax.serving import request_journal
 from tba_jax.serving import request_queue
 from tba_jax.serving import sample_batches
 from tba_jax.serving import saved_weights
-from tba_jax.serving import schemas
 from tba_jax.serving import served_base
 from tba_jax.serving import served_models
 
@@ -224,4 +224,6 @@ class Engine:
   def _end_episode(self, request: request_journal.ServerRequest) -> bytes:
     entered = self.replays.enter_episodes(self.episodes.end(request))
     id = request.owner
-    return schemas.to_json({"type": request.kind, "episode_id": id, **entered})
+    return strict_json.to_json(
+        {"type": request.kind, "episode_id": id, **entered}
+    )

@@ -5,6 +5,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from tba_jax.chat_api import chat_requests
 from tba_jax.serving import registry as registry_lib
 from tba_jax.serving import request_journal
 from tba_jax.serving import request_queue
@@ -36,6 +37,11 @@ class EpisodePort(Protocol):
   """See `AgentEpisodes`."""
 
   def read(self, id: str) -> dict[str, Any]:
+    ...
+
+  def count_tokens(
+      self, call: chat_requests.CompletionRequest, id: str | None
+  ) -> int:
     ...
 
 

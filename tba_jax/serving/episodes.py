@@ -4,31 +4,41 @@
 
     POST /api/v1/create_episode        {"sampling_session_id"} -> {"episode_id"}
     POST /episodes/ID/v1/chat/completions, /episodes/ID/v1/completions
+    POST /episodes/ID/v1/messages, /episodes/ID/v1/responses
     GET  /episodes/ID/v1/models
     POST /api/v1/episodes/ID/finish    {"reward"}; null drops the episode
     GET  /api/v1/episodes/ID           rows: ids, mask, log-probs, versions
 
-An agent that uses OpenAI's API is pointed at its episode's URL and runs
-unmodified. A row of an episode is a prompt and its continuation: the token ids
-that the model saw and sampled, never encoded again. A call continues a row if
-its messages start with the row's messages, and the chat template renders these
-as exactly the row's text; the text rendered after it is encoded and appended.
-Otherwise the call starts a new row: `rewritten` counts calls whose history the
-template renders differently, `branched` calls with another history.
+An agent that uses OpenAI's or Anthropic's API is pointed at its episode's URL
+and runs unmodified. A row of an episode is a prompt and its continuation: the
+token ids that the model saw and sampled, never encoded again. A call continues
+a row if its messages start with the row's messages, and the chat template
+renders these as exactly the row's text; the text rendered after it is encoded
+and appended. A template that refuses turns as sampled (gpt-oss's) renders them
+parsed instead, which must not depend on the messages after them. Otherwise the
+call starts a new row: `rewritten` counts calls whose history the template
+renders differently, `branched` calls with another history. Rows of an agent
+with another system prompt or other tools than the task's are marked.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
+import hashlib
+import itertools
+import json
 from typing import Any
 
+from tba_jax.chat_api import chat_requests
+from tba_jax.chat_api import strict_json
+from tba_jax.chat_api import tool_calls
+from tba_jax.models import dialogue
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.serving import completions
-from tba_jax.serving import schemas
 
 # Characters up to which a text is always encoded: runs of spaces and unknown
 # words may be longer than the tokenizer's longest token.
 _SHORT_TEXT = 2**14
+_NO_TOOLS = "0-"  # Start of the key of an agent without tools.
 FIRST, REWRITTEN, BRANCHED = "first", "rewritten", "branched"
 
 
@@ -46,6 +56,8 @@ class EpisodeRow:
   versions: [L], optimizer steps of the params that sampled each token, -1
     elsewhere.
   stopped: whether a stop token or stop string ended the last turn.
+  agent: number of tools and digest of the system prompt and tools of the row's
+    first call.
   """
 
   messages: list[dict[str, Any]] | None
@@ -57,11 +69,13 @@ class EpisodeRow:
   logprobs: list[float] = dataclasses.field(default_factory=list)
   versions: list[int] = dataclasses.field(default_factory=list)
   stopped: bool = False
+  agent: str = _NO_TOOLS
 
-  def to_json(self) -> dict[str, Any]:
+  def to_json(self, *, is_task: bool) -> dict[str, Any]:
     """Returns prompt, completion, and the completion's arrays, as JSON."""
     n = self.start
     return {
+        "is_task": is_task,
         "prompt_ids": self.tokens[:n],
         "completion_ids": self.tokens[n:],
         "sampled_mask": [int(x) for x in self.sampled[n:]],
@@ -82,6 +96,7 @@ class Turn:
   rendered: messages for the chat template.
   start: number of the row's tokens before its first sampled one.
   cause: reason for a new row; "" if the call continues a row.
+  agent: see `EpisodeRow`.
   """
 
   row: int
@@ -91,6 +106,7 @@ class Turn:
   rendered: Sequence[Mapping[str, Any]]
   start: int
   cause: str
+  agent: str = _NO_TOOLS
 
 
 class Episode:
@@ -107,10 +123,11 @@ class Episode:
   def __init__(self, tokenizer: tokenizer_lib.Tokenizer, most_tokens: int):
     self._tokenizer = tokenizer
     self._most_tokens = most_tokens
+    self._reads_reasoning = tokenizer.reads_reasoning
     self.rows: list[EpisodeRow] = []
     self.counts = {"calls": 0, REWRITTEN: 0, BRANCHED: 0}
 
-  def begin(self, call: schemas.CompletionRequest) -> Turn:
+  def begin(self, call: chat_requests.CompletionRequest) -> Turn:
     """Returns the place of a call; changes nothing.
 
     Raises:
@@ -119,29 +136,73 @@ class Episode:
     """
     if call.prompt is not None and not isinstance(call.prompt, str):
       self._check_room(len(call.prompt), self._most_tokens, "tokens")
-    find = self._chat_turn if call.chat is not None else self._text_turn
-    return find(call)
+    if call.chat is None:
+      return self._text_turn(call)
+    return dataclasses.replace(self._chat_turn(call), agent=_agent_of(call))
 
-  def _chat_turn(self, call: schemas.CompletionRequest) -> Turn:
+  def _chat_turn(self, call: chat_requests.CompletionRequest) -> Turn:
     messages, cause = call.chat, BRANCHED if self.rows else FIRST
-    rendered = [completions.for_template(message) for message in messages]
+    tools = call.offered_tools
+    if tools and self._tokenizer.chat_template:
+      tool_calls.check_template(self._tokenizer.chat_text)
+    sent = [self._for_template(message) for message in messages]
     for index, row in reversed(list(enumerate(self.rows))):
       num_known = len(row.messages or ())
-      if not num_known or list(messages[:num_known]) != row.messages:
+      if not num_known or num_known == len(messages):
         continue
-      if num_known == len(messages):
+      # Clients spell the arguments of calls in their own way.
+      known = [self._for_template(message) for message in row.messages]
+      if sent[:num_known] != known:
         continue
-      rendered[:num_known] = row.rendered
-      text = self._tokenizer.chat_text(rendered, tools=call.offered_tools)
-      if text.startswith(row.text):
+      text, rendered, continues = self._render_after(
+          row, known, sent[num_known:], tools
+      )
+      if continues:
         return self._go_on(index, text, rendered)
       cause = REWRITTEN
       break
-    text = self._tokenizer.chat_text(rendered, tools=call.offered_tools)
+    else:
+      rendered = sent
+      text = self._tokenizer.chat_text(rendered, tools=tools)
     ids = self._encode(text)
     return Turn(len(self.rows), 0, ids, text, rendered, len(ids), cause)
 
-  def _text_turn(self, call: schemas.CompletionRequest) -> Turn:
+  def _for_template(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    return dialogue.for_template(message, reads_reasoning=self._reads_reasoning)
+
+  def _render_after(
+      self,
+      row: EpisodeRow,
+      known: Sequence[Mapping[str, Any]],
+      new: Sequence[Mapping[str, Any]],
+      tools: Sequence[Mapping[str, Any]],
+  ) -> tuple[str, list[Mapping[str, Any]], bool]:
+    """Renders a row's messages and new ones.
+
+    Args:
+      row: existing row to continue.
+      known: its messages, as sent.
+      new: messages after them.
+      tools: JSON schemas to present to the model.
+
+    Returns:
+      The text, its messages, and whether the text continues the row's.
+    """
+    chat = [*row.rendered, *new]
+    try:
+      text = self._tokenizer.chat_text(chat, tools=tools)
+      return text, chat, text.startswith(row.text)
+    except ValueError:
+      # Harmony's template refuses turns as sampled: take what it writes after
+      # the parsed turns.
+      parsed = [*known, *new]
+      text = self._tokenizer.chat_text(parsed, tools=tools)
+      before = self._tokenizer.chat_text(known, asks=False, tools=tools)
+      if row.stopped and text.startswith(before):
+        return row.text + text[len(before) :], chat, True
+      return text, parsed, False
+
+  def _text_turn(self, call: chat_requests.CompletionRequest) -> Turn:
     for index, row in reversed(list(enumerate(self.rows))):
       if row.messages is not None:
         continue
@@ -187,7 +248,7 @@ class Episode:
   def _check_room(self, size: int, most: int, unit: str) -> None:
     if size > most:
       raise ValueError(
-          f"context_length_exceeded: the call has {size} {unit}; must be up to"
+          f"{strict_json.TOO_LONG}: the call has {size} {unit}; must be up to"
           f" {most} with config.sampling.max_prompt_tokens ="
           f" {self._most_tokens}"
       )
@@ -219,6 +280,7 @@ class Episode:
     return {
         "row": row,
         "cause": cause,
+        "agent": turn.agent,
         "context_ids": list(turn.tokens[length:]),
         "text": turn.text,
         "rendered": list(turn.rendered),
@@ -244,7 +306,12 @@ class Episode:
     is_chat, context = messages is not None, record["context_ids"]
     if record["row"] == len(self.rows):
       self.rows.append(
-          EpisodeRow([] if is_chat else None, [], start=len(context))
+          EpisodeRow(
+              [] if is_chat else None,
+              [],
+              start=len(context),
+              agent=record.get("agent", _NO_TOOLS),
+          )
       )
     if record["cause"] in self.counts:
       self.counts[record["cause"]] += 1
@@ -266,5 +333,27 @@ class Episode:
       ]
 
   def to_json(self) -> dict[str, Any]:
-    """Returns the rows and counts."""
-    return {"rows": [row.to_json() for row in self.rows], **self.counts}
+    """Returns the rows and counts.
+
+    The task's rows belong to the first agent with tools, or to the first agent
+    if none has tools. Agents differ in system prompt, or in having tools:
+    requests for a title have none, and an agent called by another one comes
+    after its caller.
+    """
+    agents = [row.agent for row in self.rows]
+    with_tools = [a for a in agents if not a.startswith(_NO_TOOLS)]
+    task = (with_tools or agents or [""])[0]
+    rows = [row.to_json(is_task=row.agent == task) for row in self.rows]
+    return {"rows": rows, **self.counts}
+
+
+def _agent_of(call: chat_requests.ChatRequest) -> str:
+  """Returns whether there are tools, 0 or 1, and a digest of the system prompt.
+
+  An agent may offer other tools in later calls, or none in its last.
+  """
+  is_system = lambda message: message["role"] in ("system", "developer")
+  system = [m["content"] for m in itertools.takewhile(is_system, call.chat)]
+  text = json.dumps(system, sort_keys=True)
+  digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+  return f"{int(bool(call.tools))}-{digest}"

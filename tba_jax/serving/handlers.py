@@ -7,7 +7,8 @@ something that does not exist, 408 for an unfinished result or a slow body, 410
 for a forgotten result or a finished session or episode, 413 for a body that is
 too large, 415 for a compressed body, 422 for an invalid request, and 503 while
 the server cannot take requests or once the engine has ended. OpenAI's API uses
-{"error": {"message": text, …}}, and 400 in place of 422.
+{"error": {"message": text, …}} and Anthropic's {"type": "error", "error":
+{"type", "message"}}, with 400 in place of 422.
 """
 
 import asyncio
@@ -24,16 +25,24 @@ from starlette import exceptions
 from starlette import requests
 from starlette import responses
 
+from tba_jax.chat_api import strict_json
 from tba_jax.serving import engine_ports
 from tba_jax.serving import kinds
 from tba_jax.serving import request_journal
-from tba_jax.serving import schemas
 
 NO_KEY, NOT_FOUND, NOT_YET, GONE = 401, 404, 408, 410
 TOO_LARGE, WRONG, NOT_NOW = 413, 422, 503
 # Seconds to wait for an agent's call, or for another request that is answered
 # without a future: the official client waits as long.
 _ANSWER_S = 600.0
+# Types of errors in Anthropic's API, by status.
+_ANTHROPIC_ERRORS = {
+    NO_KEY: "authentication_error",
+    NOT_FOUND: "not_found_error",
+    NOT_YET: "timeout_error",
+    TOO_LARGE: "request_too_large",
+    NOT_NOW: "overloaded_error",
+}
 # Largest bodies, in bytes, from clients with the key. A pass as a protocol
 # buffer, which is parsed in no time, may have ten million tokens. Parsing JSON
 # blocks the interpreter, .2 s for the largest JSON pass. Other JSON may have
@@ -43,7 +52,7 @@ MOST_OF_JSON, BYTES_OF_TOKEN = 2**20, 64
 # Seconds for a body to arrive: 256 MiB at 4 Mbit/s.
 _BODY_S = 600.0
 
-_M = TypeVar("_M", bound=schemas.Message)
+_M = TypeVar("_M", bound=strict_json.Message)
 Handler = Callable[[requests.Request], Awaitable[responses.Response]]
 
 
@@ -163,7 +172,7 @@ class Handlers:
   ) -> tuple[_M, bytes]:
     """Returns the parsed message of a JSON body, and the body."""
     raw = await self.body(request)
-    return await concurrency.run_in_threadpool(schemas.read, kind, raw), raw
+    return await concurrency.run_in_threadpool(strict_json.read, kind, raw), raw
 
   # Requests to the engine.
 
@@ -271,7 +280,7 @@ def guarded(handler: Callable[..., Awaitable[Any]], key: str) -> Handler:
     if isinstance(answer, responses.Response):
       return answer
     return responses.Response(
-        schemas.to_json(answer), media_type="application/json"
+        strict_json.to_json(answer), media_type="application/json"
     )
 
   return guarded_handler
@@ -280,18 +289,40 @@ def guarded(handler: Callable[..., Awaitable[Any]], key: str) -> Handler:
 def as_openai(handler: Handler) -> Handler:
   """Returns a handler whose errors have OpenAI's format and status."""
 
-  async def openai_handler(request: requests.Request) -> responses.Response:
+  def shown(status: int, text: str) -> dict[str, Any]:
+    code = text.partition(":")[0] if text.startswith("context_length") else None
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    error = {"message": text, "type": kind, "param": None, "code": code}
+    return {"error": error}
+
+  return _with_errors(handler, shown)
+
+
+def as_anthropic(handler: Handler) -> Handler:
+  """Returns a handler whose errors have Anthropic's format and status."""
+
+  def shown(status: int, text: str) -> dict[str, Any]:
+    other = "invalid_request_error" if status < 500 else "api_error"
+    kind = _ANTHROPIC_ERRORS.get(status, other)
+    return {"type": "error", "error": {"type": kind, "message": text}}
+
+  return _with_errors(handler, shown)
+
+
+def _with_errors(
+    handler: Handler, shown: Callable[[int, str], dict[str, Any]]
+) -> Handler:
+  """Returns a handler with the error bodies (status, text) -> JSON."""
+
+  async def with_errors(request: requests.Request) -> responses.Response:
     answer = await handler(request)
     if answer.status_code < 400:
       return answer
     status = 400 if answer.status_code == WRONG else answer.status_code
-    text = json.loads(answer.body)["error"]
-    code = text.partition(":")[0] if text.startswith("context_length") else None
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    shown = {"message": text, "type": kind, "param": None, "code": code}
-    return responses.JSONResponse({"error": shown}, status_code=status)
+    body = shown(status, json.loads(answer.body)["error"])
+    return responses.JSONResponse(body, status_code=status)
 
-  return openai_handler
+  return with_errors
 
 
 def idempotency_key(request: requests.Request) -> str:

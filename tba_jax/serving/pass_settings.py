@@ -15,8 +15,9 @@ from tba_jax.serving import token_losses
 # some have no effect here, and `name` may be a file to import.
 PASS_SETTINGS = (
     "scale", "beta", "correction", "ratio_clip", "clip_high", "ratio_cap",
-    "moment_cap", "anchor", "ema_decay", "baseline", "baseline_shift",
-    "baseline_temperature", "length_norm", "ties",
+    "ratio_floor", "moment_cap", "divergence_cap", "advantage", "pass_k",
+    "anchor", "ema_decay", "baseline", "baseline_shift", "baseline_temperature",
+    "length_norm", "ties",
 )  # fmt: skip
 # Settings that a server ignores, and the only value allowed for each. Sampling
 # settings come with each request.

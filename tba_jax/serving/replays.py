@@ -9,6 +9,7 @@ from typing import Any
 
 from absl import logging
 
+from tba_jax.chat_api import strict_json
 from tba_jax.losses import objective_table
 from tba_jax.serving import kinds
 from tba_jax.serving import pass_settings
@@ -65,7 +66,7 @@ class Replays:
     return model
 
   def settings(self, model: str) -> schemas.CreateReplay:
-    return schemas.read(
+    return strict_json.read(
         schemas.CreateReplay, self.registry.model(model)["replay"]
     )
 

@@ -12,6 +12,8 @@ import zlib
 
 import numpy as np
 
+from tba_jax.chat_api import chat_requests
+from tba_jax.chat_api import strict_json
 from tba_jax.sampling import decode
 from tba_jax.serving import kinds
 from tba_jax.serving import protobufs
@@ -87,7 +89,7 @@ class SampleBatches:
 
   def job(self, request: request_journal.ServerRequest) -> SampleJob:
     """Returns the job of a sample request; ValueError if it is invalid."""
-    body = schemas.read(schemas.Sample, request.body)
+    body = strict_json.read(schemas.Sample, request.body)
     tokens, params = body.prompt.ids, body.sampling_params
     last_n = body.prompt_logprobs_last_n
     job = SampleJob(
@@ -126,7 +128,7 @@ class SampleBatches:
 
   def settings(
       self,
-      params: schemas.SamplingParams | schemas.CompletionRequest,
+      params: schemas.SamplingParams | chat_requests.CompletionRequest,
       stop_ids: Sequence[int] | None,
       stop_strings: Sequence[str],
   ) -> SampleSettings:

@@ -14,6 +14,7 @@ from typing import Any
 
 from absl import logging
 
+from tba_jax.chat_api import strict_json
 from tba_jax.learning import checkpoint
 from tba_jax.serving import kinds
 from tba_jax.serving import protobufs
@@ -53,8 +54,10 @@ class ServedModel:
       result = self.run.run_pass(protobufs.unpack_pass(body))
       return protobufs.pack_pass_result(result)
     if kind == kinds.OPTIM_STEP:
-      metrics = self.run.step(schemas.read(schemas.OptimStep, body).adam_params)
-      return schemas.to_json({"metrics": metrics})
+      metrics = self.run.step(
+          strict_json.read(schemas.OptimStep, body).adam_params
+      )
+      return strict_json.to_json({"metrics": metrics})
     if kind == kinds.INSERT:
       state = self.replay.insert(json.loads(body), self.run.num_steps)
     else:
@@ -88,19 +91,23 @@ class ServedModels:
     model, kind = request.owner, request.kind
     if kind == kinds.CREATE:
       self.get(model)
-      return schemas.to_json({"type": kind, "model_id": model})
+      return strict_json.to_json({"type": kind, "model_id": model})
     if kind == kinds.LOAD:
-      path = self._load(model, schemas.read(schemas.LoadWeights, request.body))
-      return schemas.to_json({"type": kind, "path": path, "model_id": model})
+      path = self._load(
+          model, strict_json.read(schemas.LoadWeights, request.body)
+      )
+      return strict_json.to_json(
+          {"type": kind, "path": path, "model_id": model}
+      )
     if kind in (kinds.SAVE, kinds.SAVE_SAMPLER, kinds.EXPORT):
-      body = schemas.read(schemas.SaveWeights, request.body)
-      return schemas.to_json(self._save(request, body))
+      body = strict_json.read(schemas.SaveWeights, request.body)
+      return strict_json.to_json(self._save(request, body))
     if kind in (kinds.START, kinds.STOP):
       self.get(model)
       is_start = kind == kinds.START
       reason = "" if is_start else "stopped"
       self.registry.set_running(model, is_start, reason)
-      return schemas.to_json({"type": kind})
+      return strict_json.to_json({"type": kind})
     if kind != kinds.FORWARD and kind not in kinds.REPEATED:
       raise ValueError(f"{request.id}: this version has no request {kind!r}")
     return self.get(model).execute(kind, request.body)
@@ -182,7 +189,7 @@ class ServedModels:
     if "replay" in spec:
       replay = served_replay.ServedReplay(
           self.base.config,
-          schemas.read(schemas.CreateReplay, spec["replay"]),
+          strict_json.read(schemas.CreateReplay, spec["replay"]),
           self.base.policy.tokenizer,
       )
     if saver.latest_step() is None:

@@ -43,7 +43,7 @@ from tba_jax.serving import trained_model
 SETTINGS = (
     "capacity", "capacity_per_prompt", "recent_fraction", "recent_window_steps",
     "skip_equal_rewards", "selection", "reward_temperature",
-    "dedupe",
+    "age_decay_steps", "dedupe",
 )  # fmt: skip
 
 
@@ -151,7 +151,7 @@ class ServedReplay:
         s.prompts_per_batch, s.completions_per_prompt, step
     )
     batch = batches.of_draw(draw, self._tokenizer)
-    self.counts["trained"] += self._buffer.mark_trained(draw.ids).completions
+    self.counts["trained"] += self._buffer.mark_drawn(draw.ids).completions
     stats = draw.stats()
     names = ("fresh_share", "recent_share", "staleness_steps", "stop_rate")
     metrics = {name: stats[name] for name in names}
@@ -245,8 +245,9 @@ def groups_of_episodes(
 ) -> tuple[list[dict[str, Any]], int]:
   """Returns the groups of finished episodes, and how many rows are left out.
 
-  Rows with the same prompt form a group. Rows of episodes without a reward are
-  left out, and so are groups of fewer than `least` rows.
+  Rows with the same prompt form a group. Rows of episodes without a reward and
+  rows of other agents than the task's are left out, and so are groups of fewer
+  than `least` rows.
 
   Args:
     outcomes: `Episode.to_json` of each episode, with its `reward`.
@@ -256,7 +257,7 @@ def groups_of_episodes(
   left_out = 0
   for outcome in outcomes:
     for row in outcome["rows"]:
-      if outcome["reward"] is None:
+      if outcome["reward"] is None or not row.get("is_task", True):
         left_out += 1
         continue
       by_prompt.setdefault(tuple(row["prompt_ids"]), []).append(

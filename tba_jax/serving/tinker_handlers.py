@@ -22,6 +22,7 @@ from starlette import concurrency
 from starlette import requests
 from starlette import responses
 
+from tba_jax.chat_api import strict_json
 from tba_jax.serving import handlers
 from tba_jax.serving import kinds
 from tba_jax.serving import protobufs
@@ -125,7 +126,7 @@ class TinkerHandlers(handlers.Handlers):
     return {"status": "accepted"}
 
   async def _create_session(self, request: requests.Request) -> Any:
-    await self.read(schemas.OpenMessage, request)
+    await self.read(strict_json.OpenMessage, request)
     session = str(uuid.uuid4())
     await concurrency.run_in_threadpool(self.registry.add_session, session)
     return {"type": "create_session", "session_id": session}
@@ -172,7 +173,7 @@ class TinkerHandlers(handlers.Handlers):
     """Registers a model, and submits the request that creates it."""
     spec = {**spec, "user_metadata": body.user_metadata}
     self.registry.add_model(model, session, spec)
-    submitted = await self.submit(kind, model, 0, schemas.in_one_form(raw))
+    submitted = await self.submit(kind, model, 0, strict_json.in_one_form(raw))
     return {"request_id": submitted.id, "model_id": model}
 
   async def _get_info(self, request: requests.Request) -> Any:
@@ -205,7 +206,9 @@ class TinkerHandlers(handlers.Handlers):
 
     def read() -> tuple[bytes, tuple[str, int, bool]]:
       packed = (
-          body if is_proto else protobufs.pack_pass(schemas.read(form, body))
+          body
+          if is_proto
+          else protobufs.pack_pass(strict_json.read(form, body))
       )
       return packed, protobufs.address_of_pass(packed)
 
@@ -216,7 +219,7 @@ class TinkerHandlers(handlers.Handlers):
 
   async def _of_model(self, kind: str, request: requests.Request) -> Any:
     body, raw = await self.read(schemas.OfModel, request)
-    raw = schemas.in_one_form(raw)
+    raw = strict_json.in_one_form(raw)
     return await self._accept(kind, body.model_id, body.seq_id, raw)
 
   async def _accept(
@@ -236,12 +239,12 @@ class TinkerHandlers(handlers.Handlers):
 
   async def _load_weights(self, request: requests.Request) -> Any:
     raw = await self.body(request)
-    if schemas.parse_json(raw).get("session_id") is None:
-      body = schemas.read(schemas.OfModel, raw)
-      raw = schemas.in_one_form(raw)
+    if strict_json.parse_json(raw).get("session_id") is None:
+      body = strict_json.read(schemas.OfModel, raw)
+      raw = strict_json.in_one_form(raw)
       return await self._accept(kinds.LOAD, body.model_id, body.seq_id, raw)
     # The load creates the model, with the checkpoint's spec.
-    body = schemas.read(schemas.CreateByLoad, raw)
+    body = strict_json.read(schemas.CreateByLoad, raw)
     session = self.check_session(body.session_id)
     model = f"{session}:train:{body.model_seq_id}"
     if body.base_model is not None:
@@ -386,7 +389,7 @@ class TinkerHandlers(handlers.Handlers):
     outcome = await self.outcome(id, _POLL_S)
     if outcome is None:
       return responses.Response(
-          schemas.to_json(
+          strict_json.to_json(
               {
                   "type": "try_again",
                   "request_id": id,

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 from tba_jax import types
+from tba_jax.learning import optimizer
 from tba_jax.mesh import sharding
 from tba_jax.models.net import transformer
 from tba_jax.policy import lora
@@ -152,7 +153,11 @@ def _update(
       as_params, (opt_state, optax.EmptyState()), params
   )
   new = optax.apply_updates(
-      params, jax.tree.map(lambda u: (-rate * u).astype(u.dtype), updates)
+      params,
+      jax.tree.map(
+          lambda u: (-rate * u).astype(u.dtype),
+          optimizer.without_fixed(updates),
+      ),
   )
   keep = lambda new, old: jnp.where(jnp.isfinite(norm), new, old)
   return (

@@ -390,7 +390,7 @@ def _moved_by(
     return 0.0
   operands = [computation[o].type for o in op.operands if o in computation]
   if op.opcode == "fusion":
-    return _moved_by_fusion(computations[op.called("calls")[0]], operands, op)
+    return _moved_by_fusion(computations, operands, op)
   if op.opcode in _SLICES:
     return 2 * _stored_bytes(op.type)
   if op.opcode in _UPDATES:
@@ -412,33 +412,49 @@ def _moved_by(
   return sum(map(_stored_bytes, operands)) + _stored_bytes(arrays[0])
 
 
+def _parameters(
+    computations: dict[str, _Computation], fusion: _Instruction
+) -> tuple[_Computation, dict[int, str]]:
+  """Returns what a fusion calls, and the names of its parameters by number."""
+  inside = computations[fusion.called("calls")[0]]
+  numbered = {op.parameter: op.name for op in inside.values()}
+  numbered.pop(None, None)
+  return inside, numbered
+
+
 def _moved_by_fusion(
-    inside: _Computation, operands: list[str], fusion: _Instruction
+    computations: dict[str, _Computation],
+    operands: list[str],
+    fusion: _Instruction,
 ) -> float:
   """Returns the bytes that a fusion moves; it slices and updates in place."""
-  users: dict[str, list[_Instruction]] = {name: [] for name in inside}
-  for op in inside.values():
-    for operand in op.operands:
-      users[operand].append(op)
 
-  def uses(name: str) -> Iterator[tuple[str, _Instruction]]:
-    for op in users[name]:
-      if op.opcode == "bitcast":
-        yield from uses(op.name)
-      else:
-        yield name, op
+  def uses(
+      inside: _Computation, name: str
+  ) -> Iterator[tuple[_Computation, str, _Instruction]]:
+    """Yields the instructions that use a value, also in nested fusions."""
+    for op in inside.values():
+      for number, operand in enumerate(op.operands):
+        if operand != name:
+          continue
+        if op.opcode == "bitcast":
+          yield from uses(inside, op.name)
+        elif op.opcode == "fusion":
+          nested, parameters = _parameters(computations, op)
+          yield from uses(nested, parameters[number])
+        else:
+          yield inside, name, op
 
   total, updated = 0.0, 0.0
-  for parameter in inside.values():
-    if parameter.parameter is None:
-      continue
-    operand, read = operands[parameter.parameter], 0.0
-    for name, op in uses(parameter.name):
+  inside, parameters = _parameters(computations, fusion)
+  for number, parameter in parameters.items():
+    operand, read = operands[number], 0.0
+    for within, name, op in uses(inside, parameter):
       if op.opcode in _SLICES and op.operands[0] == name:
         # The slice lies in the operand's memory and takes no memory itself.
         read += _stored_bytes(_in_memory_of(op.type, operand))
       elif op.opcode in _UPDATES and op.operands[0] == name:
-        update = inside[op.operands[_UPDATES[op.opcode]]].type
+        update = within[op.operands[_UPDATES[op.opcode]]].type
         read += _stored_bytes(_in_memory_of(update, operand))
         updated += _stored_bytes(operand)
       else:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import ctypes
 import dataclasses
+import fcntl
 import functools
 import itertools
 import json
@@ -25,7 +26,9 @@ import pwd
 import resource
 import secrets
 import shutil
+import socket
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
@@ -85,11 +88,13 @@ print(json.dumps(sandbox.enter(**json.loads(sys.argv[1])).close()))
 """
 
 _SHARED = "/dev/shm"
+_BOXED_HOME = "/tmp/tba_jax-home"
 # Shared memory, messages and semaphores that outlive processes, one per row.
 _SHARED_MEMORY = ("/proc/sysvipc/shm", "/proc/sysvipc/msg", "/proc/sysvipc/sem")
 _CLONE_NEWNS = 0x00020000
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _MS_NOSUID, _MS_NODEV, _MS_REC, _MS_PRIVATE = 2, 4, 0x4000, 0x40000
 _MOUNT_SETATTR = 442  # System call of Linux 5.12.
 _AT_FDCWD, _AT_RECURSIVE, _MOUNT_ATTR_RDONLY = -100, 0x8000, 1
@@ -154,6 +159,16 @@ class Box:
   readable: Sequence[str]
   missing: Sequence[str] = ()
   reason: str = ""
+
+  def home(self, folder: str) -> str:
+    """Returns the path of a process's directory.
+
+    In bubblewrap it is the same for all: prompts of agents often contain it.
+
+    Args:
+      folder: directory of the process, if it is not in bubblewrap.
+    """
+    return _BOXED_HOME if self.bubblewrap else folder
 
   def command(self, words: Sequence[str], home: str) -> list[str]:
     """Returns the command that runs `words`, whose directory is `home`."""
@@ -336,7 +351,7 @@ def _outermost(paths: Iterable[str]) -> list[str]:
 def _try(box: Box) -> tuple[list[str] | None, str]:
   """Tries a box; returns what is missing, or None and why it failed."""
   with contextlib.closing(TemporaryHome()) as folder:
-    home = folder.path
+    home = box.home(folder.path)
     arguments = json.dumps(box.arguments(home))
     words = [sys.executable, "-c", _TRIAL, arguments]
     try:
@@ -622,12 +637,13 @@ def _lower_limit(which: int, limit: int) -> None:
 
 
 def _leave_network() -> bool:
-  """Moves to a network namespace without interfaces; False if not permitted."""
+  """Moves to a network of this process alone; False if not permitted."""
   if not sys.platform.startswith("linux"):
     return False
   uid, gid = os.getuid(), os.getgid()
   unshare = ctypes.CDLL(None, use_errno=True).unshare
   if unshare(_CLONE_NEWNET) == 0:
+    _raise_loopback()
     return True
   if unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
     return False
@@ -637,7 +653,16 @@ def _leave_network() -> bool:
       ("gid_map", f"{gid} {gid} 1"),
   ):
     pathlib.Path("/proc/self", name).write_text(text)
+  _raise_loopback()
   return True
+
+
+def _raise_loopback() -> None:
+  """Lets processes of a new network reach each other at 127.0.0.1."""
+  up = struct.pack("16sh", b"lo", _IFF_UP)
+  with contextlib.suppress(OSError):  # Not permitted.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+      fcntl.ioctl(any_socket, _SIOCSIFFLAGS, up)
 
 
 def _limit_disk(home: str, readable: Sequence[str]) -> list[str]:

@@ -106,7 +106,7 @@ class _WorkerProcess(ChildProcess):
 
   def __init__(self, module: str, passed: Sequence[str], box: sandbox.Box):
     self._folder = sandbox.TemporaryHome()
-    self.home = self._folder.path
+    self.home = box.home(self._folder.path)
     self.num_threads = 1
     # A file rather than a pipe, since file sizes are limited.
     self._stderr = tempfile.TemporaryFile(buffering=0)

@@ -37,6 +37,7 @@ class Arithmetic(base.Task):
   """
 
   name: ClassVar[str] = "arithmetic"
+  max_reward: ClassVar[float | None] = 1.0
   FIELDS: ClassVar = {
       "operations": "+-*",
       "max_number": 20,

@@ -42,6 +42,8 @@ _NUM_COMPARED = 64
 # Rewards are stored as float32.
 MAX_REWARD = float(np.finfo(np.float32).max)
 ROLES = ("system", "user", "assistant")
+# Part of a reward that the model at `reward.url` gives.
+JUDGE = "judge"
 
 
 class RewardError(Exception):
@@ -138,6 +140,7 @@ class PromptSet(abc.ABC):
   has_turns: whether environments answer completions, as in
     `environments/environment_task.py`.
   has_embeddings: whether the judge embeds completions, for the replay filter.
+  max_reward: largest reward of a completion; None = unknown.
   report: `rows.DataReport`; None for generated data.
   """
 
@@ -149,6 +152,7 @@ class PromptSet(abc.ABC):
   more_splits: ClassVar[tuple[str, ...]] = ()
   has_turns: ClassVar[bool] = False
   has_embeddings: ClassVar[bool] = False
+  max_reward: ClassVar[float | None] = None
   report: Any = None
 
   @property
@@ -202,6 +206,11 @@ class PromptSet(abc.ABC):
     return True
 
   @property
+  def has_judge(self) -> bool:
+    """Whether the model at `reward.url` gives a part of the reward."""
+    return False
+
+  @property
   def part_weights(self) -> Mapping[str, float]:
     """Weights of the parts whose weighted sum is the reward, by name.
 
@@ -232,6 +241,22 @@ class PromptSet(abc.ABC):
   def judges_groups(self) -> bool:
     """Whether `judge_group` judges a prompt's completions together."""
     return False
+
+  def final_rewards(
+      self, rewards_S: np.ndarray, ref_logprobs: np.ndarray, mask: np.ndarray
+  ) -> np.ndarray:
+    """Returns training rewards that depend on the reference's log-probs.
+
+    Called only with `reference.role` "searcher".
+
+    Args:
+      rewards_S: [S] float32, rewards of a prompt's completions.
+      ref_logprobs: [S, T] float32, log π_ref of their tokens, nats; NaN if
+        unknown.
+      mask: [S, T] bool, true on policy tokens.
+    """
+    del ref_logprobs, mask
+    return rewards_S
 
   def drop_long(
       self, tokenizer: Any, max_prompt_tokens: int, max_answer_tokens: int = 0
@@ -344,6 +369,11 @@ def are_messages(value: Any) -> bool:
           for m in value
       )
   )
+
+
+def reward_names(rewards: str) -> list[str]:
+  """Returns the names that `task.rewards` lists, without their weights."""
+  return [part.partition("*")[0].strip() for part in rewards.split(",")]
 
 
 def plain_text(prompt: Prompt) -> str:

@@ -3,7 +3,7 @@
 """Checks that settings and the task fit each other."""
 
 from tba_jax.environments import checks as environments
-from tba_jax.losses import objective_table as losses
+from tba_jax.losses import objective_table
 from tba_jax.models import checks as models
 from tba_jax.system import rules
 from tba_jax.tasks import base
@@ -47,7 +47,7 @@ def fits(c: rules.Values) -> rules.Problems:
     yield "task.name", (
         "needs --program=evaluate: the task has no training prompts"
     )
-  learns_log_z = losses.find(c.get("loss.name")).learns_log_z
+  learns_log_z = objective_table.find(c.get("loss.name")).learns_log_z
   if learns_log_z and task.num_prompts("train") > 1:
     yield "loss.name", (
         "needs one training prompt, since it learns one log Z; this task"
@@ -84,6 +84,14 @@ def _lacks(c: rules.Values, task: base.PromptSet) -> rules.Problems:
         "needs two rewards or more (config.task.rewards of the task"
         " 'custom')"
     )
+  url = c.get("reward.url")
+  if url is not None and task.has_judge != bool(url):
+    yield "reward.url", (
+        "must be the URL of the judge in config.task.rewards"
+        if task.has_judge
+        else "must be '' without 'judge' in config.task.rewards of the task"
+        " 'custom'"
+    )
   if c.program not in ("sft", "reward_model") and not task.has_reward:
     needs = f"the task {c['task.name']!r} has no reward of its own"
     if c.get("reward.backend", "model") != "model":
@@ -110,6 +118,14 @@ def _rewards_where(c: rules.Values) -> rules.Problems:
     )
 
 
+def _filter(c: rules.Values) -> rules.Problems:
+  if c.get("task.min_k") and c["reference.role"] != "searcher":
+    yield "reference.role", (
+        f"must be 'searcher' with config.task.min_k = {c['task.min_k']!r},"
+        " which filters groups by the reference's log-probs"
+    )
+
+
 def _packages(c: rules.Values) -> rules.Problems:
   for package, extra in task_table.facts(c["task.name"]).packages.items():
     if lack := not c.elsewhere and rules.lacks(package, extra):
@@ -122,6 +138,6 @@ CHECKS = (
                   {"replay_filter.similarity": ("none", "edit")}),
     # Only the pool bounds the time of a command.
     rules.require("task.verifier", bool, {"reward.backend": ("pool",)}),
-    _rewards_where, _packages,
+    _rewards_where, _filter, _packages,
 )
 # fmt: on

@@ -49,6 +49,7 @@ class Countdown(base.Task):
   """
 
   name: ClassVar[str] = "countdown"
+  max_reward: ClassVar[float | None] = 1.0
   FIELDS: ClassVar = {
       "numbers": 4,
       "max_number": 12,
@@ -198,7 +199,14 @@ class Countdown(base.Task):
     pair = self._pairs[split][index]
     solution = rng.integers(*self._solution_start[pair : pair + 2])
     chain = rng.integers(*self._chain_start[solution : solution + 2])
-    return ",".join(map(_step_text, self._steps[chain].tolist()))
+    return _chain_text(self._steps[chain])
+
+  def correct_completions(self, split: str, index: int) -> list[str]:
+    """Returns all correct completions: each valid order of each solution."""
+    base.check_split(split)
+    pair = self._pairs[split][index]
+    first, end = self._chain_start[self._solution_start[pair : pair + 2]]
+    return [_chain_text(steps) for steps in self._steps[first:end]]
 
   def tokenizer_words(self) -> Sequence[str]:
     return [*map(str, range(MAX_VALUE + 1)), *"+-*=,>;"]
@@ -337,6 +345,10 @@ def _starts(sorted_keys: np.ndarray) -> np.ndarray:
   """Returns the start of each run of equal keys, followed by the end."""
   changes = np.flatnonzero(np.diff(sorted_keys)) + 1
   return np.concatenate([[0], changes, [len(sorted_keys)]])
+
+
+def _chain_text(steps_N: np.ndarray) -> str:
+  return ",".join(map(_step_text, steps_N.tolist()))
 
 
 def _step_text(step: int) -> str:

@@ -12,6 +12,8 @@ data row, and the reference as "answer". The task's reward is a weighted sum:
     "my_rewards.py:polite"                  a function in a file
     "my_package.rewards:polite"             a function in a module
     "exact, my_rewards.py:short * 0.1"      several, weighted
+    "judge"                                 the score of the model at
+                                            `reward.url` (`url_judge.py`)
 
 Functions in `REWARDS` read only the text after a completion's thoughts (see
 `answers.after_thinking`); custom functions get the whole completion.
@@ -66,7 +68,7 @@ class CustomTask(rows_task.RowsTask):
     "none" keeps them.
   rewards: weighted functions: `exact`, `answer` (the number that a person would
     read as the answer), `number` (the last number), `contains`,
-    FILE.py:FUNCTION or MODULE:FUNCTION.
+    FILE.py:FUNCTION or MODULE:FUNCTION; `judge`, by the model at `reward.url`.
   verifier: command that prints a number, which becomes the part "verifier" of
     the reward; "" = none. Needs `reward.backend="pool"`.
   verifier_weight: weight of that part.
@@ -116,21 +118,24 @@ class CustomTask(rows_task.RowsTask):
       self._reason = user_code.load_function(
           "config.task.reason", fields["reason"]
       )
-    self._parts = parse_rewards("config.task.rewards", fields["rewards"])
+    parts = parse_rewards("config.task.rewards", fields["rewards"])
     if fields["verifier"]:
-      if any(part.name == "verifier" for part in self._parts):
+      if any(part.name == "verifier" for part in parts):
         raise ValueError(
             f"config.task.rewards={fields['rewards']!r}: must be other names"
             " than 'verifier' with a config.task.verifier"
         )
       command = make_command("config.task.verifier", fields["verifier"])
       weight = fields["verifier_weight"]
-      self._parts.append(RewardPart("verifier", lambda: command, weight))
-    if not self._parts:
+      parts.append(RewardPart("verifier", lambda: command, weight))
+    if not parts:
       raise ValueError(
           f"config.task.rewards={fields['rewards']!r}: must be one or more"
           " rewards, or a config.task.verifier"
       )
+    self._weights = {part.name: part.weight for part in parts}
+    self._parts = [part for part in parts if part.load is not _of_judge]
+    self._has_judge = len(self._parts) < len(parts)
     named = {base.TRAIN: "train"}
     if fields["test"]:
       named[base.HELD_OUT] = "test"
@@ -210,7 +215,11 @@ class CustomTask(rows_task.RowsTask):
 
   @property
   def part_weights(self) -> Mapping[str, float]:
-    return {part.name: part.weight for part in self._parts}
+    return self._weights
+
+  @property
+  def has_judge(self) -> bool:
+    return self._has_judge
 
   @property
   def judges_groups(self) -> bool:
@@ -238,7 +247,8 @@ class CustomTask(rows_task.RowsTask):
         part.values(example, completions, completion_ids)
         for part in self._parts
     ]
-    return list(map(self._judgement, zip(*values), completions))
+    values_of = zip(*values) if values else [()] * len(completions)
+    return list(map(self._judgement, values_of, completions))
 
   def _judgement(
       self,
@@ -254,14 +264,47 @@ class CustomTask(rows_task.RowsTask):
             "error", f"two rewards name a metric {min(twice)!r}"
         )
       parts |= of_part
-    weights = {n: w for n, w in self.part_weights.items() if n in parts}
-    if not weights:
+    if not self._has_judge and not parts.keys() & self._weights.keys():
       return base.RewardError("nan", "every reward returned None")
+    return self.judgement_of_parts(parts, completion)
+
+  def judgement_of_parts(
+      self, parts: Mapping[str, float], completion: str
+  ) -> base.Judgement:
+    """Returns the judgement whose reward is the weighted sum of `parts`."""
+    weights = {n: w for n, w in self._weights.items() if n in parts}
     reward = sum(weight * parts[name] for name, weight in weights.items())
     judged = base.judgement_of(
         reward, reward >= self._fields["correct_threshold"], completion
     )
     return dataclasses.replace(judged, parts=parts)
+
+  def fill_in(
+      self, template: str, split: str, index: int, completion: str
+  ) -> str:
+    """Returns a judge's question: fields in braces replaced by their values.
+
+    Fields are `prompt`, `completion` without its thoughts, `answer` and those
+    of the row. Raises RewardError for a missing field.
+    """
+    example = self.example(split, index)
+    fields = {
+        **example.fields,
+        "answer": example.answer or None,
+        "prompt": base.plain_text(example.prompt),
+        "completion": answers.after_thinking(completion),
+    }
+    try:
+      text = _filled(template, fields)
+    except rows.UnusableError as error:
+      raise base.RewardError("error", f"row {example.place}: {error}") from None
+    if text is None:
+      names = [name for name in _FIELD.findall(template)
+               if rows.value_at(fields, name) is None]  # fmt: skip
+      raise base.RewardError(
+          "error", f"row {example.place}: has no field {names[0]!r}"
+      )
+    return text
 
   def explain(self, split: str, index: int, completion: str) -> str:
     """Returns the result of `reason`, or else of the built-in rewards."""
@@ -465,11 +508,13 @@ def parse_rewards(key: str, text: str) -> list[RewardPart]:
       value = math.nan
     if not math.isfinite(value):
       raise ValueError(f"{key}={item!r}: must be a finite number as weight")
-    load = functools.partial(_load, key, what)
+    load = (
+        _of_judge if what == base.JUDGE else functools.partial(_load, key, what)
+    )
     part = RewardPart(what.rpartition(":")[2], load, value)
     # A program that does not judge, such as `export`, may lack functions that
     # another process lends.
-    if not callables.is_lent(what):
+    if load is not _of_judge and not callables.is_lent(what):
       part.function  # pylint: disable=pointless-statement
     parts.append(part)
   names = [part.name for part in parts]
@@ -480,8 +525,12 @@ def parse_rewards(key: str, text: str) -> list[RewardPart]:
 
 def _load(key: str, text: str) -> Callable[..., Any]:
   return REWARDS.get(text) or user_code.load_function(
-      key, text, ", ".join(REWARDS)
+      key, text, ", ".join((*REWARDS, base.JUDGE))
   )
+
+
+def _of_judge() -> RewardFn:
+  raise NotImplementedError("config.reward.url gives this reward")
 
 
 def make_command(key: str, command: str) -> RewardFn:

@@ -51,6 +51,7 @@ class Gsm8k(rows_task.RowsTask):
   """
 
   name: ClassVar[str] = "gsm8k"
+  max_reward: ClassVar[float | None] = 1.0
   FIELDS: ClassVar = {
       "data": "",
       "synthetic_prompts": 4000,

@@ -81,6 +81,7 @@ class IfBench(rows_task.RowsTask):
   """
 
   name: ClassVar[str] = "ifbench"
+  max_reward: ClassVar[float | None] = 1.0
   FIELDS: ClassVar = {"data": ""}
   packages: ClassVar = {"if_verifiable": "ifbench"}
 

@@ -390,6 +390,7 @@ class Instructions(base.Task):
   """
 
   name: ClassVar[str] = "instructions"
+  max_reward: ClassVar[float | None] = 1.0
   FIELDS: ClassVar = {
       "max_instructions": 3,
       "train_prompts": 4000,

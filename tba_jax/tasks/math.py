@@ -48,6 +48,7 @@ class Math(rows_task.RowsTask):
   """
 
   name: ClassVar[str] = "math"
+  max_reward: ClassVar[float | None] = 1.0
   # Only the pool bounds the time of sympy.
   rewards_where: ClassVar[tuple[str, ...]] = ("pool",)
   packages: ClassVar[Mapping[str, str]] = {"math_verify": "math"}

@@ -1,13 +1,15 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads logged completions, with or without rewards, from JSON Lines.
+"""Reads logged completions, with or without rewards, from JSON Lines or JSON.
 
 docs/guides/offline_data.md describes the formats: the output of `generate` and
-`score`, a run's `samples.jsonl`, and completions as logged by TRL.
+`score`, a run's `samples.jsonl`, completions as logged by TRL, and episodes of
+several turns (`episode_formats.py`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
+import glob
 import json
 import math
 import os
@@ -16,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tba_jax.tasks import base
+from tba_jax.tasks import episode_formats
 
 # Rewards and log-probs are stored as float32.
 _MAX_NUMBER = float(np.finfo(np.float32).max)
@@ -36,8 +39,13 @@ class Completion:
   version: step of the params that sampled it; -1 if unknown.
   stopped: whether a stop token or stop string ended it; None if unknown.
   tokens: token strings, as in a run's `samples.jsonl`; None if unknown.
-  has_turns: whether some of the tokens come from an environment.
+  sampled: whether the policy sampled each token, not an environment; None if it
+    sampled all.
   lacks_logprobs: whether logged log-probs are incomplete or not finite.
+  episode: messages of several turns; None for a text alone.
+  unusable: reason why it cannot be trained on; "" = none.
+  group: identity of the prompt where its text does not suffice: seed of an
+    environment, or id of a run's prompt.
   """
 
   text: str | None
@@ -47,8 +55,15 @@ class Completion:
   version: int
   stopped: bool | None
   tokens: tuple[str | None, ...] | None = None
-  has_turns: bool = False
+  sampled: tuple[bool, ...] | None = None
   lacks_logprobs: bool = False
+  episode: episode_formats.Episode | None = None
+  unusable: str = ""
+  group: str = ""
+
+  @property
+  def format(self) -> str:
+    return self.episode.format if self.episode else "completion"
 
 
 def read(
@@ -59,10 +74,12 @@ def read(
 ) -> dict[str, list[Completion]]:
   """Returns the completions of each prompt, in their order.
 
-  A prompt is identified by its text, or by `base.plain_text` of its messages.
+  A prompt is identified by its text, by `base.plain_text` of its messages, or
+  by `key_of_ids`.
 
   Args:
-    path: file of JSON objects, one per line.
+    path: file of JSON objects, one per line, or of a JSON object or list; or a
+      pattern of such files.
     reward_field: field with the reward, in a line or in a completion; "" reads
       no rewards.
     needs_logprobs: whether a completion without log-probs is an error.
@@ -72,33 +89,80 @@ def read(
     OSError: the file cannot be read.
   """
   out: dict[str, list[Completion]] = {}
-  with open(path, encoding="utf-8-sig", errors="replace") as file:
-    for number, line in enumerate(file, start=1):
-      if not line.strip():
-        continue
+  for file in files_of(path):
+    for place, text, record in _records(file):
       try:
-        record = json.loads(line)
-        _check_text(record, line)
-        prompt, completions = _parse(record, reward_field)
+        if isinstance(record, ValueError):
+          raise record
+        _check_text(record, text)
+        completions = _parse(record, reward_field)
         if needs_logprobs:
-          _check_logprobs(completions)
+          _check_logprobs([c for _, c in completions])
       except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} line {number}: {error}") from error
-      out.setdefault(prompt, []).extend(completions)
+        raise ValueError(f"{file} {place}: {error}") from error
+      for prompt, completion in completions:
+        out.setdefault(prompt, []).append(completion)
   if not out:
     raise ValueError(f"{path}: must be a file with one completion or more")
   return out
 
 
+def files_of(path: str | os.PathLike[str]) -> list[str]:
+  """Returns the files of a path or pattern, sorted.
+
+  Raises:
+    FileNotFoundError: there is none.
+  """
+  path = os.fspath(path)
+  if os.path.exists(path):
+    return [path]
+  files = sorted(glob.glob(path, recursive=True))
+  if not files:
+    raise FileNotFoundError(2, "No such file or directory", path)
+  return files
+
+
+def _records(file: str) -> Iterator[tuple[str, str, Any]]:
+  """Yields (place, text, value) of each record; a ValueError if not JSON."""
+  with open(file, encoding="utf-8-sig", errors="replace") as opened:
+    if file.endswith(".json"):
+      text = opened.read()
+      try:
+        whole = json.loads(text)
+      except (ValueError, RecursionError):
+        opened.seek(0)  # Lines under another name.
+      else:
+        rows = whole if isinstance(whole, list) else [whole]
+        escapes = "\\u" * ("\\u" in text)  # All that is read of the text.
+        for number, row in enumerate(rows, start=1):
+          yield f"record {number}", escapes, row
+        return
+    for number, line in enumerate(opened, start=1):
+      if not line.strip():
+        continue
+      try:
+        record = json.loads(line)
+      except (ValueError, RecursionError) as error:
+        record = ValueError(str(error))
+      yield f"line {number}", line, record
+
+
 def _check_logprobs(completions: Sequence[Completion]) -> None:
   """Raises ValueError for completions that cannot have log-probs."""
   for c in completions:
-    if c.logprobs is None and not c.has_turns:
+    if c.unusable:
+      continue
+    if c.logprobs is None:
       raise ValueError("logprobs are missing")
     if c.token_ids is None and c.tokens is None:
       raise ValueError(
           "token_ids are missing, the tokens that logprobs belong to"
       )
+
+
+def key_of_ids(ids: Sequence[int]) -> str:
+  """Returns the name of a prompt of which only the token ids are known."""
+  return f"token ids {json.dumps([*ids])}"
 
 
 def _check_text(record: Any, line: str) -> None:
@@ -130,7 +194,12 @@ def by_prompt_id(
     prompt = task.prompt(base.TRAIN, prompt_id)
     text = base.plain_text(prompt)
     if text not in completions:
-      text = tokenizer.decode(tokenizer.encode_prompt(prompt))
+      text = base.plain_text([{"role": "user", "content": prompt}])
+    if text not in completions:
+      ids = tokenizer.encode_prompt(prompt)
+      text = tokenizer.decode(ids)
+      if text not in completions:
+        text = key_of_ids(ids)
     if text in completions:
       other = first.setdefault(text, prompt_id)
       if other != prompt_id and any(
@@ -181,19 +250,30 @@ def values(
   return np.array(out, np.float32)
 
 
-def _parse(record: Any, reward_field: str) -> tuple[str, list[Completion]]:
-  """Returns the prompt and the completions of a line."""
+def _parse(record: Any, reward_field: str) -> list[tuple[str, Completion]]:
+  """Returns the completions of a record, each with its prompt."""
   if not isinstance(record, dict):
     raise ValueError("must be a JSON object")
+  try:
+    episodes = episode_formats.parse(record, reward_field)
+  except episode_formats.UnusableError as error:
+    none = Completion(None, None, None, None, -1, None, unusable=str(error))
+    return [("", none)]
+  if episodes is not None:
+    return [_of_episode(episode, reward_field) for episode in episodes]
   prompt = record.get("prompt", record.get("messages"))
   if not isinstance(prompt, str) and not base.are_messages(prompt):
     raise ValueError(
         f"prompt: must be a text or messages, not {_short(prompt)}"
     )
   prompt = base.plain_text(prompt)
+  group = str(record.get("seed", record.get("prompt_id", "")))
   if "completions" not in record:
-    return prompt, [_completion(record, record.get(reward_field), reward_field)]
+    one = _completion(record, record.get(reward_field), reward_field)
+    return [(prompt, dataclasses.replace(one, group=group))]
   completions = record["completions"]
+  if completions == [] and "failure" in record:
+    completions = [{"failure": record["failure"], "text": ""}]
   if not isinstance(completions, list) or not completions:
     raise ValueError("completions: must be a list of one or more")
   completions = [{"text": c} if isinstance(c, str) else c for c in completions]
@@ -206,10 +286,32 @@ def _parse(record: Any, reward_field: str) -> tuple[str, list[Completion]]:
     raise ValueError(
         f"{reward_field}s: must be a list of {len(completions)} numbers"
     )
-  return prompt, [
+  made = [
       _completion(c, c.get(reward_field, reward), reward_field)
       for c, reward in zip(completions, rewards)
   ]
+  return [(prompt, dataclasses.replace(c, group=group)) for c in made]
+
+
+def _of_episode(
+    episode: episode_formats.Episode, reward_field: str
+) -> tuple[str, Completion]:
+  """Returns the prompt and the completion of an episode."""
+  tokens = episode.tokens
+  completion = Completion(
+      text=None,
+      token_ids=tokens and tokens.ids,
+      reward=_reward(episode.reward, reward_field),
+      logprobs=tokens and tokens.logprobs,
+      version=episode.version,
+      stopped=episode.stopped,
+      episode=episode,
+  )
+  if completion.logprobs and not _are_finite(completion.logprobs):
+    raise ValueError("log-probs: must be finite")
+  if episode.prompt is None:
+    return key_of_ids(tokens.prompt), completion
+  return base.plain_text(episode.prompt), completion
 
 
 def _completion(
@@ -232,17 +334,21 @@ def _completion(
     )
   if ids is not None and tokens is not None and len(ids) != len(tokens):
     raise ValueError("tokens: must be one for each of token_ids")
-  is_number = _are_numbers([reward]) and _are_finite([reward])
-  if reward_field and not is_number:
-    raise ValueError(f"{reward_field}: must be a number, not {_short(reward)}")
-  has_turns = known = False
+  failed = record.get("failure") is not None
+  sampled, known = None, False
   if isinstance(logprobs, list):
-    known = _are_numbers(logprobs) and _are_finite(logprobs)
     # A run's log has null for environment tokens.
-    has_turns = None in logprobs and any(x is not None for x in logprobs)
+    if None in logprobs and any(x is not None for x in logprobs):
+      sampled = tuple(x is not None for x in logprobs)
+      logprobs = [0.0 if x is None else x for x in logprobs]
+    known = _are_numbers(logprobs) and _are_finite(logprobs)
     for name, some in (("token_ids", ids), ("tokens", tokens)):
       if some is not None and len(some) != len(logprobs):
         raise ValueError(f"logprobs: must be one for each of {name}")
+  if version == -1:  # A run's samples from a log.
+    version = None
+    if known and not any(logprobs):
+      logprobs, known = None, False
   if version is not None and not _are_ids([version]):
     raise ValueError("version: must be a whole number from 0 on")
   if reason not in (None, "length", *_STOPS):
@@ -251,14 +357,23 @@ def _completion(
   return Completion(
       text=text,
       token_ids=None if ids is None else tuple(ids),
-      reward=float(reward) if reward_field else None,
+      reward=None if failed else _reward(reward, reward_field),
       logprobs=tuple(logprobs) if known else None,
       version=-1 if version is None else version,
       stopped=None if reason is None else reason != "length",
       tokens=None if tokens is None else tuple(tokens),
-      has_turns=has_turns,
+      sampled=sampled,
       lacks_logprobs=logprobs is not None and not known,
+      unusable="failed in their environment" if failed else "",
   )
+
+
+def _reward(value: Any, reward_field: str) -> float | None:
+  if not reward_field:
+    return None
+  if not (_are_numbers([value]) and _are_finite([value])):
+    raise ValueError(f"{reward_field}: must be a number, not {_short(value)}")
+  return float(value)
 
 
 def _are_ids(values: Any) -> bool:

@@ -71,6 +71,7 @@ class ReasoningGym(rows_task.RowsTask):
   """
 
   name: ClassVar[str] = "reasoning_gym"
+  max_reward: ClassVar[float | None] = 1.0
   FIELDS: ClassVar = {
       "source": "reasoning_gym:chain_sum",
       "arguments": "{}",

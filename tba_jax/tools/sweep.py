@@ -33,7 +33,7 @@ from scipy import special
 from tba_jax.config import differences
 from tba_jax.config import load
 from tba_jax.config import validate
-from tba_jax.losses import objective_table as losses
+from tba_jax.losses import objective_table
 from tba_jax.programs import inline
 from tba_jax.programs import sft
 from tba_jax.run import run_directory
@@ -310,7 +310,9 @@ def run_settings(run: SweepRun) -> dict[str, Any]:
   parts = ("task.", "tokenizer.", "model.", "sft.", "sampling.", "loss.",
            "optimizer.", "train.", "evaluate.", "init", "seed", "explore.",
            "tempering.", "reward.backend", "reward.model", "reward.fallback",
-           "reward.normalize_parts", "search.order", "search.solved_threshold",
+           "reward.normalize_parts", "reward.judge_model", "reward.rubric",
+           "reward.score_", "reward.request", "search.order",
+           "search.solved_threshold",
            "search.quantization")  # fmt: skip
   return {k: v for k, v in values.items() if k.startswith(parts)}
 
@@ -396,7 +398,7 @@ def _own_config(
   run_config = config.copy_and_resolve_references()
   try:
     load.apply_overrides(run_config, overrides)
-    if losses.find(run_config.loss.name).has_teacher:
+    if objective_table.find(run_config.loss.name).has_teacher:
       raise load.ConfigError(
           f"config.loss.name = {run_config.loss.name!r}: must be an objective"
           " without a teacher in a sweep"

@@ -16,7 +16,9 @@ SECTIONS = {
 }
 
 SETTINGS = {
-    "publish.every_steps": _s(1, rules.COUNT, ""),
+    "publish.every_steps": _s(1, rules.COUNT, "steps between two versions;"
+        " where searchers run free, also between two waits for all that they"
+        " have in work"),
     # A searcher may still be reading the version before the newest.
     "publish.keep_versions": _s(2, rules.at_least(2), "versions that stay"
         " readable", hosts="searcher"),

@@ -9,12 +9,14 @@ import functools
 import os
 import pathlib
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest
 import pytest
 
 from benchmarks import decode
 from benchmarks import decode_lengths
+from benchmarks import delta
 from benchmarks import environments
 from benchmarks import objectives
 from benchmarks import probe
@@ -80,6 +82,13 @@ class SmokeTest(absltest.TestCase):
     self.assertEqual(out["completions"], 8)
     self.assertBetween(out["mean_length"], 1, 8)
     self.assertGreater(out["tokens_per_s"], 0)
+
+  @pytest.mark.slow
+  def test_times_delta_net_and_attention(self):
+    with mock.patch.object(delta, "ROWS", ((2, 8, 8),)):
+      (row,) = delta.run(_CONFIG, [])["rows"]
+    self.assertEqual(row["tokens"], 24)
+    self.assertGreater(min(row["delta"], row["attention"]), 0)
 
   @pytest.mark.slow
   def test_decodes_while_environments_sleep(self):

@@ -463,8 +463,8 @@ class PaperTest(parameterized.TestCase):
       ("math", _MATH, {"search.lead_steps": 2}),
       ("math:lag=10", _MATH, {"search.lead_steps": 10}),
       ("no_robots", _NO_ROBOTS),
-      ("red_team:model=gpt2", _RED_TEAM, _GPT2),
-      ("red_team:model=llama", _RED_TEAM, _LLAMA),
+      ("red_team:model=gpt2,learned_z", _RED_TEAM, _GPT2),
+      ("red_team:model=llama,learned_z", _RED_TEAM, _LLAMA),
       *(
           (f"tldr/tba:model={m}", _TLDR, _TBA)
           for m in _CONFIGS["tldr/sft"].MODELS

@@ -101,13 +101,13 @@ class LossTest(parameterized.TestCase):
       ("branch", 16, "TracerBoolConversionError: Attempted boolean"),
       ("unknown", 19, "no attribute 'reward'"),
       ("leaves", 20, "SystemExit: 0"),
-      ("named", 28, "its dict's a is of type str, no number or array"),
+      ("named", 28, "its dict's a is of type str, not a number or array"),
       (
           "long",
           29,
           r"its dict's a is an array float32\[1\], not \[\], \[B, 1\]",
       ),
-      ("spaced", 30, "its dict's 'a b' is no name"),
+      ("spaced", 30, "its dict's key 'a b' may have only letters"),
   )
   def test_error_names_line_of_custom_code(self, name, line, pattern):
     with self.assertRaises(ValueError) as caught:
@@ -120,7 +120,7 @@ class LossTest(parameterized.TestCase):
 
   def test_loss_without_gradient_is_refused(self):
     with self.assertRaisesRegex(
-        ValueError, "stopped': its gradient by .* is 0"
+        ValueError, "stopped': its gradient with respect to .* is 0"
     ):
       dry_run.trace_loss(self.make("stopped"))
 
@@ -187,7 +187,7 @@ class RewardTest(parameterized.TestCase):
     ):
       (problem,) = custom_code.problems(config.to_dict(), (custom_code.REWARD,))
     self.assertRegex(output.getvalue(), "rewards.py:hangs': trying it")
-    self.assertRegex(problem, "rewards.py:hangs': did not end within 0.3 s")
+    self.assertRegex(problem, "rewards.py:hangs': did not return within 0.3 s")
 
   @parameterized.parameters(
       ("few", "rewards.py:6: TypeError: takes .prompt, completion.: must take"),
@@ -282,13 +282,19 @@ class RewardTest(parameterized.TestCase):
       dry_run.try_prompts(config)
 
   @parameterized.parameters(
-      # What the template writes, what the prompt says, whether it is refused.
-      ("{{ tools }}", "2+2?", False),
-      ("", "2+2? Write add: 2, 2", False),
-      ("", "2+2?", True),
+      # What the template writes, what the prompt says, why it is refused.
+      ("{{ tools }}", "2+2?", ""),
+      ("", "2+2? Write add: 2, 2", ""),
+      ("", "2+2?", "the policy does not see the tools add"),
+      (
+          "{{ tools }}{% for c in messages[-1].tool_calls or [] %}[TOOL_CALLS]"
+          "{{ c.function.name }}{% endfor %}",
+          "2+2?",
+          r"tools: the chat template writes a call as .*\[TOOL_CALLS\]look_up",
+      ),
   )
   @pytest.mark.slow
-  def test_policy_must_see_tools(self, written, said, is_refused):
+  def test_policy_must_see_tools(self, written, said, refusal):
     source = self.path.replace("rewards.py", "adds.py")
     said = [{"role": "user", "content": said}]
     pathlib.Path(source).write_text(
@@ -310,15 +316,13 @@ class RewardTest(parameterized.TestCase):
         {"name": "environment", "source": f"{source}:Adds"}
     )
     config.sampling.max_prompt_tokens = 1000
-    if not is_refused:
+    if not refusal:
       heading, text = dry_run.try_prompts(config)
       self.assertStartsWith(heading, "prompt: the first of train, in the chat")
       self.assertIn("2+2?", text)
       self.assertIn("add", text)
       return
-    with self.assertRaisesRegex(
-        ValueError, "task.source=.*Adds': the policy does not see the tools add"
-    ):
+    with self.assertRaisesRegex(ValueError, f"task.source=.*Adds': {refusal}"):
       dry_run.try_prompts(config)
 
   def test_tries_custom_code_used_by_program(self):
@@ -332,6 +336,10 @@ class RewardTest(parameterized.TestCase):
         (own, "train", ("reward",)),
         (own, "evaluate", ("reward",)),
         (own, "export", ()),
+        ({**own, "task.rewards": "exact, judge * 2"}, "train", ("judge",)),
+        ({**own, "task.rewards": "my.py:f, judge"}, "sft", ("reward", "judge")),
+        ({**own, "task.rewards": "my.py:judge"}, "train", ("reward",)),
+        ({**own, "task.rewards": "judge"}, "export", ()),
         ({**own, "loss.name": "l.py:f"}, "train", ("loss", "reward")),
         ({**own, "loss.name": "l.py:f"}, "sft", ("reward",)),
         ({**own, "reward.backend": "model"}, "train", ()),

@@ -81,7 +81,7 @@ class UsersTest(absltest.TestCase):
             "config/stages.py",
             "report/compare.py",
             "programs/roles.py",
-            "tools/rerun.py",
+            "tools/bisection.py",
             "tools/sweep.py",
         },
     )

@@ -125,7 +125,7 @@ class LoadConfigTest(parameterized.TestCase):
 
   def test_part_of_config_is_none(self):
     self.path.write_text("get_config = lambda: {}\n")
-    self.assertIn("no whole config", self._error(str(self.path)))
+    self.assertIn("must return a complete config", self._error(str(self.path)))
 
   @parameterized.parameters(
       ("x = (\n", 1),

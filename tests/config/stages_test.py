@@ -37,7 +37,7 @@ class SettingsTest(absltest.TestCase):
       changed = make_config()
       changed[section][key] = value
       with self.assertRaisesRegex(
-          ValueError, rf"config\.{section}\.{key} = {value}, was .*removed"
+          ValueError, rf"config\.{section}\.{key} = {value}, was .*remove"
       ):
         stages.check(changed, folder)
     changed = make_config()

@@ -74,7 +74,10 @@ class TypesTest(parameterized.TestCase):
     del config.loss["beta"]
     self.assertEqual(
         _problems(config),
-        ["config.loss.beta: is missing; tba_jax/config/settings.py has it"],
+        [
+            "config.loss.beta: is missing; start from"
+            " tba_jax.config.settings.get_config()"
+        ],
     )
 
   def test_bool_is_not_number_and_int_is_float(self):
@@ -156,8 +159,8 @@ class RangesTest(parameterized.TestCase):
       ("task__max_number", 2**31, "a whole number below 2[*][*]31"),
       ("optimizer__learning_rate", 1e39, "a finite number, 0 or from"),
       ("loss__beta", 1e-50, "a finite number, 0 or from"),
-      ("init", "a\0b", "a text in UTF-8"),
-      ("init", "\udcff", "a text in UTF-8"),
+      ("init", "a\0b", "UTF-8 text"),
+      ("init", "\udcff", "UTF-8 text"),
   )
   def test_refuses_unrepresentable_values(self, name, value, allowed):
     lines = _problems(base_config.make(**{name: value}))
@@ -207,6 +210,18 @@ class RelationsTest(parameterized.TestCase):
       dict(loss__name="flowrl", loss__ratio_cap=10.0),
       dict(loss__correction="m2_mask", loss__moment_cap=0.1),
       dict(loss__ratio_clip=0.2, loss__clip_high=0.28),
+      dict(loss__correction="mask_token", loss__ratio_floor=0.5),
+      dict(loss__ratio_clip=0.2, sampling__top_p=0.9, sampling__top_k=64),
+      dict(loss__correction="dppo_kl", loss__divergence_cap=0.05),
+      dict(
+          loss__name="grpo",
+          loss__correction="gspo",
+          loss__ratio_clip=3e-4,
+          loss__clip_high=4e-4,
+          loss__advantage="pass_at_k",
+          loss__pass_k=3,
+          loss__missing_stop="mask",
+      ),
       dict(
           loss__name="ppo",
           loss__ratio_clip=0.2,
@@ -218,6 +233,7 @@ class RelationsTest(parameterized.TestCase):
           loss__proximal_every_steps=2,
       ),
       dict(tempering__tau=2.0, loss__name="tb"),
+      dict(tempering__tau=2.0, loss__name="ctb", loss__pair_contrast=0.5),
       dict(explore__fraction=0.5, explore__min_tokens=5),
       dict(replay_filter__similarity="edit", replay_filter__freeze_step=9),
       dict(replay_filter__evict="lowest_reward"),
@@ -229,6 +245,8 @@ class RelationsTest(parameterized.TestCase):
       (dict(loss__name="subtb", loss__length_norm="tokens"), "grpo, dr_grpo"),
       (dict(loss__name="grpo", loss__ties="first"), "online_dpo, ipo, slic"),
       (dict(loss__subtb_lambda=0.5), "subtb"),
+      (dict(loss__pair_contrast=0.5), "ctb"),
+      (dict(loss__name="ctb", loss__baseline="mean"), "tb, oapl, ema_tb"),
       (dict(loss__name="grpo", loss__anchor="behavior"), "tb, tb_learned_z, "),
       (dict(loss__name="gvpo", loss__baseline="mean"), "tb, oapl, ema_tb, "),
       (
@@ -243,17 +261,22 @@ class RelationsTest(parameterized.TestCase):
       (dict(loss__baseline_temperature=0.5), "baseline = log_mean_exp, file"),
       (dict(loss__baseline_file="x"), "config.loss.baseline = file"),
       (dict(loss__moment_cap=0.5), "m2_mask"),
+      (dict(loss__ratio_floor=0.5), "mask_token, mask_sequence"),
+      (dict(loss__divergence_cap=0.5), "dppo_tv, dppo_kl"),
+      (dict(loss__advantage="maxrl"), "grpo, dr_grpo"),
+      (dict(loss__name="grpo", loss__pass_k=3), "pass_at_k"),
+      (dict(replay__age_decay_steps=5.0), "reward"),
       (dict(loss__name="flowrl", loss__ratio_clip=0.5), "clip_token"),
       (dict(loss__gae_lambda=0.9), "ppo"),
       (dict(loss__value_init="reward_model"), "subtb, flowrl, ppo"),
       (
           dict(loss__correction="truncate_token", loss__ratio_clip=0.2),
-          "clip_token, clip_sequence, cispo, decoupled",
+          "clip_token, clip_sequence, gspo, cispo, decoupled",
       ),
       (dict(loss__correction="none", loss__ratio_clip=0.2), "clip_token"),
       (
           dict(loss__name="ppo", loss__ratio_clip=0.2, loss__ratio_cap=2.0),
-          "truncate_token, truncate_sequence, mask_token, decoupled",
+          "truncate_token, truncate_sequence, mask_token, mask_sequence",
       ),
       (dict(loss__proximal_every_steps=2), "ppo"),
       (dict(reference__every_steps=10), "reset, ema"),
@@ -453,7 +476,7 @@ class RelationsTest(parameterized.TestCase):
 
   def _make_states_folder(self):
     folder = self.create_tempdir().full_path
-    (shape,) = (s for s in hf_case.FAMILIES if "delta_layers" in s)
+    shape = next(s for s in hf_case.FAMILIES if "delta_layers" in s)
     config = hf_case.make_config(max_positions=40, **shape)
     words = tokenizer.word_level(("a",), ".")
     hf.save(folder, config, hf_case.make_params(config), words)
@@ -607,6 +630,18 @@ class TaskTest(absltest.TestCase):
     self.assertStartsWith(
         _problems(config)[0], "config.sampling.max_completion_tokens = 2:"
     )
+
+  def test_fluency_filter_needs_searcher_s_reference(self):
+    config = base_config.make(loss__beta=0.1)
+    config.task = ml_collections.ConfigDict(dict(name="red_team", min_k=7))
+    config.reward.backend = "process"
+    refused = [p for p in _problems(config) if "min_k" in p]
+    self.assertLen(refused, 1)
+    self.assertStartsWith(
+        refused[0], "config.reference.role = 'trainer': must be 'searcher'"
+    )
+    config.reference.role = "searcher"
+    self.assertEqual([p for p in _problems(config) if "min_k" in p], [])
 
   def test_nothing_is_evaluated_without_held_out_prompts(self):
     file = self.create_tempfile(content='{"prompt": "x", "answer": "y"}\n')

@@ -10,7 +10,7 @@ from absl.testing import parameterized
 
 from examples import calculator
 from examples import products
-from tba_jax.environments import tool_calls
+from tba_jax.chat_api import tool_calls
 from tba_jax.environments import tool_environment
 
 

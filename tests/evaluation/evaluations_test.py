@@ -41,9 +41,9 @@ class EvaluationsTest(trainer_case.TrainerCase):
 
   def test_training_continues_and_result_has_its_step(self):
     self.evaluator.run.side_effect = self.slow
-    # The evaluation of step 2 ends only after step 4.
+    # The evaluation of step 2 ends only after step 3.
     self.recorder.step.side_effect = lambda step, *unused: (
-        self.go.set() if step == 4 else None
+        self.go.set() if step == 3 else None
     )
     self.assertTrue(
         self.run_it(
@@ -55,14 +55,12 @@ class EvaluationsTest(trainer_case.TrainerCase):
     self.assertEqual(self.logged("evaluated")[0], ("evaluated", 2, 2))
     steps = [e for e in self.log if e[0] in ("step", "evaluated")]
     self.assertGreater(
-        steps.index(("evaluated", 2, 2)), steps.index(("step", 4))
+        steps.index(("evaluated", 2, 2)), steps.index(("step", 3))
     )
-    self.assertIn(("", 2), self.recorded())
-    # The evaluation of step 4 was due meanwhile.
-    events = [c.args for c in self.recorder.event.call_args_list]
-    self.assertEqual(events[0][0], "evaluation_skipped")
-    self.assertIn("step 4: the evaluation of step 2 is not", events[0][1])
-    self.assertNotIn(("", 4), self.recorded())
+    self.assertEqual(
+        self.recorded(),
+        [("before", 0), ("", 2), ("", 4), ("", 6), ("after", 8)],
+    )
     self.best.offer.assert_called()
     self.assertEqual(self.best.offer.call_args_list[0].args[0], 2)
 
@@ -96,6 +94,23 @@ class EvaluationsTest(trainer_case.TrainerCase):
     self.run_it(evaluate__background=True, evaluate__every_steps=3)
     self.assertEqual(self.recorded(), [("before", 0), ("", 3), ("after", 6)])
     self.recorder.event.assert_not_called()
+
+  def test_due_evaluation_waits_for_previous_one(self):
+    self.evaluator.run.side_effect = self.slow
+    timer = threading.Timer(0.3, self.go.set)
+    timer.start()
+    self.addCleanup(timer.cancel)
+    self.run_it(evaluate__background=True, evaluate__every_steps=1)
+    steps = [("", step) for step in range(1, 6)]
+    self.assertEqual(self.recorded(), [("before", 0), *steps, ("after", 6)])
+
+  def test_signal_ends_wait_for_previous_evaluation(self):
+    self.evaluator.run.side_effect = self.slow
+    self.stop_at = 4
+    self.assertFalse(
+        self.run_it(evaluate__background=True, evaluate__every_steps=2)
+    )
+    self.assertEqual(self.recorded(), [("before", 0)])
 
   def test_interrupted_evaluation_before_training_restarts(self):
     self.evaluator.run_all.side_effect = self.slow_before

@@ -15,6 +15,7 @@ import numpy as np
 
 from tba_jax import collect
 from tba_jax import types
+from tba_jax.evaluation import certificate
 from tba_jax.evaluation import evaluator as evaluator_lib
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import policy_samplers
@@ -101,6 +102,10 @@ class _FakeReference:
   def logprobs(self, prompts, prompt_mask, completions, mask):
     self.asked = prompts, prompt_mask, completions, mask
     return np.where(mask, -0.25, 0.0)
+
+
+class _FixedReference(_FakeReference):
+  model = params = "reference"
 
 
 class _TalkingTask(fakes.FakeTask):
@@ -214,6 +219,36 @@ class EvaluatorTest(parameterized.TestCase):
     np.testing.assert_array_equal(prompts, [[4, 4, 4]])
     self.assertEqual(prompt_mask.sum(), 3)
     self.assertEqual(mask.sum(), sum(len(row) for row in _SCRIPT[2]))
+
+  def test_certificate_is_of_draws_from_policy_and_reference(self):
+    sampler = _ScriptedSampler(_SCRIPT, length=4)
+    evaluator = _make(
+        sampler, reference=_FixedReference(), certificate=True, max_reward=2.0
+    )
+    with mock.patch.object(
+        certificate, "certify", wraps=certificate.certify
+    ) as certify:
+      result = evaluator.run({}, 3, version=0)
+      again = evaluator.run({}, 3, version=9)
+    (draws, beta, max_reward), _ = certify.call_args
+    self.assertEqual((beta, max_reward), (0.05, 2.0))
+    first = draws[0]
+    np.testing.assert_array_equal(first.rewards_S, [2, 2, 1, 0])
+    # A token has -1/2 nat under the policy and -1/4 under the reference.
+    np.testing.assert_allclose(first.log_ratios_S, [-0.75, -0.75, -0.5, -0.5])
+    np.testing.assert_allclose(first.ref_logprobs_S, [-0.75, -0.75, -0.5, -0.5])
+    np.testing.assert_array_equal(first.ref_rewards_R, first.rewards_S)
+    self.assertEqual(first.texts_S, first.ref_texts_R)
+    self.assertLen({*first.texts_S}, 4)
+    # "23" and "32" are one solution.
+    self.assertLen({*first.modes_S}, 3)
+    self.assertEqual(result["certificate/confidence"], 0.98)
+    self.assertBetween(result["certificate/tv_upper"], 0.5, 1.0)
+    self.assertEqual(
+        again["certificate/tv_upper"], result["certificate/tv_upper"]
+    )
+    # Per run two batches of the policy; of the reference only once.
+    self.assertLen(sampler.requests, 6)
 
   def test_tokens_of_environment_have_no_kl_and_no_logprob(self):
     script = {0: [[2, -3, 1]] * 4, 1: [[2, -3, -3, 1]] * 4, 2: [[2, 3]] * 4}

@@ -68,7 +68,7 @@ class RoleTest(parameterized.TestCase):
     )
     self.assertEqual(process.wait(_WAIT_S), 0)
     self.assertEqual(self.count(), 3)
-    self.assertIn("ended with status 1; again", process.stderr.read())
+    self.assertIn("ended with status 1; restarting", process.stderr.read())
 
   def test_runs_once_if_requested(self):
     process = self.start("exit 1", "--once", "--program=store")
@@ -97,7 +97,7 @@ class RoleTest(parameterized.TestCase):
     self.assertEndsWith(self.calls.read_text(), "--program=trainer 3 h:1\n")
     process = self.start("exit 0", "--index_from=NONE")
     self.assertEqual(process.wait(_WAIT_S), 2)
-    self.assertIn("there is no such variable", process.stderr.read())
+    self.assertIn("the environment variable is not set", process.stderr.read())
 
   def test_makes_secret_once(self):
     secret = self.folder / "run" / "secret"
@@ -122,7 +122,7 @@ class RoleTest(parameterized.TestCase):
     self.assertEqual(process.wait(_WAIT_S), 0)
     process = self.start("exit 0", f"--wait_for={file}2", WAIT_S="1")
     self.assertEqual(process.wait(_WAIT_S), 1)
-    self.assertIn("did not come in 1 s", process.stderr.read())
+    self.assertIn("after 1 s; is the store running?", process.stderr.read())
 
   def test_appends_to_log(self):
     log = self.folder / "searcher-0.log"

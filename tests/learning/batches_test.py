@@ -34,8 +34,16 @@ class FakeReference:
     return step // 4 * 4 if self.moves else 0
 
   def logprobs(
-      self, prompt_tokens, prompt_mask, tokens, mask, shift=0.0, rows=None
+      self,
+      prompt_tokens,
+      prompt_mask,
+      tokens,
+      mask,
+      shift=0.0,
+      rows=None,
+      kept=None,
   ):
+    del kept
     is_here = np.ones(tokens.shape, bool)
     if rows is not None:
       is_here = np.asarray(rows.place_indices) < rows.token_indices.size
@@ -114,6 +122,19 @@ class LearnerTest(parameterized.TestCase):
             batch.staleness_steps[b, k], draw.staleness_steps[i, j]
         )
     self.assert_right(batch)
+
+  def test_masks_cut_off_completions(self):
+    """Of each group, the completion that begins with 20 to 29 has a stop."""
+    for rule, cut_off in (("keep", 3), ("mask", 0)):
+      batch = self.make_maker(loss__missing_stop=rule).make(self.draw())
+      tokens = np.asarray(batch.completion_tokens)
+      np.testing.assert_array_equal(
+          np.asarray(batch.completion_mask).sum(axis=2),
+          np.where(tokens[..., 0] < 30, 2, cut_off),
+      )
+      self.assertTrue(
+          (np.asarray(batch.rewards)[tokens[..., 0] >= 30] == 1).all()
+      )
 
   def test_computed_once_per_completion(self):
     maker = self.make_maker()

@@ -142,7 +142,9 @@ class DistillationTest(absltest.TestCase):
     T = config.sampling.max_completion_tokens
     tokens = np.random.default_rng(0).integers(3, 10, (S, T), np.int32)
     prompt, whole = np.array([3, 4, 9], np.int32), np.ones((S, T), np.bool_)
-    (found,) = searcher.start([prompt], [tokens], [np.full(S, T)], [whole])()
+    (found,) = searcher.start(
+        [prompt], [tokens], [np.full(S, T)], [whole], [None]
+    )()
     expected = trainer.logprobs(
         prompt[None], np.ones((1, 3)), tokens[None], whole[None]
     )

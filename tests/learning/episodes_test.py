@@ -174,7 +174,7 @@ class EpisodesTest(parameterized.TestCase):
     draw = buffer.sample(_B, _K, 1)
     self.assertEqual(draw.stats()["completion_tokens"], tokens / (_B * _K))
     ids = draw.ids[0]
-    trained = buffer.mark_trained(ids)
+    trained = buffer.mark_drawn(ids)
     self.assertEqual(trained, (1, _K, tokens // _B))
     self.assertEqual(buffer.untrained(), (1, _K, tokens // _B))
     left = buffer.untrained()

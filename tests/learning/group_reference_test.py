@@ -81,14 +81,21 @@ class GroupReferenceTest(parameterized.TestCase):
             packing, _LEAST_TOKENS=least_tokens, _SHORT_LENGTH=8, _LENGTH=1
         )
     )
+    top_k = 2 * (count == 2)  # With kept tokens, and without.
     config = make_config(
-        reference__role="searcher", loss__include_stop_token=include_stop_token
+        reference__role="searcher",
+        loss__include_stop_token=include_stop_token,
+        sampling__top_k=top_k,
     )
     prompts, tokens, lengths, masks = make_groups(count)
+    kept, others = [None] * count, {}
+    if top_k:
+      kept = [np.stack([x, (x + 1) % tiny_model.VOCAB], -1) for x in tokens]
+      others["kept_BxKxTxC"] = np.stack(kept)
     ours = self.make(config)
     ours.warm_up()
     with jax.log_compiles(), self.assertNoLogs("jax", logging.WARNING):
-      found = ours.start(prompts, tokens, lengths, masks)()
+      found = ours.start(prompts, tokens, lengths, masks, kept)()
     self.assertLen(found, count)
     whole = reference_policy.Reference(self.model, self.params, temperature=0.7)
     batch = batches.pad_sequences(
@@ -107,7 +114,9 @@ class GroupReferenceTest(parameterized.TestCase):
         None if include_stop_token else TOKENIZER,
     )
     expected = whole.logprobs(
-        batch.prompt_tokens, batch.prompt_mask, batch.completion_tokens, mask
+        *(batch.prompt_tokens, batch.prompt_mask, batch.completion_tokens),
+        mask,
+        **others,
     )
     np.testing.assert_allclose(np.stack(found), expected, rtol=1e-5, atol=1e-6)
     self.assertTrue((np.stack(found)[mask > 0] < 0).all())

@@ -71,10 +71,9 @@ class GuardsTest(parameterized.TestCase):
       (0.9, 1, {"search.quantization": "int8"}),
       (2e-2, 1, {"model.param_dtype": "bfloat16"}),
       (2e-2, 0, {"model.param_dtype": "bfloat16", "lora.rank": 2}),
+      # Log-probs are relative to the kept tokens.
+      (1.0, 1, {"sampling.top_p": 0.9}),
       # Completions that are not drawn from the policy itself.
-      (1.0, 0, {"sampling.top_k": 3}),
-      (1.0, 0, {"sampling.top_p": 0.9}),
-      (1.0, 0, {"sampling.min_p": 0.1}),
       (1.0, 0, {"explore.fraction": 0.5}),
       (1.0, 0, {"explore.min_tokens": 3}),
       (1.0, 1, {"explore.fraction": 0.5, "guards.max_logprob_gap": 0.5}),

@@ -4,6 +4,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 from absl.testing import parameterized
 import chex
@@ -12,11 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tba_jax import types
 from tba_jax.learning import train_step
 from tba_jax.losses import loss_metrics as metrics_lib
 from tba_jax.losses import objective
 from tba_jax.losses import objective_table
 from tba_jax.losses import ppo
+from tba_jax.sampling import logits as logits_lib
 from tests.support import rows
 from tests.support import table_policy
 
@@ -338,3 +341,97 @@ class ObjectivesTest(parameterized.TestCase):
     chex.assert_trees_all_equal(own, divided)
     difference = jnp.abs(own["table"] - summed["table"]).max()
     self.assertGreater(difference, 1e-2)
+
+
+class TruncatedSamplingTest(parameterized.TestCase):
+  """Gradients of all completions that a truncated sampler can draw."""
+
+  def setUp(self):
+    super().setUp()
+    V = table_policy.V
+    self.params = table_policy.make_params()
+    # Completions of two tokens after a prompt that ends in 3.
+    self.prompt = jnp.array([[0, 2, 3]], jnp.int32)
+    table_TxV = self.params["table"][3, :2]
+    logprobs_TxV = logits_lib.process(
+        table_TxV, temperature=0.7, top_k=0, top_p=0.8
+    )
+    logprobs_TxC, self.kept_TxC = logits_lib.keep_likeliest(logprobs_TxV, 3)
+    self.assertGreater(jnp.isfinite(logprobs_TxV).sum(), 3)
+    by_id = lambda t: dict(zip(self.kept_TxC[t].tolist(), logprobs_TxC[t]))
+    self.logprobs = [
+        {i: float(p) for i, p in by_id(t).items() if i >= 0} for t in (0, 1)
+    ]
+    self.rewards = np.random.default_rng(0).normal(size=(V, V))
+
+  def make_groups(self):
+    """Returns all groups of two completions, and the probability of each."""
+    completions = list(itertools.product(*self.logprobs))
+    pairs = np.array(list(itertools.product(completions, repeat=2)))
+    N, T = len(pairs), table_policy.T
+    tokens = np.zeros((N, 1, 2, T), np.int32)
+    tokens[:, 0, :, :2] = pairs
+    behavior = np.zeros(tokens.shape, np.float32)
+    for t in (0, 1):
+      behavior[..., t] = np.vectorize(self.logprobs[t].get)(tokens[..., t])
+    kept = np.full((*tokens.shape, 3), -1, np.int32)
+    kept[..., :2, :] = self.kept_TxC
+    batch = types.Batch(
+        prompt_tokens=jnp.broadcast_to(self.prompt, (N, 1, 3)),
+        prompt_mask=jnp.ones((N, 1, 3)),
+        completion_tokens=jnp.asarray(tokens),
+        completion_mask=jnp.zeros(tokens.shape).at[..., :2].set(1.0),
+        behavior_logprobs=jnp.asarray(behavior),
+        ref_logprobs=jnp.asarray(behavior),
+        rewards=jnp.asarray(
+            self.rewards[tokens[..., 0], tokens[..., 1]], jnp.float32
+        ),
+        staleness_steps=jnp.zeros((N, 1, 2)),
+        kept_ids=jnp.asarray(kept),
+    )
+    return batch, np.exp(behavior.sum(axis=(1, 2, 3)))
+
+  def gradient(self, params, batch, shares, **loss):
+    """Returns the mean gradient of a loss, by its probability."""
+    config = table_policy.make_config(**loss)
+    loss_fn = objective.make_loss_fn(config, table_policy.MODEL)
+    run = jax.grad(lambda p, b: loss_fn(p, {}, b, jnp.float32(0.5))[0])
+    each = jax.vmap(run, (None, 0))(params, batch)["table"]
+    return np.tensordot(shares, each, 1), each
+
+  def test_policy_gradient_with_a_clip_is_unbiased(self):
+    batch, shares = self.make_groups()
+    np.testing.assert_allclose(shares.sum(), 1.0, rtol=1e-5)
+
+    def expected_reward(params):
+      logits = params["table"][3, :2] / 0.7
+      is_kept = jax.nn.one_hot(self.kept_TxC, table_policy.V).sum(axis=1) > 0
+      first, second = jax.nn.softmax(jnp.where(is_kept, logits, -jnp.inf))
+      return first @ jnp.asarray(self.rewards, jnp.float32) @ second
+
+    expected = -jax.grad(expected_reward)(self.params)["table"]
+    settings = dict(name="rloo", correction="clip_token", ratio_clip=0.1)
+    batch = dataclasses.replace(batch, ref_logprobs=batch.behavior_logprobs)
+    found, _ = self.gradient(self.params, batch, shares, **settings)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    self.assertGreater(np.abs(expected).max(), 0.05)
+    # With log-probs of the whole vocabulary, the clip drops most tokens.
+    whole = dataclasses.replace(batch, kept_ids=None)
+    biased, _ = self.gradient(self.params, whole, shares, **settings)
+    self.assertGreater(np.abs(biased - expected).max(), 0.05)
+
+  def test_trajectory_balance_rests_at_its_target(self):
+    """π ∝ π_ref exp(r/β) among the kept tokens, r the sum of two tokens'."""
+    batch, shares = self.make_groups()
+    bonus = np.random.default_rng(1).normal(size=(2, table_policy.V))
+    table = self.params["table"].at[3, :2].add(0.7 * bonus / 0.5)
+    rewards = sum(
+        jnp.asarray(bonus[t], jnp.float32)[batch.completion_tokens[..., t]]
+        for t in (0, 1)
+    )
+    batch = dataclasses.replace(batch, rewards=rewards)
+    at = {**self.params, "table": table}
+    _, each = self.gradient(at, batch, shares, name="tb")
+    np.testing.assert_allclose(each, 0.0, atol=1e-5)
+    _, each = self.gradient(self.params, batch, shares, name="tb")
+    self.assertGreater(np.abs(each).max(), 0.05)

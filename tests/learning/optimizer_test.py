@@ -42,6 +42,17 @@ class OptimizerTest(parameterized.TestCase):
     )
     np.testing.assert_allclose(updates, [-0.1, 0.05], rtol=1e-5)
 
+  def test_weight_decay_leaves_the_bias_of_routing_alone(self):
+    opt = optimizer.make_optimizer(
+        make_optimizer_config(weight_decay=0.5), 10, per_round_steps=0
+    )
+    params = {"mlp": {"choice_bias": jnp.ones(2), "router": jnp.ones(2)}}
+    grads = {"mlp": {"choice_bias": jnp.zeros(2), "router": jnp.zeros(2)}}
+    rate = jnp.float32(0.1)
+    new, _ = opt.update(grads, opt.tx.init(params), params, rate)
+    np.testing.assert_array_equal(new["mlp"]["choice_bias"], np.ones(2))
+    np.testing.assert_allclose(new["mlp"]["router"], 0.95 * np.ones(2))
+
   def test_clips_the_global_norm(self):
     # Adam hides a gradient's scale but for epsilon, so epsilon is made big:
     # the update is -0.1 g / (|g| + 1).

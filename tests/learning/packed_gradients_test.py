@@ -27,7 +27,16 @@ _FAMILIES = (
     dict(family="olmo3", sliding_window=3, global_layers=(False, True)),
     dict(family="smollm3", rotary_layers=(True, False)),
 )
+_WIDE_VALUES = dict(tiny_model.LATENTS, value_dim=14, query_rank=0)
 _EXPERTS = dict(family="qwen3_moe", num_experts=6, experts_per_token=2)
+# Two periods of layers with experts, without any, and with them.
+_SPARSE = dict(
+    tiny_model.SPARSE,
+    num_experts=6,
+    num_layers=6,
+    delta_layers=(True, False, False) * 2,
+    dense_layers=(False, True, False) * 2,
+)
 
 
 class PackedGradientsTest(parameterized.TestCase):
@@ -72,9 +81,18 @@ class PackedGradientsTest(parameterized.TestCase):
     batch = packed_gradients.make_batch()
     self.check(tiny_model.make_model(), batch, micro_completions=2, name="tb")
 
-  @parameterized.product(by_blocks=[False, True], shape=[_WINDOWS, _SINKS])
+  @parameterized.product(
+      by_blocks=[False, True],
+      shape=[
+          _WINDOWS,
+          _SINKS,
+          tiny_model.LATENTS,
+          _WIDE_VALUES,
+          tiny_model.SHARED,
+      ],
+  )
   @pytest.mark.slow
-  def test_layers_with_windows_agree(self, by_blocks, shape):
+  def test_layers_with_windows_or_latents_agree(self, by_blocks, shape):
     with (
         mock.patch.object(row_attention, "WHOLE", 0 if by_blocks else 512),
         mock.patch.dict(row_attention.BLOCK, cpu=8),
@@ -103,14 +121,19 @@ class PackedGradientsTest(parameterized.TestCase):
     adapters = lora.make(dict(rank=2, alpha=4.0, targets="all"), model)
     self.check(model, packed_gradients.make_batch(), adapters=adapters)
 
-  @parameterized.parameters(False, True)
+  @parameterized.product(
+      shape=[_EXPERTS, _SPARSE, tiny_model.LATENTS, tiny_model.BOTH],
+      is_replayed=[False, True],
+  )
   @pytest.mark.slow
-  def test_experts_agree_chosen_and_replayed(self, is_replayed):
-    model = tiny_model.make_model(**_EXPERTS)
+  def test_experts_agree_chosen_and_replayed(self, shape, is_replayed):
+    model = tiny_model.make_model(**shape)
     if not is_replayed:
       self.check(model, packed_gradients.make_batch())
       return
-    batch = packed_gradients.make_batch(route_shape=(2, 2, 6))
+    c = model.config
+    route_shape = c.num_expert_layers, c.experts_per_token, c.num_experts
+    batch = packed_gradients.make_batch(route_shape=route_shape)
 
     def padded(config, model, params, batch):
       batch = train_step.in_rows(batch)

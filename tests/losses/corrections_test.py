@@ -21,6 +21,10 @@ RATIO_BxK = jnp.array([[0.75, 3.6]])
 UP, DOWN = jnp.ones((1, 2, 2)), -jnp.ones((1, 2, 2))
 
 
+# Probabilities of the policy: .15, .4, .72 and .8.
+BEHAVIOR_BxKxT = jnp.log(jnp.array([[[0.1, 0.8], [0.8, 0.2]]]))
+
+
 def run(correction, push_BxKxT, clip_high=0.0):
   return corrections.factors(
       RATIO_BxKxT,
@@ -30,7 +34,10 @@ def run(correction, push_BxKxT, clip_high=0.0):
       ratio_clip=0.2,
       clip_high=clip_high,
       ratio_cap=3.0,
+      ratio_floor=0.8,
       moment_cap=0.5,
+      divergence_cap=0.3,
+      behavior_logprobs_BxKxT=BEHAVIOR_BxKxT,
   )
 
 
@@ -47,7 +54,19 @@ class FactorsTest(chex.TestCase):
       ("clip_sequence", DOWN, [[0.0, 0.0], [3.6, 3.6]], 2),
       ("truncate_token", UP, [[1.5, 0.5], [0.9, 3.0]], 1),
       ("truncate_sequence", DOWN, [[0.75, 0.75], [3.0, 3.0]], 2),
-      ("mask_token", UP, [[1.5, 0.5], [0.9, 0.0]], 1),
+      # IcePop drops tokens on either side, whatever their advantage.
+      ("mask_token", UP, [[1.5, 0.0], [0.9, 0.0]], 2),
+      ("mask_token", DOWN, [[1.5, 0.0], [0.9, 0.0]], 2),
+      ("mask_sequence", UP, [[0.0, 0.0], [0.0, 0.0]], 4),
+      # The roots of .75 and 3.6 are .866 and 1.897.
+      ("gspo", UP, [[0.75**0.5, 0.75**0.5], [0.0, 0.0]], 2),
+      ("gspo", DOWN, [[0.75**0.5] * 2, [3.6**0.5] * 2], 0),
+      # Probabilities change by .05, .4, .08 and .6; the cap is .3.
+      ("dppo_tv", UP, [[1.5, 0.5], [0.9, 0.0]], 1),
+      ("dppo_tv", DOWN, [[1.5, 0.0], [0.9, 4.0]], 1),
+      # .8 log 2 + .2 log(.2 / .6) = .335, .2 log(1/4) + .8 log(.8 / .2) = .832.
+      ("dppo_kl", UP, [[1.5, 0.5], [0.9, 0.0]], 1),
+      ("dppo_kl", DOWN, [[1.5, 0.0], [0.9, 4.0]], 1),
       ("cispo", DOWN, [[1.2, 0.8], [0.9, 1.2]], 3),
       # Only completions that lose are weighted, by at most 1.
       ("topr", UP, [[1.0, 1.0], [1.0, 1.0]], 4),
@@ -79,6 +98,62 @@ class FactorsTest(chex.TestCase):
             ratio_cap=1.0,
         )
         np.testing.assert_allclose(factor[0], [[expected] * 2])
+
+  @parameterized.parameters((UP, 1.0), (DOWN, 1.05))
+  def test_sapo_is_the_gradient_of_its_gate(self, push, tau):
+    # sigmoid(.5) is .62246: 4 · .62246 · .37754 · 1.5 = 1.41002.
+    factor, changed = run("sapo", UP)
+    np.testing.assert_allclose(factor[0, 0, 0], 1.41002, rtol=1e-5)
+    self.assertEqual(changed.sum(), 4)
+    gate = lambda x: 4 / tau * jax.nn.sigmoid(tau * (jnp.exp(x) - 1)).sum()
+    np.testing.assert_allclose(
+        run("sapo", push)[0], jax.grad(gate)(jnp.log(RATIO_BxKxT)), rtol=1e-5
+    )
+
+  @parameterized.parameters((0.04, 0.0, 1.0), (0.05, 1.0, 1.0))
+  def test_binary_kl_matches_known_numbers(self, cap, up, down):
+    """.2 log(.2 / .3) + .8 log(.8 / .7) = .0257; .6 to .45: .0460."""
+    factor = lambda push: corrections.factors(
+        jnp.array([[[1.5, 0.75]]]),
+        jnp.ones((1, 1)),
+        push * jnp.ones((1, 1, 2)),
+        correction="dppo_kl",
+        ratio_clip=0.0,
+        ratio_cap=1.0,
+        divergence_cap=cap,
+        behavior_logprobs_BxKxT=jnp.log(jnp.array([[[0.2, 0.6]]])),
+    )[0][0, 0]
+    np.testing.assert_allclose(factor(1.0), [1.5, 0.75])
+    np.testing.assert_allclose(factor(-1.0), [1.5 * down, 0.75 * up])
+
+  def test_divergences_of_certain_tokens_are_finite(self):
+    for correction in ("dppo_tv", "dppo_kl"):
+      factor, _ = corrections.factors(
+          jnp.array([[[1.0, 0.5, 1.2]]]),
+          jnp.ones((1, 1)),
+          jnp.ones((1, 1, 3)),
+          correction=correction,
+          ratio_clip=0.0,
+          ratio_cap=1.0,
+          divergence_cap=0.1,
+      )
+      np.testing.assert_allclose(factor[0, 0, :2], [1.0, 0.5])
+      self.assertTrue(np.isfinite(factor).all())
+
+  def test_gspo_counts_the_tokens_of_the_mask(self):
+    """The root of a long completion's ratio may exceed e^20 before it."""
+    logs = jnp.full((1, 1, 400), 0.1).at[0, 0, 300:].set(0.0)
+    _, whole = corrections.ratios(logs, 0 * logs, jnp.ones_like(logs))
+    factor, _ = corrections.factors(
+        jnp.exp(logs),
+        whole,
+        jnp.ones_like(logs),
+        correction="gspo",
+        ratio_clip=0.2,
+        ratio_cap=1.0,
+        mask_BxKxT=jnp.ones_like(logs).at[0, 0, 300:].set(0.0),
+    )
+    np.testing.assert_allclose(factor, jnp.exp(0.1), rtol=1e-5)
 
   def test_vespo_matches_known_numbers(self):
     for push, gain, loss in (
@@ -143,6 +218,7 @@ class FactorsTest(chex.TestCase):
           ratio_clip=0.2,
           ratio_cap=3.0,
           moment_cap=0.04,
+          divergence_cap=0.1,
       )
       chex.assert_trees_all_equal(factor, UP)  # at ratio 1: as without
 
@@ -238,7 +314,9 @@ class ReadTest(parameterized.TestCase):
       ("ratio_clip", 0.5),
       ("clip_high", 0.9),
       ("ratio_cap", 1.05),
+      ("ratio_floor", 0.9),
       ("moment_cap", 0.5),
+      ("divergence_cap", 0.8),
   )
   def test_parameter_affects_its_corrections(self, key, value):
     rng = np.random.default_rng(0)
@@ -246,7 +324,14 @@ class ReadTest(parameterized.TestCase):
     ratio_BxK = rng.uniform(0.3, 3, (2, 8))
 
     def factors(correction, **changes):
-      fixed = dict(ratio_clip=0.2, clip_high=0.3, ratio_cap=2.0, moment_cap=0.1)
+      fixed = dict(
+          ratio_clip=0.2,
+          clip_high=0.3,
+          ratio_cap=2.0,
+          moment_cap=0.1,
+          divergence_cap=0.05,
+          behavior_logprobs_BxKxT=jnp.full(ratio.shape, -1.5),
+      )
       return corrections.factors(
           *map(jnp.asarray, (ratio, ratio_BxK, push - 1.5)),
           correction=correction,

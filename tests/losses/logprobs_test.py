@@ -14,6 +14,8 @@ import pytest
 
 from tba_jax.learning import packing
 from tba_jax.losses import logprobs
+from tests.support import rows
+from tests.support import table_policy
 from tests.support import tiny_model
 
 # softmax of these is [1/2, 1/4, 1/4].
@@ -73,6 +75,89 @@ class TokenLogprobsTest(chex.TestCase):
     logits = jnp.array([[1e4, 0.0]])
     out = logprobs.token_logprobs(logits, jnp.array([1]), temperature=1.0)
     np.testing.assert_allclose(out, [-1e4], rtol=1e-6)
+
+
+class KeepOnlyTest(chex.TestCase):
+
+  @chex.variants(with_jit=True, without_jit=True)
+  def test_matches_known_numbers(self):
+    def run(logits, tokens, kept):
+      logits = logprobs.keep_only(logits, tokens, kept)
+      return (
+          logprobs.token_logprobs(logits, tokens, temperature=1.0),
+          logprobs.entropy(logits, temperature=1.0),
+      )
+
+    # Two tokens of [1/2, 1/4, 1/4]; the same, one repeated; only the sampled.
+    found, entropy = self.variant(run)(
+        jnp.broadcast_to(_LOGITS, (3, 3)),
+        jnp.array([0, 1, 2]),
+        jnp.array([[0, 1, -1], [1, 0, 0], [-1, -1, -1]]),
+    )
+    np.testing.assert_allclose(
+        found, np.log([2 / 3, 1 / 3, 1.0]), rtol=1e-6, atol=1e-7
+    )
+    both = np.log(3) - 2 / 3 * np.log(2)
+    np.testing.assert_allclose(entropy, [both, both, 0.0], rtol=1e-6)
+
+  def test_gradient_goes_to_kept_tokens_alone(self):
+    def total(logits):
+      kept = jnp.array([[2, 0], [-1, -1]])
+      tokens = jnp.array([0, 1])
+      logits = logprobs.keep_only(logits, tokens, kept)
+      values = logprobs.token_logprobs(logits, tokens, temperature=1.0)
+      return (values + logprobs.entropy(logits, temperature=1.0)).sum()
+
+    def of_two(pair):
+      values = jax.nn.log_softmax(pair)
+      return values[0] - (jnp.exp(values) * values).sum()
+
+    gradient = jax.grad(total)(jnp.broadcast_to(_LOGITS, (2, 3)))
+    pair = jax.grad(of_two)(jnp.asarray(_LOGITS[[0, 2]]))
+    np.testing.assert_allclose(
+        gradient, [[pair[0], 0, pair[1]], [0, 0, 0]], atol=1e-6
+    )
+
+  @parameterized.parameters(None, 1, 3 * table_policy.V)
+  def test_rows_and_chunks_agree_with_the_padded_batch(self, max_logits):
+    batch = table_policy.make_batch()
+    rng = np.random.default_rng(0)
+    V, shape = table_policy.V, batch.completion_mask.shape
+    kept = jnp.asarray(rng.integers(-1, V, (*shape, 3)), jnp.int32)
+    params = table_policy.make_params()
+    logits = table_policy.completion_logits(
+        params, batch.prompt_tokens, None, batch.completion_tokens
+    )
+    # -1 is none.
+    is_kept = jax.nn.one_hot(kept, V).sum(axis=-2)
+    is_kept += jax.nn.one_hot(batch.completion_tokens, V)
+    logits = jnp.where(is_kept > 0, logits / 0.7, -jnp.inf)
+    expected = jnp.take_along_axis(
+        jax.nn.log_softmax(logits), batch.completion_tokens[..., None], -1
+    )[..., 0]
+    packed_rows = jax.tree.map(jnp.asarray, rows.pack(batch, 2).rows)
+    read = lambda logits, tokens: logprobs.token_logprobs(
+        logits, tokens, temperature=0.7
+    )
+    run = functools.partial(
+        logprobs.map_logits,
+        table_policy.MODEL,
+        params,
+        batch.prompt_tokens,
+        batch.prompt_mask,
+        batch.completion_tokens,
+        read,
+        max_logits=max_logits,
+        kept_BxKxTxC=kept,
+    )
+    np.testing.assert_allclose(run(), expected, rtol=1e-5)
+    found = logprobs.map_micro_batches(
+        lambda indices: run(token_indices_RxL=indices),
+        packed_rows,
+        jnp.zeros(shape),
+    )
+    mask = batch.completion_mask
+    np.testing.assert_allclose(found * mask, expected * mask, rtol=1e-5)
 
 
 class EntropyTest(chex.TestCase):

@@ -3,6 +3,7 @@
 """Policy gradients: known numbers, invariances, and their gradients."""
 
 import functools
+import itertools
 
 from absl.testing import parameterized
 import chex
@@ -35,10 +36,10 @@ def run(name, seq, rewards, *, kl=0.0, beta=0.0):
   )
 
 
-def run_tokens(name, logprobs, ref, weights, rewards, beta):
+def run_tokens(name, logprobs, ref, weights, rewards, beta, **settings):
   groups = loss_case.of_tokens(logprobs, ref, MASK, rewards, weights=weights)
   loss_fn = getattr(policy_gradient, name)
-  return loss_fn(groups, loss_case.make_settings(), beta)
+  return loss_fn(groups, loss_case.make_settings(**settings), beta)
 
 
 class KnownNumbersTest(chex.TestCase):
@@ -95,6 +96,94 @@ class KnownNumbersTest(chex.TestCase):
     np.testing.assert_allclose(aux["advantages_BxK"][0], advantages, rtol=1e-5)
     expected = -(advantages * [-1.0, -2.0, -4.0]).mean()
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
+class AdvantagesTest(chex.TestCase):
+
+  def advantages(self, rewards, **settings):
+    def run(rewards):
+      _, aux = run_tokens(
+          "dr_grpo_loss", LOGPROBS, LOGPROBS, MASK, rewards, 0.0, **settings
+      )
+      return aux["advantages_BxK"]
+
+    return self.variant(run)(jnp.array([rewards]))[0]
+
+  @chex.variants(with_jit=True, without_jit=True)
+  def test_each_matches_known_numbers(self):
+    for name, expected in (
+        ("mean", [2.0, -1.0, -1.0]),
+        ("std", [2**0.5, -(0.5**0.5), -(0.5**0.5)]),
+        ("maxrl", [2.0, -1.0, -1.0]),
+        # The best of the three pairs are 0, 3 and 3, with mean 2 and the root
+        # of 2 as deviation. Each 0 is in a pair of either kind.
+        ("pass_at_k", [1 / 2**0.5, -0.5 / 2**0.5, -0.5 / 2**0.5]),
+    ):
+      with self.subTest(name):
+        np.testing.assert_allclose(
+            self.advantages([3.0, 0.0, 0.0], advantage=name),
+            expected,
+            rtol=2e-4,
+        )
+
+  @chex.variants(without_jit=True)
+  def test_maxrl_divides_by_the_mean(self):
+    run = functools.partial(self.advantages, advantage="maxrl")
+    np.testing.assert_allclose(run([1.0, 0.5, 0.0]), [1.0, 0.0, -1.0])
+    np.testing.assert_array_equal(run([0.0, 0.0, 0.0]), [0.0, 0.0, 0.0])
+    # A mean below 0 would turn the order around.
+    np.testing.assert_array_equal(run([0.0, -1.0, 0.0]), [0.0, 0.0, 0.0])
+
+  def test_maxrl_is_unbiased_for_the_series(self):
+    """d/dp [-(1 - p) - (1 - p)²/2] is 1 + .7 at p = .3, for K = 3."""
+    total = 0.0
+    for rewards in itertools.product((0.0, 1.0), repeat=3):
+      rewards = np.array(rewards)
+      advantages = policy_gradient.maxrl_advantages(
+          jnp.array([rewards], jnp.float32), None
+      )[0]
+      scores = np.where(rewards > 0, 1 / 0.3, -1 / 0.7)
+      share = np.where(rewards > 0, 0.3, 0.7).prod()
+      total += share * np.mean(advantages * scores)
+    np.testing.assert_allclose(total, 1.7, rtol=1e-5)
+
+  def test_pass_at_k_equals_its_source_and_all_subsets(self):
+    """Chen et al. 2025, §2.4, for 2 of 5 right, and the mean over subsets."""
+    c = lambda k: loss_case.make_settings(pass_k=k)
+    for k, right, wrong, std in (
+        (1, 0.6, -0.4, 0.24**0.5),
+        # R̄ = 1 - 3/10 = .7; .3 - C(2, 1)/C(4, 1) = -.2.
+        (2, 0.3, -0.2, 0.21**0.5),
+        # R̄ = 1 - 1/10 = .9; .1 - C(2, 2)/C(4, 2) = -.0667.
+        (3, 0.1, 0.1 - 1 / 6, 0.09**0.5),
+    ):
+      found = policy_gradient.pass_at_k_advantages(
+          jnp.array([[0.0, 1.0, 0.0, 0.0, 1.0]]), c(k)
+      )
+      expected = np.array([wrong, right, wrong, wrong, right]) / (std + 1e-4)
+      np.testing.assert_allclose(found[0], expected, rtol=1e-4)
+    rewards = np.array([0.3, -1.0, 2.0, 0.3, 0.7])
+    for k in (1, 2, 3, 4):
+      subsets = list(itertools.combinations(range(5), k))
+      best = np.array([rewards[list(s)].max() for s in subsets])
+      expected = [
+          best[[i in s for s in subsets]].mean() - best.mean() for i in range(5)
+      ]
+      found = policy_gradient.pass_at_k_advantages(
+          jnp.array([rewards], jnp.float32), c(k)
+      )
+      np.testing.assert_allclose(
+          found[0], np.array(expected) / (best.std() + 1e-4), rtol=1e-4
+      )
+
+  def test_grpo_s_is_std_and_dr_grpo_s_mean(self):
+    for name, own in (("grpo_loss", "std"), ("dr_grpo_loss", "mean")):
+      chex.assert_trees_all_equal(*(
+          run_tokens(
+              name, LOGPROBS, LOGPROBS, MASK, REWARDS, 0.0, advantage=value
+          )
+          for value in ("", own)
+      ))  # fmt: skip
 
 
 class GradientTest(parameterized.TestCase):

@@ -94,6 +94,30 @@ class FamilyTest(chex.TestCase):
     chex.assert_trees_all_equal(grad, jnp.zeros((B, K)))
 
 
+class UncountedTest(parameterized.TestCase):
+
+  @parameterized.parameters(*(
+      name for name in MEMBERS if name != "oapl"
+  ))  # fmt: skip
+  def test_completion_without_tokens_is_left_out(self, name):
+    """The others have the gradient of a group without it, but for 1/K."""
+    groups = make_groups()
+    mask = groups.mask_BxKxT.at[:, 1].set(0.0)
+    _, masked = run(
+        name, dataclasses.replace(groups, mask_BxKxT=mask, weights_BxKxT=mask)
+    )
+    others = np.delete(np.arange(K), 1)
+    take = lambda x: x[:, others] if x.shape[1] == K else x
+    _, without = run(name, jax.tree.map(take, groups))
+    factor = (K - 1) / K
+    if name == "gvpo":  # Its own factor is K/(K - 1).
+      factor = (K - 2) / (K - 1)
+    np.testing.assert_allclose(
+        masked[:, others], factor * without, rtol=1e-4, atol=1e-7
+    )
+    chex.assert_trees_all_equal(masked[:, 1], jnp.zeros_like(masked[:, 1]))
+
+
 class LogRatioTest(parameterized.TestCase):
 
   def test_anchors_match_known_numbers(self):

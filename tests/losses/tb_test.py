@@ -382,6 +382,58 @@ REWARDS = jnp.array([[1.5, 1.0, 0.0]])
 LOSSES = {"copg": copg.copg_loss, "gvpo": tb.gvpo_loss}
 
 
+class PairsTest(chex.TestCase):
+
+  @chex.variants(with_jit=True, without_jit=True)
+  @parameterized.parameters(
+      # r/β is 3, 2, 0: pairs apart by 1, 3, 2. δ is -2, -4, 0.
+      (0.0, [4, 4, 16]),
+      (1.5, [4, 16]),
+      (2.0, [4, 16]),
+      (2.5, [4]),
+      (4.0, []),
+  )
+  def test_matches_known_numbers(self, least, squares):
+    run = lambda scale: self.variant(
+        functools.partial(
+            loss_case.run_sequences,
+            tb.ctb_loss,
+            beta=0.5,
+            scale=scale,
+            pair_contrast=least,
+        )
+    )(SEQ, REF_SEQ, REWARDS)
+    loss, aux = run("paper")
+    # Each pair counts in both orders, of 2 K².
+    np.testing.assert_allclose(loss, sum(squares) / 9, rtol=1e-6)
+    np.testing.assert_allclose(run("unit")[0], loss / 4, rtol=1e-6)
+    np.testing.assert_allclose(aux["log_z_Bx1"], [[2.0]], rtol=1e-6)
+    np.testing.assert_allclose(aux["residual_BxK"], [[0, -2, 2]], atol=1e-6)
+
+  @parameterized.parameters("unit", "paper")
+  def test_all_pairs_are_tb(self, scale):
+    arrays = make_groups()
+    mask = np.ones((B, K, 1), np.float32)
+    mask[0, 1] = mask[2, :] = 0  # Completions without a counted token.
+    run = lambda loss_fn: jax.value_and_grad(
+        lambda seq: loss_case.run_sequences(
+            loss_fn, seq, *arrays[1:], beta=BETA, scale=scale,
+            mask_BxKxT=mask, weights_BxKxT=mask,
+        )[0]
+    )(arrays[0])  # fmt: skip
+    chex.assert_trees_all_close(run(tb.ctb_loss), run(tb.tb_loss), rtol=1e-4)
+
+  def test_pruned_completion_has_no_gradient(self):
+    # Only the first and the last are 5.05 or more apart.
+    rewards = jnp.array([[0.0, 0.1, 5.0, 5.1]])
+    grad = jax.grad(
+        lambda seq: loss_case.run_sequences(
+            tb.ctb_loss, seq, seq, rewards, beta=1.0, pair_contrast=5.05
+        )[0]
+    )(jnp.full((1, 4), -1.0))
+    self.assertEqual([*(grad[0] != 0)], [True, False, False, True])
+
+
 class GroupVarianceTest(chex.TestCase):
 
   @chex.variants(with_jit=True, without_jit=True)
@@ -492,6 +544,14 @@ class TbConvergenceTest(absltest.TestCase):
             )[0]
         )
         self.assertLess(distance, 0.01)
+
+  def test_pruned_pairs_reach_the_target(self):
+    _, distance = train(
+        lambda s, f, r, z: loss_case.run_sequences(
+            tb.ctb_loss, s, f, r, beta=TARGET_BETA, pair_contrast=0.5
+        )[0]
+    )
+    self.assertLess(distance, 0.01)
 
   def test_learned_z_reaches_the_target_and_its_normalizer(self):
     params, distance = train(

@@ -26,8 +26,8 @@ LENGTHS = np.array([24, 7, 13, 1])
 NUM_PROMPT_TOKENS = 24
 NUM_TOKENS = 64
 TOLERANCE = 2e-4
-# Made by make_stored_logits.py.
-STORED = pathlib.Path(__file__).parent / "stored_logits.npz"
+# A file per case, made by make_stored_logits.py.
+STORED = pathlib.Path(__file__).parent / "stored_logits"
 
 _ROPE = dict(rope_type="linear", factor=4.0, rope_theta=500.0)
 _ROPE_3 = dict(
@@ -68,6 +68,50 @@ _DELTA = dict(
     linear_value_head_dim=10,
     linear_conv_kernel_dim=4,
 )
+_EXPERTS = dict(
+    moe_intermediate_size=24,
+    num_experts=8,
+    num_experts_per_tok=3,
+    shared_expert_intermediate_size=20,
+)
+# Qwen3.5-MoE has no layers without experts.
+_without_mlp = lambda shape: {
+    name: x for name, x in shape.items() if name != "intermediate_size"
+}
+_DEEPSEEK = dict(
+    _SHAPE,
+    num_key_value_heads=4,
+    q_lora_rank=20,
+    kv_lora_rank=24,
+    qk_nope_head_dim=12,
+    qk_rope_head_dim=8,
+    v_head_dim=10,
+    moe_intermediate_size=24,
+    n_routed_experts=12,
+    n_shared_experts=2,
+    num_experts_per_tok=3,
+    n_group=4,
+    topk_group=2,
+    first_k_dense_replace=1,
+)
+_GLM = dict(
+    _GATED,
+    head_dim=16,
+    moe_intermediate_size=24,
+    n_routed_experts=12,
+    num_experts_per_tok=3,
+)
+_GEMMA4 = dict(
+    _GATED,
+    head_dim=16,
+    global_head_dim=24,
+    sliding_window=6,
+    hidden_size_per_layer_input=10,
+    # A layer's embedding is normed whatever its size: if small, noise.
+    rms_norm_eps=1e-3,
+    vocab_size_per_layer_input=VOCAB,
+)
+_LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 _GPT2 = dict(n_embd=32, n_layer=3, n_head=4, n_positions=128)
 # Name of a case -> class of transformers' and its settings.
 CASES = {
@@ -158,6 +202,17 @@ CASES = {
             tie_word_embeddings=True,
         ),
     ),
+    "qwen3_moe_dense": (
+        "Qwen3Moe",
+        dict(
+            _GATED,
+            head_dim=16,
+            moe_intermediate_size=24,
+            num_experts=5,
+            num_experts_per_tok=2,
+            mlp_only_layers=[0],
+        ),
+    ),
     "olmo3": (
         "Olmo3",
         dict(
@@ -225,6 +280,66 @@ CASES = {
             tie_word_embeddings=True,
         ),
     ),
+    "qwen3_5_moe_text": (
+        "Qwen3_5Moe",
+        dict(
+            _without_mlp(_GATED),
+            **_DELTA,
+            **_EXPERTS,
+            head_dim=16,
+            num_hidden_layers=4,
+            full_attention_interval=2,
+            rope_parameters=dict(
+                rope_type="default",
+                rope_theta=500.0,
+                partial_rotary_factor=0.25,
+                mrope_section=[1, 1, 0],
+                mrope_interleaved=True,
+            ),
+        ),
+    ),
+    "qwen3_5_moe_text_tied": (
+        "Qwen3_5Moe",
+        dict(
+            _without_mlp(_ODD),
+            hidden_size=28,
+            **dict(_DELTA, linear_num_value_heads=2, linear_conv_kernel_dim=3),
+            **dict(_EXPERTS, num_experts=5, shared_expert_intermediate_size=9),
+            head_dim=8,
+            attention_bias=True,
+            layer_types=["full_attention"] + 2 * ["linear_attention"],
+            tie_word_embeddings=True,
+        ),
+    ),
+    # The published one's features, with a layer of each kind.
+    "qwen3_next": (
+        "Qwen3Next",
+        dict(
+            _GATED,
+            **_DELTA,
+            **_EXPERTS,
+            head_dim=16,
+            num_hidden_layers=4,
+            full_attention_interval=2,
+            mlp_only_layers=[3],
+            rope_parameters=dict(rope_type="default", rope_theta=500.0),
+        ),
+    ),
+    "qwen3_next_tied": (
+        "Qwen3Next",
+        dict(
+            _ODD,
+            hidden_size=28,
+            **dict(_DELTA, linear_num_value_heads=2, linear_conv_kernel_dim=3),
+            **dict(_EXPERTS, num_experts=5, shared_expert_intermediate_size=9),
+            head_dim=8,
+            attention_bias=True,
+            layer_types=["full_attention"] + 2 * ["linear_attention"],
+            decoder_sparse_step=2,
+            norm_topk_prob=False,
+            tie_word_embeddings=True,
+        ),
+    ),
     "gemma3_text": (
         "Gemma3",
         dict(
@@ -249,6 +364,78 @@ CASES = {
             sliding_window=6,
             hidden_activation="silu",
             tie_word_embeddings=False,
+        ),
+    ),
+    # As E2B: embeddings of each layer, shared keys and values, wider MLPs.
+    "gemma4_text": (
+        "Gemma4",
+        dict(
+            _GEMMA4,
+            num_hidden_layers=8,
+            num_key_value_heads=1,
+            num_kv_shared_layers=3,
+            layer_types=[_LOCAL, _LOCAL, _GLOBAL, _LOCAL, _GLOBAL]
+            + [_LOCAL, _LOCAL, _GLOBAL],
+            use_double_wide_mlp=True,
+            final_logit_softcapping=3.0,
+        ),
+    ),
+    # As 31B: fewer key-value heads in global layers, whose keys are values.
+    "gemma4_text_odd": (
+        "Gemma4",
+        dict(
+            _ODD,
+            num_hidden_layers=7,
+            num_key_value_heads=5,
+            num_global_key_value_heads=1,
+            attention_k_eq_v=True,
+            attention_bias=True,
+            head_dim=10,
+            global_head_dim=12,
+            sliding_window=9,
+            hidden_size_per_layer_input=0,
+            hidden_activation="silu",
+            tie_word_embeddings=False,
+            rope_parameters=dict(
+                full_attention=dict(
+                    rope_type="proportional",
+                    rope_theta=500.0,
+                    partial_rotary_factor=0.5,
+                    factor=3.0,
+                ),
+                sliding_attention=dict(rope_type="default", rope_theta=50.0),
+            ),
+        ),
+    ),
+    # As 26B-A4B: experts next to the MLP of each layer.
+    "gemma4_text_experts": (
+        "Gemma4",
+        dict(
+            _GEMMA4,
+            num_hidden_layers=3,
+            hidden_size_per_layer_input=0,
+            num_global_key_value_heads=1,
+            attention_k_eq_v=True,
+            layer_types=[_LOCAL, _LOCAL, _GLOBAL],
+            enable_moe_block=True,
+            moe_intermediate_size=20,
+            num_experts=8,
+            top_k_experts=3,
+        ),
+    ),
+    # Layers share keys and values of heads of one size.
+    "gemma4_text_yarn": (
+        "Gemma4",
+        dict(
+            _GEMMA4,
+            num_hidden_layers=5,
+            global_head_dim=16,
+            num_kv_shared_layers=2,
+            layer_types=[_GLOBAL, _LOCAL, _LOCAL, _GLOBAL, _GLOBAL],
+            rope_parameters=dict(
+                full_attention=dict(_YARN, attention_factor=1.3),
+                sliding_attention=dict(rope_type="default", rope_theta=50.0),
+            ),
         ),
     ),
     "gpt_oss": (
@@ -279,6 +466,86 @@ CASES = {
             swiglu_alpha=1.1,
             rope_parameters=dict(rope_type="default", rope_theta=500.0),
             tie_word_embeddings=True,
+        ),
+    ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        dict(
+            _DEEPSEEK,
+            rope_scaling=dict(
+                type="yarn",
+                factor=4.0,
+                original_max_position_embeddings=24,
+                mscale=1.0,
+                mscale_all_dim=1.0,
+            ),
+            rope_theta=100.0,
+        ),
+    ),
+    # No latent of queries; wider values than keys; no groups; all layers but
+    # the last are dense.
+    "deepseek_v3_odd": (
+        "DeepseekV3",
+        dict(
+            _DEEPSEEK,
+            hidden_size=28,
+            num_attention_heads=5,
+            num_key_value_heads=5,
+            attention_bias=True,
+            q_lora_rank=None,
+            kv_lora_rank=17,
+            qk_nope_head_dim=6,
+            qk_rope_head_dim=4,
+            v_head_dim=13,
+            moe_intermediate_size=20,
+            n_routed_experts=7,
+            n_shared_experts=1,
+            n_group=1,
+            topk_group=1,
+            first_k_dense_replace=2,
+            norm_topk_prob=False,
+            routed_scaling_factor=1.3,
+            tie_word_embeddings=True,
+            rope_theta=500.0,
+        ),
+    ),
+    # As Kimi K2 has them: YaRN with other weights, no groups, one dense layer.
+    "deepseek_v3_plain": (
+        "DeepseekV3",
+        dict(
+            _DEEPSEEK,
+            n_group=1,
+            topk_group=1,
+            n_shared_experts=1,
+            first_k_dense_replace=0,
+            rms_norm_eps=1e-5,
+            routed_scaling_factor=2.827,
+            rope_parameters=dict(
+                _YARN, beta_fast=1.0, mscale=0.7, mscale_all_dim=1.9
+            ),
+        ),
+    ),
+    "glm4_moe": (
+        "Glm4Moe",
+        dict(
+            _GLM,
+            attention_bias=True,
+            use_qk_norm=True,
+            routed_scaling_factor=2.5,
+            n_shared_experts=2,
+            partial_rotary_factor=0.25,
+        ),
+    ),
+    "glm4_moe_groups": (
+        "Glm4Moe",
+        dict(
+            _GLM,
+            n_group=4,
+            topk_group=2,
+            first_k_dense_replace=2,
+            norm_topk_prob=False,
+            tie_word_embeddings=True,
+            rope_parameters=dict(_YARN, partial_rotary_factor=0.5),
         ),
     ),
     "gpt_neox": ("GPTNeoX", dict(_SHAPE, rotary_pct=0.25)),
@@ -319,22 +586,23 @@ CASES = {
 
 
 @functools.cache
-def stored() -> dict[str, np.ndarray]:
-  """Returns `CASE/seed`, `CASE/tokens`, `CASE/margin` and `CASE/logits`."""
-  with np.load(STORED, allow_pickle=False) as file:
+def stored(case: str) -> dict[str, np.ndarray]:
+  """Returns a case's `seed`, `tokens`, `margin` and `logits`."""
+  with np.load(STORED / f"{case}.npz", allow_pickle=False) as file:
     return dict(file)
 
 
 def seed_of(case: str) -> int:
   """Returns a case's seed: its greedy completions come near no tie."""
-  return int(stored()[f"{case}/seed"])
+  return int(stored(case)["seed"])
 
 
 def hf_settings(case: str, num_labels: int = 0) -> dict:
   """Returns a case's config.json, as `transformers` writes it."""
   name, settings = CASES[case]
   head = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
-  kind = name + "Text" * (name in ("Gemma3", "Qwen3_5"))
+  has_parts = name in ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe")
+  kind = name + "Text" * has_parts
   config = getattr(transformers, f"{kind}Config")(
       vocab_size=VOCAB,
       pad_token_id=0,
@@ -364,7 +632,8 @@ def tensors(config: config_lib.ModelConfig, seed: int) -> dict[str, np.ndarray]:
       elif name.endswith("conv1d.weight"):
         values = 0.5 * values
       elif len(row.hf_shape) == 1:
-        values = 0.3 * values + name.endswith("weight")
+        has_mean_1 = name.endswith(("weight", "scalar", "scale"))
+        values = 0.3 * values + has_mean_1
       else:
         values = (0.35 if config.family.startswith("gpt") else 0.2) * values
       found[name] = values.astype(np.float32)

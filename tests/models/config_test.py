@@ -70,6 +70,12 @@ class FromConfigTest(parameterized.TestCase):
       _from_config(**wrong)
     self.assertIn(f"{name}={value!r}", str(caught.exception))
 
+  def test_latents_come_from_a_folder(self):
+    with self.assertRaisesRegex(
+        ValueError, "latent_rank=0: must be 1 or more .* a folder .config.init"
+    ):
+      _from_config(family="deepseek_v3", num_experts=4, experts_per_token=2)
+
   def test_refuses_yarn_with_rope_theta_1(self):
     with self.assertRaisesRegex(ValueError, "rope_theta=1.0: must be above 0"):
       _from_config(rope_type="yarn", rope_theta=1.0)

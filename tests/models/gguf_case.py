@@ -11,7 +11,7 @@ import numpy as np
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 WIDTH, MLP, HEADS, KV_HEADS, LAYERS, POSITIONS = 256, 512, 4, 2, 2, 64
-EXPERTS = 3
+EXPERTS, WINDOW = 3, 16
 TEMPLATE = "{% for m in messages %}<|x|>{{ m['content'] }}{% endfor %}<|y|>"
 # transformers adds <|endoftext|> to words that lack it.
 _SPECIAL = ("<eos>", "<bos>", "<|endoftext|>", "<|x|>", "<|y|>")
@@ -52,7 +52,11 @@ def shapes(architecture: str, head_dim: int) -> dict[str, tuple[int, ...]]:
       for name in ("gate", "up", "down"):
         shape = block.pop(f"ffn_{name}.weight")
         block[f"ffn_{name}_exps.weight"] = EXPERTS, *shape
-    if architecture in ("qwen3", "qwen3moe"):
+    if architecture == "gemma3":
+      block |= dict.fromkeys(
+          ("post_attention_norm.weight", "post_ffw_norm.weight"), (WIDTH,)
+      )
+    if architecture in ("gemma3", "qwen3", "qwen3moe"):
       block |= dict.fromkeys(
           ("attn_q_norm.weight", "attn_k_norm.weight"), (head_dim,)
       )
@@ -96,6 +100,8 @@ def write(
       "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 5000.0,
       "rope.dimension_count": head_dim, "vocab_size": len(tokens),
   }  # fmt: skip
+  if architecture == "gemma3":
+    numbers["attention.sliding_window"] = WINDOW
   if architecture == "qwen3moe":
     numbers |= {"expert_count": EXPERTS, "expert_used_count": 2,
                 "expert_feed_forward_length": MLP}  # fmt: skip

@@ -50,6 +50,7 @@ class GgufParityTest(parameterized.TestCase):
       *(("llama", kind, True) for kind in ("F32", "F16", *_TYPES)),
       *(("qwen2", "Q4_1", True), ("qwen2", "Q6_K", False)),
       *(("qwen3", "Q8_0", True), ("qwen3", "Q4_K", False)),
+      *(("gemma3", "Q5_0", True), ("gemma3", "Q6_K", False)),
   )
   @pytest.mark.slow
   def test_weights_and_config(self, architecture, kind, is_tied):
@@ -59,7 +60,7 @@ class GgufParityTest(parameterized.TestCase):
         self.path, architecture, kind, head_dim=size, is_tied=is_tied
     )
     read = theirs_lib.load_gguf_checkpoint(str(self.path))["config"]
-    config = transformers.CONFIG_MAPPING[architecture](**read)
+    config = transformers.CONFIG_MAPPING[read["model_type"]](**read)
     with torch.device("meta"):
       model = transformers.AutoModelForCausalLM.from_config(config)
     theirs = theirs_lib.load_gguf_checkpoint(
@@ -70,7 +71,15 @@ class GgufParityTest(parameterized.TestCase):
     for name, tensor in theirs.items():
       ours = files.read(name, (slice(None),) * tensor.ndim)
       np.testing.assert_array_equal(ours, tensor.float().numpy(), name)
+    rope = config.rope_parameters
+    if architecture == "gemma3":
+      local, rope = rope["sliding_attention"], rope["full_attention"]
     ours = hf_config.read(self.path)
+    if architecture == "gemma3":
+      self.assertEqual(
+          (ours.sliding_window, ours.local_rope_theta),
+          (config.sliding_window, local["rope_theta"]),
+      )
     hf_tensors.check_model(hf_hub.find(self.path), ours)
     self.assertEqual(
         (ours.width, ours.mlp_width, ours.num_layers, ours.num_heads,
@@ -79,7 +88,7 @@ class GgufParityTest(parameterized.TestCase):
         (config.hidden_size, config.intermediate_size, config.num_hidden_layers,
          config.num_attention_heads, config.num_key_value_heads,
          getattr(config, "head_dim", size), config.vocab_size,
-         config.rms_norm_eps, config.rope_parameters["rope_theta"],
+         config.rms_norm_eps, rope["rope_theta"],
          config.max_position_embeddings, config.tie_word_embeddings),
     )  # fmt: skip
 

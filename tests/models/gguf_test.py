@@ -12,6 +12,7 @@ import numpy as np
 
 from tba_jax.config import validate
 from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.models.hf import gguf_folder
 from tba_jax.models.hf import hf
 from tba_jax.models.hf import hf_config
 from tba_jax.models.hf import hf_files
@@ -32,14 +33,16 @@ class GgufTest(parameterized.TestCase):
     )
 
   @parameterized.product(
-      architecture=("llama", "qwen2", "qwen3"), is_tied=(True, False)
+      architecture=("llama", "qwen2", "qwen3", "gemma3"),
+      is_tied=(True, False),
   )
   def test_config_and_params(self, architecture, is_tied):
     gguf_case.write(self.path, architecture, is_tied=is_tied)
     config, params = hf.load(self.path)
+    family = gguf_folder.ARCHITECTURES[architecture]
     self.assertEqual(
         (config.family, config.width, config.mlp_width, config.num_layers),
-        (architecture, gguf_case.WIDTH, gguf_case.MLP, gguf_case.LAYERS),
+        (family, gguf_case.WIDTH, gguf_case.MLP, gguf_case.LAYERS),
     )
     self.assertEqual((config.num_heads, config.num_kv_heads), (4, 2))
     self.assertEqual((config.rope_theta, config.max_positions), (5000.0, 64))
@@ -48,6 +51,55 @@ class GgufTest(parameterized.TestCase):
     )
     self.assertEqual((config.stop_ids, config.tie_embeddings), ((), is_tied))
     self.assertEqual("head" in params, not is_tied)
+
+  def test_norms_of_gemma_are_stored_with_1_added(self):
+    gguf_case.write(self.path, "gemma3", "Q8_0")
+    _, params = hf.load(self.path)
+    theirs = {t.name: t.data for t in gguf.GGUFReader(self.path).tensors}
+    block = params["blocks"]
+    for ours, name in (
+        (block["attention_norm"], "attn_norm"),
+        (block["attention_out_norm"], "post_attention_norm"),
+        (block["mlp_norm"], "ffn_norm"),
+        (block["mlp_out_norm"], "post_ffw_norm"),
+        (block["attention"]["q_norm"], "attn_q_norm"),
+        (block["attention"]["k_norm"], "attn_k_norm"),
+    ):
+      np.testing.assert_array_equal(
+          ours["scale"][1], theirs[f"blk.1.{name}.weight"] - np.float32(1), name
+      )
+    np.testing.assert_array_equal(
+        params["final_norm"]["scale"],
+        theirs["output_norm.weight"] - np.float32(1),
+    )
+
+  def test_windows_and_scales_of_gemma(self):
+    linear = {
+        "gemma3.rope.scaling.type": "linear",
+        "gemma3.rope.scaling.factor": 8.0,
+    }
+    gguf_case.write(self.path, "gemma3", keys=linear)
+    config = hf_config.read(self.path)
+    self.assertEqual((config.sliding_window, config.windows), (16, (16, 16)))
+    self.assertEqual((config.rope_type, config.rope_factor), ("linear", 8.0))
+    self.assertEqual(
+        (config.rope_theta, config.local_rope_theta), (5000.0, 10000.0)
+    )
+    self.assertEqual((config.activation, config.score_dim), ("gelu_new", 64))
+    # Gemma 3 27B has 62 layers: 168 = 5376 / 32 differs from its head of 128.
+    gguf_case.write(
+        self.path,
+        "gemma3",
+        head_dim=32,
+        keys={"gemma3.block_count": 62},
+    )
+    config = hf_config.read(self.path)
+    self.assertEqual((config.head_dim, config.score_dim), (32, 64))
+    self.assertEqual(config.windows, ((16,) * 5 + (0,)) * 10 + (16, 16))
+    window = "gemma3.attention.sliding_window"
+    gguf_case.write(self.path, "gemma3", without=window)
+    with self.assertRaisesRegex(ValueError, "sliding_window=None is not supp"):
+      hf_config.read(self.path)
 
   @parameterized.parameters("F32", "Q4_K")
   def test_each_expert_has_its_part_of_a_stack(self, quantization):

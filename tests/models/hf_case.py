@@ -12,6 +12,75 @@ from tba_jax.models.net import transformer
 
 VOCAB = 40
 
+DEEPSEEK = dict(
+    family="deepseek_v3",
+    num_kv_heads=4,
+    head_dim=14,
+    rope_dim=6,
+    value_dim=10,
+    latent_rank=12,
+    query_rank=9,
+    num_experts=8,
+    experts_per_token=3,
+    num_expert_groups=4,
+    groups_per_token=2,
+    router_scale=1.7,
+    shared_expert_width=96,
+    dense_layers=(True, False),
+    dense_mlp_width=20,
+    rope_type="yarn",
+    rope_factor=4.0,
+    rope_original_positions=4,
+    rope_mscale_all_dim=0.8,
+)
+GLM = dict(
+    family="glm4_moe",
+    attention_bias=True,
+    head_norms=True,
+    num_experts=8,
+    experts_per_token=3,
+    dense_layers=(True, False),
+    shared_expert_width=48,
+    dense_mlp_width=20,
+    rotary_fraction=0.5,
+)
+# Local and global layers, with keys and values and without.
+GEMMA4 = dict(
+    family="gemma4_text",
+    num_layers=5,
+    sliding_window=4,
+    global_layers=(False, False, True, False, True),
+    global_head_dim=24,
+    global_kv_heads=1,
+    keys_as_values=True,
+    num_shared_layers=2,
+    dense_layers=(False,) * 3 + (True,) * 2,
+    mlp_width=48,
+    dense_mlp_width=96,
+    layer_input_width=12,
+    # A layer's embedding is normed whatever its size: if small, noise.
+    norm_epsilon=0.1,
+    logit_cap=30.0,
+    local_rope_theta=100.0,
+    rope_type="proportional",
+    rotary_fraction=0.25,
+    activation="gelu_new",
+    tie_embeddings=True,
+)
+# Experts next to each layer's MLP.
+GEMMA4_EXPERTS = dict(
+    GEMMA4,
+    num_layers=3,
+    global_layers=(False, False, True),
+    num_shared_layers=0,
+    layer_input_width=0,
+    dense_layers=(),
+    dense_mlp_width=config_lib.ModelConfig.dense_mlp_width,
+    mlp_width=20,
+    shared_expert_width=48,
+    num_experts=8,
+    experts_per_token=3,
+)
 # Shapes of each family, as itself.
 FAMILIES = (
     dict(
@@ -23,6 +92,8 @@ FAMILIES = (
         activation="gelu_new",
         tie_embeddings=True,
     ),
+    GEMMA4,
+    GEMMA4_EXPERTS,
     dict(family="llama", attention_bias=True, mlp_bias=True),
     dict(family="mistral", sliding_window=4),
     dict(family="qwen2"),
@@ -38,6 +109,34 @@ FAMILIES = (
         rotary_fraction=0.25,
     ),
     dict(family="qwen3_moe", num_experts=4, experts_per_token=2),
+    dict(
+        family="qwen3_5_moe_text",
+        delta_layers=(True, False),
+        delta_key_heads=2,
+        delta_value_heads=4,
+        delta_key_dim=6,
+        delta_value_dim=10,
+        num_experts=4,
+        experts_per_token=2,
+        shared_expert_width=20,
+    ),
+    # A period of a layer without experts and one with.
+    dict(
+        family="qwen3_next",
+        num_layers=4,
+        delta_layers=(True, False) * 2,
+        dense_layers=(True, False) * 2,
+        delta_key_heads=2,
+        delta_value_heads=4,
+        delta_key_dim=6,
+        delta_value_dim=10,
+        dense_mlp_width=44,
+        num_experts=4,
+        experts_per_token=2,
+        norm_router=False,
+        shared_expert_width=20,
+        rotary_fraction=0.25,
+    ),
     dict(
         family="ministral3",
         query_growth=0.25,
@@ -80,6 +179,8 @@ FAMILIES = (
         swiglu_alpha=1.3,
         swiglu_limit=1.5,
     ),
+    DEEPSEEK,
+    GLM,
     dict(
         family="gpt2",
         num_kv_heads=4,

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes stored_logits.npz: what `transformers` computes of each case.
+"""Writes stored_logits/CASE.npz: what `transformers` computes of each case.
 
 Run from the repository's root where torch is installed:
 
@@ -39,20 +39,16 @@ def _make(case: str) -> dict[str, np.ndarray]:
   distinct = len(np.unique(completions))
   print(case, seed, margin.min(), logits.std(), distinct, flush=True)
   return {
-      f"{case}/seed": np.int32(seed),
-      f"{case}/tokens": completions.astype(np.uint8),
-      f"{case}/margin": margin.min(),
-      f"{case}/logits": logits.astype(np.float32),
+      "seed": np.int32(seed),
+      "tokens": completions.astype(np.uint8),
+      "margin": margin.min(),
+      "logits": logits.astype(np.float32),
   }
 
 
 def main(names: list[str]) -> None:
-  found = dict(cases.stored()) if cases.STORED.exists() else {}
   for case in names or cases.CASES:
-    found |= _make(case)
-    known = {k: v for k, v in found.items() if k.split("/")[0] in cases.CASES}
-    np.savez_compressed(cases.STORED, **known)
-  print(cases.STORED, cases.STORED.stat().st_size, "bytes")
+    np.savez_compressed(cases.STORED / f"{case}.npz", **_make(case))
 
 
 if __name__ == "__main__":

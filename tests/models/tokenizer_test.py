@@ -153,6 +153,25 @@ class PromptTest(parameterized.TestCase):
     )
     self.assertEqual(tokenizer.encode_prompt(chat), tokenizer.encode("hi"))
 
+  def test_chat_template_gets_configured_arguments(self):
+    folder = self.create_tempdir().full_path
+    tokenizer = self.make(own_bos=False, bos="auto")
+    tokenizer.chat_template = (
+        "{{ messages[-1].content }}"
+        "{% if enable_thinking is false %}!{% endif %}"
+    )
+    tokenizer.save(folder)
+    chat = [{"role": "user", "content": "hi"}]
+    for text, expected in (
+        ("", "hi"),
+        ('{"enable_thinking": true}', "hi"),
+        ('{"enable_thinking": false}', "hi!"),
+    ):
+      settings = dict(bos="auto", chat=False, template_arguments=text)
+      found = tokenizer_lib.load_configured(folder, settings)
+      self.assertEqual(found.chat_text(chat), expected)
+      self.assertEqual(found.encode_prompt(chat), found.encode(expected))
+
   def test_chat_has_the_tokens_of_its_template(self):
     tokenizer = self.make(own_bos=True, bos="always")
     tokenizer.chat_template = (
@@ -560,6 +579,37 @@ class ChatTest(parameterized.TestCase):
       (self.folder / "chat_template.jinja").write_text(template)
       with self.assertRaisesRegex(ValueError, "template.jinja: the .* ref"):
         self.load().encode_prompt(_CHAT)
+
+
+class DialogueTest(absltest.TestCase):
+
+  def test_context_is_the_whole_chat_however_turns_end(self):
+    words = "[user] [assistant] [tool] #f a b c 0 2 4 6".split()
+    tokenizer = tokenizer_lib.word_level(words, r"\[\w+\]|#f|<eos>|\w")
+    # What is written depends on the turns before, and on the tools.
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}<eos>"
+        "{% if loop.index > 1 and tools %}#{{ tools[0].function.name }}"
+        "{% endif %}{{ loop.index0 if loop.last }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    chat = [{"role": "user", "content": "a"}]
+    dialogue = tokenizer_lib.Dialogue(tokenizer, chat, tools)
+    stop = "<eos>"
+    for ended in (stop, "", stop):
+      said = [{"role": "tool", "content": "b"}]
+      turn = tokenizer.encode(f"c{ended}")
+      ids = dialogue.encode_answer("c", turn, said)
+      chat += [{"role": "assistant", "content": "c"}, *said]
+      whole = tokenizer.chat_text(chat, tools=tools)
+      end = tokenizer.decode(turn + ids)
+      self.assertEqual(whole[-len(end) :], end)
+      self.assertStartsWith(end, "c<eos>#f[tool]b<eos>#f")
+    # Texts are followed by texts as they are.
+    dialogue = tokenizer_lib.Dialogue(tokenizer, "a", ())
+    ids = dialogue.encode_answer("c", tokenizer.encode("c"), "b")
+    self.assertEqual(ids, tokenizer.encode("b"))
 
 
 class ContentLengthsTest(absltest.TestCase):

@@ -33,15 +33,16 @@ def make(
 def multimodal(case: str) -> torch.nn.Module:
   """Returns a model with a vision tower, and a case as language model."""
   text = cases.hf_settings(case)
-  if text["model_type"] == "qwen3_5_text":
+  if text["model_type"].startswith("qwen3_5"):
+    name = cases.CASES[case][0]
     vision = dict(
         hidden_size=16, intermediate_size=16, depth=1, num_heads=2,
         out_hidden_size=32, num_position_embeddings=4,
     )  # fmt: skip
-    config = transformers.Qwen3_5Config(
+    config = getattr(transformers, f"{name}Config")(
         text_config=text, vision_config=vision, eos_token_id=1
     )
-    model = transformers.Qwen3_5ForConditionalGeneration(config)
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
     state = make(case).model.state_dict()
     model.model.language_model.load_state_dict(state)
     model.lm_head.load_state_dict(make(case).lm_head.state_dict())
@@ -51,6 +52,13 @@ def multimodal(case: str) -> torch.nn.Module:
       num_attention_heads=2, image_size=28, patch_size=14,
   )  # fmt: skip
   kind, settings = "Gemma3", dict(mm_tokens_per_image=4)
+  if text["model_type"] == "gemma4_text":
+    kind, settings = "Gemma4", {}
+    vision = dict(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, head_dim=8,
+        position_embedding_size=4,
+    )  # fmt: skip
   if text["model_type"] == "ministral3":
     tie = text.get("tie_word_embeddings", False)
     kind, settings = "Mistral3", dict(tie_word_embeddings=tie)
@@ -104,7 +112,7 @@ def gradients(model: torch.nn.Module, tokens, mask) -> dict[str, np.ndarray]:
   for name, param in model.named_parameters():
     grad = param.grad.numpy()
     head, _, tail = name.partition(".experts.")
-    if not tail or model.config.model_type == "gpt_oss":
+    if not tail or model.config.model_type in ("gpt_oss", "gemma4_text"):
       out[name] = grad
       continue
     # A module stacks what the folder has one by one.

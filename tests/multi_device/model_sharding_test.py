@@ -16,6 +16,7 @@ from tba_jax.mesh import sharding
 from tba_jax.models import config
 from tba_jax.models.net import transformer
 from tests.support import cpu_devices
+from tests.support import tiny_model
 
 cpu_devices.make(8)
 
@@ -32,6 +33,8 @@ def setUpModule():
 
 
 def _model(**overrides) -> transformer.Model:
+  if "family" in overrides:
+    return tiny_model.make_model(vocab_size=V, **overrides)
   settings = settings_lib.get_config().model
   settings.update(num_kv_heads=2, mlp_width=96, **overrides)
   return transformer.make_model(
@@ -66,10 +69,13 @@ def _logits_fn(model):
 class ModelShardingTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      (_completion_fn, False), (_completion_fn, True), (_logits_fn, False)
+      (_completion_fn, {}),
+      (_completion_fn, dict(tie_embeddings=True)),
+      (_logits_fn, {}),
+      (_completion_fn, tiny_model.SHARED),
   )
-  def test_logits_and_gradients_equal_one_device(self, make_fn, tie_embeddings):
-    model = _model(tie_embeddings=tie_embeddings)
+  def test_logits_and_gradients_equal_one_device(self, make_fn, changes):
+    model = _model(**changes)
     params, batch = model.init(jax.random.key(0)), _batch()
     logits_fn = make_fn(model)
     weight = jax.random.normal(
@@ -85,8 +91,9 @@ class ModelShardingTest(parameterized.TestCase):
 
     mesh = sharding.make_mesh(MESH)
     shardings = sharding.param_shardings(mesh, model)
-    for leaf in jax.tree.leaves(shardings):
-      self.assertFalse(leaf.is_fully_replicated, leaf)
+    for place, leaf in zip(*map(jax.tree.leaves, (shardings, params))):
+      # Norms of heads and factors of layers have few numbers.
+      self.assertTrue(not place.is_fully_replicated or leaf.size <= 16, place)
     params = jax.device_put(params, shardings)
     batch = sharding.shard_batch(batch, mesh)
     (loss, logits), grads = jax.jit(grad_fn, out_shardings=(None, shardings))(
@@ -109,6 +116,17 @@ class ModelShardingTest(parameterized.TestCase):
     chex.assert_trees_all_close(
         params, model.init(jax.random.key(0)), atol=1e-7
     )
+
+  def test_embeddings_of_layers_are_split_over_mesh(self):
+    model = _model(**tiny_model.SHARED)
+    shardings = sharding.param_shardings(sharding.make_mesh(MESH), model)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    for name, leaf, whole, part in (
+        ("layer_embed", "embedding", (32, 32), (16, 16)),
+        ("layer_map", "kernel", (32, 16), (16, 16)),
+    ):
+      self.assertEqual(shapes[name][leaf].shape, whole)
+      self.assertEqual(shardings[name][leaf].shard_shape(whole), part)
 
   def test_batch_keeps_completions_of_prompt_together(self):
     mesh = sharding.make_mesh(MESH)

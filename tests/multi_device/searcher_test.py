@@ -59,7 +59,7 @@ def setUpModule():
 
 
 def make_policy(rank=0, **changes):
-  model = tiny_model.make_model(num_kv_heads=2, **changes)
+  model = tiny_model.make_model(**{"num_kv_heads": 2, **changes})
   settings = {"rank": rank, "alpha": 4.0, "targets": "all"}
   adapters = lora.make(settings, model)
   return types.SimpleNamespace(
@@ -209,15 +209,28 @@ class SamplingTest(parameterized.TestCase):
       np.testing.assert_array_equal(one.tokens, other.tokens)
       np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
 
+  @parameterized.parameters(
+      (tiny_model.STATES, 0, "state", (32, 1, 4, 6)),
+      # Latents are whole on each device.
+      (tiny_model.LATENTS, 1, "v", (32, 1, 12)),
+      # A head a device; global layers have wider ones.
+      (tiny_model.SHARED, 0, "v", (32, 1, 4)),
+      (tiny_model.SHARED, 1, "v", (32, 1, 8)),
+  )
   @mock.patch.object(sharing, "OWN_PROMPTS", ())
-  def test_states_are_sharded_with_their_rows(self):
-    policy = make_policy(**tiny_model.STATES)
+  def test_states_and_latents_are_sharded_with_their_rows(
+      self, shape, layer, name, expected_shape
+  ):
+    policy = make_policy(**shape)
     init = lambda n: policy.model.init(jax.random.PRNGKey(n))
     params_of = {n: jax.device_get(init(n)) for n in range(3)}
 
     def check(programs):
-      state = programs.abstract_state.cache[1]["layers"][0]["state"]
-      self.assertEqual(state.sharding.shard_shape(state.shape), (32, 1, 4, 6))
+      leaf = programs.abstract_state.cache[1]["layers"][layer][name]
+      shape = leaf.sharding.shard_shape(leaf.shape)
+      if name == "v":  # Without the number of columns.
+        shape = shape[:2] + shape[3:]
+      self.assertEqual(shape, expected_shape)
 
     with mock.patch.multiple(SamplingTest, policy=policy, params_of=params_of):
       place = make_place(policy, data=2, tensor=2)
@@ -439,6 +452,7 @@ class CarriersTest(parameterized.TestCase):
         [draw(3, 6) for _ in range(5)],
         [lengths := np.array([6, 2, 1], "i4")] * 5,
         [np.arange(6) < lengths[:, None]] * 5,
+        [None] * 5,
     )
     result = []
     for sizes in (dict(), dict(data=2, tensor=2)):

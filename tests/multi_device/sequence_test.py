@@ -166,6 +166,11 @@ class FunctionsTest(parameterized.TestCase):
           2**25,
       ),
       (dict(family="qwen3_moe", num_experts=4, experts_per_token=2), 2**25),
+      (tiny_model.SPARSE, 2**25),
+      (tiny_model.LATENTS, 2**25),
+      (tiny_model.SHARED, 2**25),
+      (tiny_model.SHARED, 2**25, "plain", "fsdp"),
+      (tiny_model.BOTH, 2**25),
       # Each of four devices has a query head, with copies of the two of keys;
       # each of two has two.
       (_LOCAL, 2**25, "splash"),
@@ -209,6 +214,11 @@ class FunctionsTest(parameterized.TestCase):
       ("fsdp", dict(family="qwen3_moe", num_experts=4, experts_per_token=2)),
       ("mixed", _OSS),
       ("fsdp", tiny_model.STATES),
+      ("fsdp", tiny_model.SPARSE),
+      ("mixed", tiny_model.LATENTS),
+      ("sequence", tiny_model.SHARED),
+      ("mixed", tiny_model.SHARED),
+      ("mixed", tiny_model.BOTH),
   )
   def test_packed_rows_have_gradients_of_sequences_alone(
       self, mesh_name, changes
@@ -343,5 +353,25 @@ class MemoryTest(parameterized.TestCase):
     self.assertLess(bytes_of["sequence"], 0.5 * bytes_of["one"])
     # No device ever holds the stream of all tokens.
     whole = lambda L: rf"f32\[({B},{L}|{B * L}),24\]"
+    self.assertRegex(text_of["one"], whole(P - 1 + K * T))
+    self.assertNotRegex(text_of["sequence"], whole(P + K * T))
+
+  def test_embeddings_of_layers_are_split(self):
+    B, K, P, T = 2, 2, 64, 128
+    batch = abstract_batch(B, K, P, T)
+    model = tiny_model.make_model(
+        **dict(tiny_model.SHARED, layer_input_width=10, max_positions=1024)
+    )
+    inputs = batch.prompt_tokens, batch.prompt_mask, batch.completion_tokens
+    text_of = {}
+    for name in ("one", "sequence"):
+      mesh = sharding.make_mesh(make_config(name).mesh)
+      run = sequence.split_tokens(
+          model.completion_stream, mesh, *sharding.TOKEN_AXES
+      )
+      params = sharding.abstract_params(model, mesh)
+      text_of[name] = jax.jit(run).lower(params, *inputs).compile().as_text()
+    # All four layers together, or one.
+    whole = lambda L: rf"f32\[(4,)?({B},{L}|{B * L}),((4,)?10|40)\]"
     self.assertRegex(text_of["one"], whole(P - 1 + K * T))
     self.assertNotRegex(text_of["sequence"], whole(P + K * T))

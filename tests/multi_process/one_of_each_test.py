@@ -94,8 +94,8 @@ class Sums(arithmetic.Arithmetic):
 # New file, its text, the table, and what is put before which of its lines.
 _ADDED = (
     ("losses/half.py", _OBJECTIVE, "losses/objective_table.py", {
-        '    "rloo": Objective(': '    "half": Objective("half:half_loss", '
-        "needs_beta=True),",
+        '    "rloo": ObjectiveSpec(': '    "half": ObjectiveSpec('
+        '"half:half_loss", needs_beta=True),',
     }),
     ("models/families/both.py", _FAMILY, "models/families/family.py", {
         '    "gpt2",': '    "both",',

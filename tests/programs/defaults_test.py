@@ -31,6 +31,7 @@ from tba_jax.system import accelerators
 from tba_jax.tools import memory_model
 from tba_jax.tools import plan
 from tests.models import tokenizer_test
+from tests.models.hf import hf_config_test
 
 _SHAPES = json.loads(
     (
@@ -202,9 +203,19 @@ class SizesTest(parameterized.TestCase):
         sum(x.size for x in jax.tree.leaves(params)),
     )
 
-  @parameterized.parameters("dots", "full")
+  @parameterized.product(
+      remat=["dots", "full"],
+      name=[
+          "Qwen/Qwen3-0.6B",
+          "Qwen/Qwen2.5-7B",
+          "Qwen/Qwen3-30B-A3B",
+          "Qwen/Qwen3-Next-80B-A3B-Instruct",
+          "google/gemma-4-E2B",
+          "google/gemma-4-26B-A4B",
+      ],
+  )
   @pytest.mark.slow
-  def test_activations_are_at_least_those_saved(self, remat):
+  def test_activations_are_at_least_those_saved(self, remat, name):
     config = settings.get_config()
     config.reference.role = "none"
     config.loss.name = "grpo"
@@ -213,19 +224,21 @@ class SizesTest(parameterized.TestCase):
     folder = pathlib.Path(self.create_tempdir().full_path)
     config.init = str(folder)
     mesh = sharding.abstract_mesh(config.mesh, "gpu")
-    for name in ("Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-7B", "Qwen/Qwen3-30B-A3B"):
-      (folder / "config.json").write_text(json.dumps(_SHAPES[name]))
-      saved = []
-      for prompts in (2, 4):
-        config.train.micro_batch_prompts = prompts
-        parts = memory_model.trainer(config, mesh).step
-        saved.append(parts["activations kept for them, at least"])
-      # What does not grow with the batch has memory of its own.
-      token = (saved[1] - saved[0]) / (2 * 8 * 256)
-      ours = defaults.activation_bytes(
-          hf_config.from_hf(_SHAPES[name]), remat, 2
-      )
-      self.assertBetween(ours / token, 1.0, 2.0, name)
+    shape = {
+        **_SHAPES,
+        "google/gemma-4-E2B": hf_config_test.GEMMA4,
+        "google/gemma-4-26B-A4B": hf_config_test.GEMMA4_26B,
+    }[name]
+    (folder / "config.json").write_text(json.dumps(shape))
+    saved = []
+    for prompts in (2, 4):
+      config.train.micro_batch_prompts = prompts
+      parts = memory_model.trainer(config, mesh).step
+      saved.append(parts["activations kept for them, at least"])
+    # What does not grow with the batch has memory of its own.
+    token = (saved[1] - saved[0]) / (2 * 8 * 256)
+    ours = defaults.activation_bytes(hf_config.read(folder), remat, 2)
+    self.assertBetween(ours / token, 1.0, 2.0)
 
 
 class ProposeTest(parameterized.TestCase):
@@ -309,8 +322,8 @@ class ChooseTest(parameterized.TestCase):
     self.assertEqual(config.optimizer.learning_rate_final, 3e-4)
     self.assertEqual(config.train.prompts_per_batch, 4)
     self.assertEqual(config.evaluate.num_prompts, 256)
-    self.assertEqual(config.evaluate.every_steps, 5)
-    self.assertEqual(config.log.samples_every_steps, 5)
+    self.assertEqual(config.evaluate.every_steps, 8)
+    self.assertEqual(config.log.samples_every_steps, 8)
     # Two completions each, in the 32 slots of a searcher.
     self.assertEqual(config.evaluate.batch_prompts, 16)
     for choice in choices:

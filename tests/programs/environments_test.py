@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run of completions of two turns: records, log-probs, ledger, resume."""
 
+import json
 import pathlib
 from unittest import mock
 
@@ -17,7 +18,9 @@ from tba_jax import searcher
 from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.config import variants
+from tba_jax.learning import batches
 from tba_jax.losses import logprobs as logprobs_lib
+from tba_jax.losses import objective
 from tba_jax.programs import inline
 from tests.support import two_turns
 
@@ -222,12 +225,91 @@ class EnvironmentsTest(parameterized.TestCase):
         r"\s*<td>0</td>",
     )
 
+  def write_log(self):
+    """Writes episodes with an answer "d", which no turn has; returns a path."""
+    say = lambda role, text: {"role": role, "content": text}
+    lines = [
+        {
+            "messages": [
+                say("user", prompt),
+                say("assistant", f"a{turn}"),
+                say("user", "d:"),
+                say("assistant", turn),
+            ],
+            "reward": reward,
+        }
+        for prompt in ("a:", "c:")
+        for turn, reward in (("b", 1.0), ("c", 0.0))
+    ]
+    return self.create_tempfile(
+        content="\n".join(map(json.dumps, lines))
+    ).full_path
+
+  @pytest.mark.slow
+  def test_loop_trains_on_logged_turns_alone(self):
+    config = make_config(
+        init="scratch",
+        offline__path=self.write_log(),
+        loss__name="tb",
+        loss__ratio_clip=0.0,
+        train__num_steps=2,
+    )
+    validate.validate(config)
+    maker = inline.LoopMaker(config)
+    self.addCleanup(maker.close)
+    draws, losses = [], []
+
+    def watch(step, draw, metrics):
+      draws.append(draw)
+      losses.append(metrics["loss"])
+
+    maker.make(config).train(watch)
+    self.assertTrue(np.isfinite(losses).all())
+    self.assertGreater(losses[0], 0)
+    tokenizer = maker.policy.tokenizer
+    (planted,) = tokenizer.encode("d")
+    batch = batches.of_draw(draws[0], tokenizer)
+    texts = {
+        tokenizer.decode(tokens[tokens != tokenizer.pad_id])
+        for tokens in batch.completion_tokens.reshape(-1, 12)
+    }
+    self.assertEqual(texts, {f"a{x}<eos>d:{x}<eos>" for x in "bc"})
+    gradient_BxKxT = jax.grad(
+        lambda x: objective.make_pure_loss(config)(x, {}, batch, 1.0)[0]
+    )(-np.ones_like(batch.behavior_logprobs))
+    is_planted = batch.completion_tokens == planted
+    self.assertTrue(is_planted.any(2).all())
+    np.testing.assert_array_equal(gradient_BxKxT[is_planted], 0)
+    sampled = batch.completion_mask > 0
+    self.assertTrue((gradient_BxKxT[sampled] != 0).all())
+
+  @pytest.mark.slow
+  def test_run_trains_on_log_and_plays_evaluations(self):
+    config = make_config(
+        init="scratch",
+        offline__path=self.write_log(),
+        loss__name="tb",
+        loss__ratio_clip=0.0,
+        train__num_steps=2,
+    )
+    result = tba_jax.train(config)
+    self.assertTrue(result.summary["ledger_closed"])
+    self.assertTrue(np.isfinite([r["train/loss"] for r in result.steps]).all())
+    self.assertGreater(result.summary["after"]["turns"], 0)
+
   def test_wrong_settings_are_reported_before_device_is_used(self):
     log = self.create_tempfile(
         content='{"prompt": "a", "completion": "b", "reward": 1.0}'
     ).full_path
     for changes, message in (
-        ({"offline__path": log}, "offline.path = .*: must be '' with env"),
+        (
+            {"offline__path": log, "offline__fraction": 0.5},
+            "offline.fraction = .*: must be 1 with environments",
+        ),
+        (
+            {"offline__path": log, "offline__reward_field": ""},
+            "offline.reward_field = .*: must be .* with environments",
+        ),
         (
             {"reward__backend": "process"},
             "reward.backend = 'process': .*'pool'",

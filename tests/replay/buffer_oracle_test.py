@@ -62,7 +62,7 @@ class NaiveEquivalenceTest(parameterized.TestCase):
         # Some of these have been evicted by now.
         rows = drawn.pop(int(rng.integers(len(drawn))))
         self.assertEqual(
-            buffer.mark_trained(rows), naive.mark_trained(rows.ravel().tolist())
+            buffer.mark_drawn(rows), naive.mark_drawn(rows.ravel().tolist())
         )
       elif choice < 0.97:
         step += 1

@@ -108,7 +108,7 @@ class InsertTest(parameterized.TestCase):
     buffer = make_buffer()
     buffer.insert(make_group(1, [[5]]), 0)
     old = buffer.sample(1, 1, 0).ids
-    self.assertEqual(buffer.mark_trained(old), (1, 1, 1))
+    self.assertEqual(buffer.mark_drawn(old), (1, 1, 1))
     buffer.set_ref_logprobs(old, np.full((1, 1, 4), -1.0, np.float32), 0)
     result = buffer.insert(make_group(1, [[5]]), 1)
     self.assertEqual(result, (0, 0, 0))
@@ -224,6 +224,32 @@ class InOrderTest(absltest.TestCase):
     draws = [rounds.draw(2, 2, step).prompt_ids for step in (4, 5, 6, 7)]
     self.assertEqual([d.tolist() for d in draws], 2 * [[0, 1], [2, 3]])
 
+  def test_redraw_takes_next_group_of_round(self):
+    config = fake_groups.buffer_config(dedupe=False)
+    config.rounds.update(mini_batches=2, passes=2)
+    rounds = buffer_lib.ReplayBuffer(
+        config, reward_temperature=lambda step: 1.0
+    )
+    for i in range(4):
+      rounds.insert(make_group(i, distinct(10 * i, 2)), 4)
+
+    def redraw(draw, left_out):
+      is_left_out = lambda rows: np.isin(
+          rounds.table.prompt_ids[rows], left_out
+      )
+      return rounds.redraw(draw, is_left_out, np.random.default_rng(0))
+
+    for step, left_out, expected in (
+        (4, [1], [0, 2]),
+        (5, [3], [2, 0]),
+        (6, [0, 2], [3, 1]),
+        (7, [0, 1, 2], [3, 3]),
+    ):
+      redrawn = redraw(rounds.draw(2, 2, step), left_out)
+      self.assertEqual(redrawn.prompt_ids.tolist(), expected)
+    with self.assertRaises(buffer_lib.NothingLeftError):
+      redraw(redrawn, [0, 1, 2, 3])
+
   def test_round_without_rewards_draws_what_is_stored(self):
     draw = self.buffer.sample_in_order(2, 2, 5, arrived_from=5, skip=0)
     self.assertEqual(
@@ -256,6 +282,91 @@ class SampleTest(absltest.TestCase):
     self.assertIn({2}, hot)
     for _ in range(40):
       self.assertEqual(first_tokens(buffer.sample(1, 1, 5)), {2})
+
+  def test_age_decays_a_stale_reward(self):
+    """At step 9, a reward of 1 weighs e^(10 - 18) of a fresh 0."""
+    for decay, expected in ((0.5, {2}), (0.0, {1})):
+      buffer = make_buffer(
+          recent_fraction=0.0,
+          selection="reward",
+          age_decay_steps=decay,
+          reward_temperature=lambda step: 0.1,
+      )
+      for version, reward in ((0, 1.0), (9, 0.0)):
+        group = make_group(1, [[1 + version // 9]], version=version)
+        group.rewards[:] = reward
+        buffer.insert(group, 9)
+      draws = [tuple(first_tokens(buffer.sample(1, 1, 9))) for _ in range(40)]
+      most = max(set(draws), key=draws.count)
+      self.assertEqual(set(most), expected)
+
+  def test_redraw_changes_only_slots_of_left_out_completions(self):
+    buffer = make_buffer(dedupe=False)
+    for prompt_id in range(6):
+      buffer.insert(make_group(prompt_id, distinct(10 * prompt_id, 2)), 0)
+    draw = buffer.sample(4, 2, 0)
+    state = buffer.get_state()
+    left_out = draw.prompt_ids[[1, 3]]
+    redrawn = buffer.redraw(
+        draw, self.of_prompts(buffer, left_out), np.random.default_rng(0)
+    )
+    chex.assert_trees_all_equal(buffer.get_state(), state)
+    np.testing.assert_array_equal(redrawn.ids[[0, 2]], draw.ids[[0, 2]])
+    # Prompts that were not drawn come first.
+    undrawn = {*range(6)} - {*draw.prompt_ids.tolist()}
+    self.assertEqual({*redrawn.prompt_ids[[1, 3]].tolist()}, undrawn)
+    self.assertTrue(redrawn.recent.all())
+    # Then prompts in the batch.
+    left_out = [*left_out, *undrawn]
+    redrawn = buffer.redraw(
+        draw, self.of_prompts(buffer, left_out), np.random.default_rng(0)
+    )
+    self.assertContainsSubset(
+        redrawn.prompt_ids.tolist(), draw.prompt_ids[[0, 2]].tolist()
+    )
+    with self.assertRaises(buffer_lib.NothingLeftError):
+      buffer.redraw(
+          draw, self.of_prompts(buffer, range(6)), np.random.default_rng(0)
+      )
+
+  def of_prompts(self, buffer, prompt_ids):
+    return lambda rows: np.isin(buffer.table.prompt_ids[rows], [*prompt_ids])
+
+  def test_redraw_keeps_prompt_with_other_completions(self):
+    buffer = make_buffer(dedupe=False)
+    buffer.insert(make_group(1, distinct(10, 2)), 0)
+    buffer.insert(make_group(2, distinct(20, 2)), 0)
+    buffer.insert(make_group(1, distinct(30, 2)), 1)
+    buffer.insert(make_group(1, distinct(40, 2)), 1)
+    draw = buffer.sample(1, 2, 1)
+    is_left_out = lambda rows: np.isin(
+        buffer.table.tokens("completion_tokens", rows)[:, 0], gone
+    )
+    gone = draw.completion_tokens[0, :1, 0]
+    redrawn = buffer.redraw(draw, is_left_out, np.random.default_rng(0))
+    self.assertEqual(redrawn.prompt_ids.tolist(), [1])
+    self.assertContainsSubset(first_tokens(redrawn), {30, 31, 40, 41})
+    # Without recent completions, the slot is a replay.
+    gone = np.array([30, 31, 40, 41])
+    prompts = set()
+    for seed in range(20):
+      redrawn = buffer.redraw(draw, is_left_out, np.random.default_rng(seed))
+      self.assertFalse(redrawn.recent.any())
+      prompts.update(redrawn.prompt_ids.tolist())
+    self.assertEqual(prompts, {1, 2})
+
+  def test_redraw_leaves_skipped_groups_out_of_recent_slots(self):
+    buffer = make_buffer(dedupe=False, skip_equal_rewards=True)
+    buffer.insert(make_group(1, distinct(10, 2), rewards=[0, 1]), 0)
+    buffer.insert(make_group(1, distinct(20, 2), rewards=[1, 1]), 0)
+    buffer.insert(make_group(2, distinct(30, 2), rewards=[0, 1]), 0)
+    draw = buffer.sample(2, 2, 0)
+    (slot,) = (draw.prompt_ids == 1).nonzero()[0]
+    is_left_out = lambda rows: np.isin(
+        buffer.table.tokens("completion_tokens", rows)[:, 0], [10, 11]
+    )
+    redrawn = buffer.redraw(draw, is_left_out, np.random.default_rng(0))
+    self.assertEqual(redrawn.prompt_ids[slot], 2)
 
   def test_window_is_span_of_steps(self):
     buffer = make_buffer(recent_window_steps=2)
@@ -558,7 +669,7 @@ class EvictionTest(absltest.TestCase):
       self.assertEqual(_stored(buffer), {f: r for r, f in plain.values()})
       self.assertEqual(buffer.untrained(), before + (1, 4, 4) - result)
       draw = buffer.sample(2, 3, step)
-      buffer.mark_trained(draw.ids)
+      buffer.mark_drawn(draw.ids)
 
 
 class UseTest(absltest.TestCase):
@@ -570,9 +681,9 @@ class UseTest(absltest.TestCase):
     self.assertEqual(int(draw.fresh.sum()), len(np.unique(draw.ids)))
     self.assertEqual(draw.stats()["unique_share"], len(np.unique(draw.ids)) / 6)
     everything = buffer.sample(1, 2, 0).ids
-    self.assertEqual(buffer.mark_trained(everything), (1, 2, 3))
-    self.assertEqual(buffer.mark_trained(everything), (0, 0, 0))
-    buffer.mark_trained(np.repeat(everything.ravel()[:1], 3))
+    self.assertEqual(buffer.mark_drawn(everything), (1, 2, 3))
+    self.assertEqual(buffer.mark_drawn(everything), (0, 0, 0))
+    buffer.mark_drawn(np.repeat(everything.ravel()[:1], 3))
     self.assertFalse(buffer.sample(1, 2, 0).fresh.any())
     stats = buffer.stats()
     self.assertEqual(stats["use_count"], 3.5)
@@ -705,7 +816,7 @@ class StateTest(parameterized.TestCase):
       key = step * 3 % 5
       buffer.insert(make_group(key, distinct(step * 2, 3)), step)
       draw = buffer.sample(3, 2, step)
-      buffer.mark_trained(draw.ids)
+      buffer.mark_drawn(draw.ids)
       if step % 2:
         values = np.full((3, 2, 4), -step, np.float32)
         buffer.set_ref_logprobs(draw.ids, values, step)
@@ -718,7 +829,7 @@ class StateTest(parameterized.TestCase):
     before = copy.deepcopy(state)
     for step in range(8, 20):
       buffer.insert(make_group(step % 6, distinct(step, 4)), step)
-      buffer.mark_trained(buffer.sample(4, 3, step).ids)
+      buffer.mark_drawn(buffer.sample(4, 3, step).ids)
     chex.assert_trees_all_equal(state, before)
 
   @parameterized.parameters("uniform", "reward")
@@ -739,7 +850,7 @@ class StateTest(parameterized.TestCase):
       a, b = buffer.sample(4, 3, step), other.sample(4, 3, step)
       for name, value in vars(a).items():
         np.testing.assert_array_equal(value, getattr(b, name), err_msg=name)
-      self.assertEqual(buffer.mark_trained(a.ids), other.mark_trained(b.ids))
+      self.assertEqual(buffer.mark_drawn(a.ids), other.mark_drawn(b.ids))
       self.assertEqual(buffer.stats(), other.stats())
       invariants.check_buffer(other)
 

@@ -115,7 +115,7 @@ class CurriculumOrderTest(parameterized.TestCase):
     order.extend(_N + 2 * _ROUND)
     (self.folder / "order-000001.json").unlink()
     again = _make(folder=self.folder)
-    with self.assertRaisesRegex(ValueError, "order-000001.json: missing"):
+    with self.assertRaisesRegex(ValueError, "order-000001.json: is missing"):
       again.set_state(order.get_state())
 
   def test_refuses_file_of_another_order(self):

@@ -31,6 +31,7 @@ class DecisionsTest(absltest.TestCase):
         turn_rewards=np.zeros_like(draw.behavior_logprobs),
         routes=np.zeros((1, 2, 4, 1, 1), np.uint8),
         prompt_routes=np.zeros((1, 5, 1, 1), np.uint8),
+        kept_ids=np.zeros((1, 2, 4, 3), np.int32),
     )
 
   def open(self, epoch, step):
@@ -109,7 +110,7 @@ class DecisionsTest(absltest.TestCase):
     with mock.patch.object(jsonl.LineWriter, "write", side_effect=error):
       self.write(log, 0, 1)
     self.assertLen(self.events, 1)
-    self.assertIn("cannot be replayed", self.events[0][1])
+    self.assertIn("cannot be rerun", self.events[0][1])
 
   def test_run_without_record_is_refused(self):
     with self.assertRaisesRegex(ValueError, "there is no record"):

@@ -144,7 +144,7 @@ class RandomRunTest(parameterized.TestCase):
       elif choice < 0.95 and unmarked:
         # Late on purpose: part of it has been evicted.
         rows = unmarked.pop(int(rng.integers(len(unmarked))))
-        ledger.train_first(buffer.mark_trained(rows))
+        ledger.train_first(buffer.mark_drawn(rows))
       elif totals:
         if rng.random() < 0.5:
           ledger.searcher_gone(sorted(totals)[rng.integers(len(totals))])

@@ -75,7 +75,7 @@ class NaiveBuffer:
     came = ledger.Amount(1, len(lengths), int(group.sampled_mask.sum()))
     return before + came - self.untrained()
 
-  def mark_trained(self, ids: Iterable[int]) -> ledger.Amount:
+  def mark_drawn(self, ids: Iterable[int]) -> ledger.Amount:
     """Returns what is trained on for the first time."""
     before = self.untrained()
     for item_id in ids:

@@ -84,6 +84,28 @@ class ChooseTest(parameterized.TestCase):
       outcomes.append(tuple(sorted(chosen.tolist())))
     self._assert_follows(outcomes, probabilities)
 
+  @parameterized.parameters(1, 5)
+  def test_weights_decay_with_age(self, count):
+    """exp(r/τ) exp(-age/τ_a): r = 2 at age 30 weighs as 0 at age 10."""
+    rng = np.random.default_rng(6)
+    rewards = np.array([2.0, 0.0, 1.0], np.float32)
+    weights = np.exp([2.0 - 3.0, -1.0, 1.0 - 2.0 * 0.5])
+    weights /= weights.sum()
+    chosen = [
+        selection.choose_by_reward(
+            rng,
+            rewards,
+            count,
+            temperature=1.0,
+            ages=np.array([30, 10, 10]),
+            age_decay=10.0,
+        )
+        for _ in range(3000 // count)
+    ]
+    self._assert_follows(
+        np.concatenate(chosen).tolist(), dict(enumerate(weights))
+    )
+
   def test_draws_by_reward_with_replacement_when_too_few(self):
     rng = np.random.default_rng(4)
     rewards = np.array([2.0, 0.0, 1.0], np.float32)

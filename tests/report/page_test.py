@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tba_jax.report import page as page_writer
+from tba_jax.report import run_reader
 from tba_jax.tools import report as programs_report
 from tests.report import fake_run
 from tests.report import page as page_lib
@@ -48,6 +49,39 @@ class BuildTest(absltest.TestCase):
     for title in ("Reward", "Held-out pass@1", "KL to the reference", "log Z"):
       self.assertIn(title, titles)
     self.assertEqual(sum(n for _, n in data["staleness"]), 30 * 256)
+
+  def test_counterfactuals_join_curves_of_metrics(self):
+    fake_run.make_run(self.workdir, num_steps=6)
+    lines = pathlib.Path(self.workdir, "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    folder = pathlib.Path(self.workdir, run_reader.COUNTERFACTUALS)
+    folder.mkdir()
+    steps = [
+        {
+            "step": step,
+            "train/loss": 0.5,
+            "train/kl": records[step]["train/kl"],
+        }
+        for step in (3, 4)
+    ]
+    (folder / "a.json").write_text(
+        json.dumps({"label": "loss.beta=0.1 <b>", "steps": steps})
+    )
+    (folder / "b.json").write_text(json.dumps({"label": 3}))
+    with contextlib.redirect_stderr(io.StringIO()) as err:
+      page = page_lib.Page(page_writer.write_report(self.workdir))
+    charts = {chart["title"]: chart["series"] for chart in page.data["charts"]}
+    self.assertEqual(
+        [series["label"] for series in charts["Loss"]],
+        ["loss", "loss.beta=0.1 <b>"],
+    )
+    added = charts["Loss"][1]
+    self.assertEqual((added["step"], added["mean"]), ([3, 4], [0.5, 0.5]))
+    self.assertEqual(added["time"], charts["Loss"][0]["time"][3:5])
+    # Its KL is the run's.
+    self.assertLen(charts["KL to the reference"], 1)
+    self.assertNotIn("loss.beta=0.1 <b>", page.source)
+    self.assertRegex(err.getvalue(), "b.json: damaged: 'label'")
 
   def test_changed_settings_are_on_page(self):
     fake_run.make_run(self.workdir, num_steps=30)

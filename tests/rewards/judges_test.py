@@ -235,8 +235,10 @@ class FinalRewardsTest(absltest.TestCase):
   def test_weight_applies_to_missing_stop(self):
     judged = _judged((1.0, 0.0))
     self.assertEqual(self.final(judged, reward_weight=0.25).tolist(), [0.5])
-    for weight, reward in ((0.25, 0.25), (0.0, 0.0)):
-      loss = {"reward_weight": weight, "missing_stop": "add",
+    for weight, rule, reward in (
+        (0.25, "add", 0.25), (0.0, "add", 0.0), (0.25, "mask", 0.5)
+    ):  # fmt: skip
+      loss = {"reward_weight": weight, "missing_stop": rule,
               "missing_stop_reward": -1.0}  # fmt: skip
       result = judges.final_rewards(
           ml_collections.ConfigDict(loss), judged, [False]

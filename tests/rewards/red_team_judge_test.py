@@ -85,6 +85,8 @@ class JudgeTest(absltest.TestCase):
     # One of three pairs is equal, two share no word.
     self.assertAlmostEqual(result["cosine_distance"], 2 / 3, places=5)
     self.assertAlmostEqual(result["cosine_distance_right"], 0.0, places=5)
+    self.assertEqual(result["distinct_attacks"], 1)
+    self.assertEqual(result["unique_attacks"], 1)
 
 
 class CosineDistanceTest(absltest.TestCase):
@@ -101,3 +103,16 @@ class CosineDistanceTest(absltest.TestCase):
   def test_is_0_of_fewer_than_two(self):
     self.assertEqual(red_team_judge.cosine_distance(np.zeros((1, 3))), 0.0)
     self.assertEqual(red_team_judge.cosine_distance(np.zeros((0, 3))), 0.0)
+
+
+class NumClustersTest(absltest.TestCase):
+
+  def test_counts_attacks_unlike_all_founders(self):
+    angles = np.radians([0, 40, 50, 100, 140])
+    e = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    count = lambda limit: red_team_judge.num_clusters(
+        e, math.cos(math.radians(limit))
+    )
+    # Founders 0, 50, 100 (140 is near 100); 0 and 100; 0.
+    self.assertEqual([count(45), count(90), count(150)], [3, 2, 1])
+    self.assertEqual(red_team_judge.num_clusters(e[:0], 0.7), 0)

@@ -127,6 +127,35 @@ class EndingsTest(parameterized.TestCase):
     # Dropped tokens make the tokens kept likelier.
     self.assertGreater(differ, 0.1)
 
+  @parameterized.parameters(
+      ({"top_k": 3}, 3, 3), ({"top_p": 0.99}, 2, 2), ({"min_p": 0.5}, 6, 0)
+  )
+  def test_records_the_tokens_it_samples_from(self, truncated, num_kept, size):
+    settings = {"temperature": 0.7, "num_kept": num_kept, **truncated}
+    found = self.sample(_sampler(self.model, **settings))
+    sizes = set()
+    for request, c in zip(self.requests, found):
+      self.assertEqual(c.kept_ids.shape, (11, _T, num_kept))
+      self.assertTrue((c.kept_ids[~c.sampled_mask] == -1).all())
+      for sample, length in enumerate(c.lengths):
+        seen = list(request.prompt_tokens)
+        for t, token in enumerate(c.tokens[sample, :length]):
+          kept = [i for i in c.kept_ids[sample, t].tolist() if i >= 0]
+          sizes.add(len(kept))
+          logprobs_V = fakes.next_logprobs(self.params, seen, 0.7)
+          self.assertIn(token, kept)
+          others = np.delete(logprobs_V, kept)
+          self.assertGreaterEqual(
+              min(logprobs_V[kept]), max(others, default=-np.inf) - 1e-4
+          )
+          if not size:  # All that are half as likely as the likeliest.
+            least = logprobs_V.max() + np.log(0.5)
+            self.assertLen(kept, (logprobs_V >= least).sum())
+          expected = logprobs_V[token] - np.logaddexp.reduce(logprobs_V[kept])
+          self.assertAlmostEqual(c.logprobs[sample, t], expected, places=4)
+          seen.append(token)
+    self.assertEqual(sizes == {size}, size > 0)
+
   def test_one_version_and_nothing_dropped(self):
     for found in self.whole:
       np.testing.assert_array_equal(found.plain_logprobs, found.logprobs)

@@ -22,6 +22,36 @@ def _probs(logits_V, **settings) -> np.ndarray:
   return np.exp(np.asarray(out[0], np.float64))
 
 
+class KeepLikeliestTest(chex.TestCase):
+
+  @chex.variants(with_jit=True, without_jit=True)
+  @parameterized.parameters(
+      # All fit; the last place stays free.
+      ({"top_k": 3}, 4, [1, 3, 2, -1], [4 / 9, 3 / 9, 2 / 9, 0]),
+      # .4 + .3 + .2 reach .75, and two fit.
+      ({"top_p": 0.75}, 2, [1, 3], [4 / 7, 3 / 7]),
+      ({"min_p": 0.49}, 1, [1], [1.0]),
+      # More places than tokens.
+      ({"top_k": 1}, 6, [1, -1, -1, -1, -1, -1], [1, 0, 0, 0, 0, 0]),
+  )
+  def test_matches_known_numbers(self, settings, num_kept, ids, probs):
+    settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, **settings}
+
+    @self.variant
+    def run(logits_RxV):
+      logprobs_RxV = logits.process(logits_RxV, **settings)
+      return logits.keep_likeliest(logprobs_RxV, num_kept)
+
+    logprobs_RxC, ids_RxC = run(jnp.log(_PROBS)[None])
+    np.testing.assert_array_equal(ids_RxC, [ids])
+    np.testing.assert_allclose(np.exp(logprobs_RxC), [probs], rtol=1e-5)
+
+  def test_drops_ties_beyond_the_limit(self):
+    logprobs_RxC, ids_RxC = logits.keep_likeliest(jnp.zeros((1, 4)), 2)
+    self.assertLen(set(ids_RxC[0].tolist()), 2)
+    np.testing.assert_allclose(logprobs_RxC, np.log(0.5) * np.ones((1, 2)))
+
+
 class ProcessTest(chex.TestCase):
 
   @chex.variants(with_jit=True, without_jit=True)

@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of completions of a log in place of samples."""
 
+import copy
 import json
 import types
 from unittest import mock
 
 from absl.testing import absltest
+from absl.testing import parameterized
 import numpy as np
 
 from tba_jax.config import settings
@@ -15,13 +17,16 @@ from tba_jax.run import recorder
 from tba_jax.sampling import decode
 from tba_jax.sampling import offline_sampler
 from tba_jax.sampling import requests
+from tests.support import logged_episodes
 from tests.support import sentencepiece_case
 
 TOKENIZER = tokenizer_lib.word_level(list("abcdef"), r"\w")
 A, B, C = (TOKENIZER.encode(x)[0] for x in "abc")
 EOS = TOKENIZER.eos_id
 TASK = types.SimpleNamespace(
-    num_prompts=lambda split: 3, prompt=lambda split, i: "def"[i]
+    has_turns=False,
+    num_prompts=lambda split: 3,
+    prompt=lambda split, i: "def"[i],
 )
 
 
@@ -166,7 +171,7 @@ class LoggedSamplerTest(absltest.TestCase):
         one | {"completion": " a b ", "token_ids": [A, B, EOS]},
         one | {"completion": "ba", "token_ids": [A, B, EOS]},
         one | {
-            "completion": "ab", "tokens": ["a", "b"], "logprobs": [-1.0, None]
+            "completion": "ab", "tokens": ["a", "x"], "logprobs": [-1.0, None]
         },
         one | {"prompt": "x", "token_ids": [A]},
     )  # fmt: skip
@@ -174,7 +179,7 @@ class LoggedSamplerTest(absltest.TestCase):
         log.left_out,
         {
             "have token_ids that are not their text": 1,
-            "have tokens of an environment": 1,
+            "have tokens of an environment but no token_ids": 1,
             "are of other prompts": 1,
         },
     )
@@ -274,3 +279,165 @@ class LoggedSamplerTest(absltest.TestCase):
           },
           needs_logprobs=True,
       )
+
+
+class LoggedEpisodesTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.tokenizer = logged_episodes.make_tokenizer()
+    self.records = logged_episodes.records(self.tokenizer)
+
+  def make(
+      self,
+      *records,
+      task=types.SimpleNamespace(has_turns=True),
+      needs_logprobs=False,
+      most=120,
+      **offline,
+  ):
+    config = settings.get_config()
+    config.sampling.max_prompt_tokens = 100
+    config.sampling.max_completion_tokens = most
+    config.offline.update(offline)
+    config.offline.path = self.create_tempfile(
+        content="\n".join(map(json.dumps, records))
+    ).full_path
+    return offline_sampler.Log(
+        config, task, self.tokenizer, needs_logprobs=needs_logprobs
+    )
+
+  def check(self, log, prompt_id=0, number=1):
+    """Checks that drawn completions are the episode as sampled live."""
+    prompt, ids, sampled = logged_episodes.as_sampled(self.tokenizer)
+    np.testing.assert_array_equal(log.prompt_tokens[prompt_id], prompt)
+    got = log.draw(prompt_id, visit=0, num_completions=number, version=9)
+    T, length = got.tokens.shape[1], len(ids)
+    for s in range(number):
+      self.assertEqual(got.lengths[s], length)
+      np.testing.assert_array_equal(got.tokens[s, :length], ids)
+      np.testing.assert_array_equal(
+          got.sampled_mask[s], [*sampled, *[False] * (T - length)]
+      )
+    np.testing.assert_array_equal(got.rewards, [0.5] * number)
+    self.assertTrue(got.stopped.all())
+    return got
+
+  @parameterized.parameters(
+      "openai", "as sampled", "anthropic", "verifiers", "verifiers nodes",
+      "atif", "openenv", "serve", "generate", "samples.jsonl",
+  )  # fmt: skip
+  def test_formats_give_ids_and_mask_of_live_episode(self, name):
+    got = self.check(self.make(self.records[name]))
+    known = name in ("openenv", "serve", "generate", "samples.jsonl")
+    np.testing.assert_array_equal(
+        got.logprobs, np.where(got.sampled_mask & known, -0.5, 0)
+    )
+    versions = {"serve": 3, "samples.jsonl": 3}
+    self.assertEqual(got.versions, versions.get(name, -1))
+    np.testing.assert_array_equal(
+        got.token_versions, np.where(got.sampled_mask, got.versions, -1)
+    )
+
+  def test_episodes_of_one_prompt_are_a_group(self):
+    names = ("openai", "anthropic", "verifiers", "atif", "openenv", "serve")
+    other = copy.deepcopy(self.records["openai"])
+    other["messages"][1]["content"] = "1+1?"
+    log = self.make(*(self.records[name] for name in names), other)
+    self.assertEqual(log.prompt_ids, [0, 1])
+    self.check(log, number=len(names))
+
+  def test_seeds_of_an_environment_are_prompts(self):
+    one = self.records["generate"]
+    log = self.make(one, one | {"seed": 6}, one)
+    self.assertEqual(log.prompt_ids, [0, 1])
+
+  def test_prompts_of_task_are_found(self):
+    chat = self.records["verifiers"]["prompt"]
+    chat[1]["content"] = logged_episodes.QUESTION
+    task = types.SimpleNamespace(
+        has_turns=False,
+        num_prompts=lambda split: 2,
+        prompt=lambda split, i: ["other", chat][i],
+    )
+    other = copy.deepcopy(self.records["openai"])
+    other["messages"][1]["content"] = "1+1?"
+    without_tools = copy.deepcopy(self.records["openai"])
+    del without_tools["tools"]
+    log = self.make(
+        self.records["openai"],
+        self.records["anthropic"],
+        other,
+        without_tools,
+        task=task,
+    )
+    self.assertEqual(log.prompt_ids, [1])
+    self.check(log, prompt_id=1, number=2)
+    self.assertEqual(
+        log.left_out,
+        {
+            "are of other prompts": 1,
+            "have other tools than the first one of their prompt": 1,
+        },
+    )
+
+  def test_ids_of_another_tokenizer_are_replaced(self):
+    record = self.records["openenv"]
+    for turn in record["turns"]:
+      for name in ("prompt_token_ids", "completion_token_ids"):
+        turn[name] = [i + 1 for i in turn[name]]
+    log = self.make(record)
+    got = self.check(log)
+    self.assertFalse(got.logprobs.any())
+    self.assertEqual(log.num_lost, 1)
+
+  def test_unusable_episodes_are_counted(self):
+    image = copy.deepcopy(self.records["openai"])
+    image["messages"][1]["content"] = [{"type": "image_url"}]
+    failed = {"seed": 2, "prompt": "p", "completions": [], "failure": "error"}
+    long = copy.deepcopy(self.records["openai"])
+    long["messages"][1]["content"] = "2+3?" * 50
+    longer = copy.deepcopy(self.records["openai"])
+    longer["messages"][4]["content"] = "5" * 50
+    log = self.make(self.records["openai"], image, failed, long, longer)
+    self.assertEqual(
+        log.left_out,
+        {
+            "have content of type image_url": 1,
+            "failed in their environment": 1,
+            "have a prompt of more than 100 tokens"
+            " (sampling.max_prompt_tokens)": 1,
+            "have more than 120 tokens (sampling.max_completion_tokens)": 1,
+        },
+    )
+    with self.assertRaisesRegex(ValueError, "only offline.reward_field"):
+      self.make(self.records["openai"], reward_field="")
+
+  def test_chat_template_may_refuse_an_episode(self):
+    self.tokenizer.chat_template += (
+        "{% if messages[-1].content == '6' %}"
+        "{{ raise_exception('no six') }}{% endif %}"
+    )
+    refused = copy.deepcopy(self.records["openai"])
+    refused["messages"][3]["content"] = "6"
+    log = self.make(self.records["openai"], refused)
+    ((why, number),) = log.left_out.items()
+    self.assertIn("no six", why)
+    self.assertEqual(number, 1)
+
+  def test_log_probs_are_needed_of_sampled_tokens_alone(self):
+    self.check(self.make(self.records["generate"], needs_logprobs=True))
+    with self.assertRaisesRegex(ValueError, "line 1: logprobs are missing"):
+      self.make(self.records["openai"], needs_logprobs=True)
+
+  def test_report_has_formats_tokens_and_rewards(self):
+    worse = self.records["openai"] | {"reward": -0.5}
+    lines = self.make(
+        self.records["openai"], worse, self.records["serve"]
+    ).report()
+    sampled = sum(logged_episodes.as_sampled(self.tokenizer)[2])
+    self.assertStartsWith(lines[0], "3 completions of 1 training prompts;")
+    self.assertStartsWith(lines[1], "read: 2 openai, 1 serve; 67% without")
+    self.assertIn(f" {3 * sampled} learned tokens, 0 lost", lines[1])
+    self.assertStartsWith(lines[2], "rewards: -0.5 to 0.5, mean 0.1667; they")
+    self.assertIn("differ for 1 of 1 prompts, on average by 1", lines[2])

@@ -105,6 +105,48 @@ class RoutesTest(parameterized.TestCase):
     self.assertGreater(len(np.unique(routes.completions)), 2)
     self.assertLess(self.gaps(completions, True).max(), 1e-4)
 
+  # Bytes do not hold the numbers of 300 experts.
+  @parameterized.parameters((E, np.uint8), (300, np.uint16))
+  def test_layers_without_experts_have_no_routes(self, num_experts, dtype):
+    model = tiny_model.make_model(
+        **dict(
+            tiny_model.SPARSE,
+            num_experts=num_experts,
+            num_layers=4,
+            delta_layers=(True, False) * 2,
+            dense_layers=(True, False) * 2,
+        )
+    )
+    params = tiny_model.init_params(model)
+    sampler = sampler_case.make(
+        model, max_prompt_tokens=P, max_completion_tokens=T, num_rows=16,
+        has_routes=True, stop_ids=(1,),
+    )  # fmt: skip
+    prompt = decode.Request(np.array(PROMPTS[0], np.int32), 0, 0, K)
+    (found,) = sampler.sample(params, [prompt], version=0)
+    recorded = found.routes.view(dtype)
+    self.assertEqual(recorded.shape[2:], (2, A))
+    self.assertEqual(recorded.max() > 255, num_experts > 256)
+    tokens, length = np.zeros((1, P), np.int32), len(PROMPTS[0])
+    tokens[0, P - length :] = PROMPTS[0]
+    mask = (np.arange(P) >= P - length).astype(np.float32)[None]
+    stream = jax.jit(model.stream_and_routes)
+    inputs = params, tokens, mask, found.tokens[None]
+    _, chosen = stream(*inputs)
+    for k, length in enumerate(found.lengths):
+      np.testing.assert_array_equal(
+          chosen[0, k, 1:length], recorded[k, : length - 1]
+      )
+    # Others give another stream, each in its layer.
+    prompts = np.zeros((1, P, 2, A), dtype) + np.arange(A, dtype=dtype)
+    others = (recorded[None] + 1) % dtype(num_experts)
+    routes = types.Routes(prompts.view(np.uint8), others.view(np.uint8))
+    _, given = stream(*inputs, routes=routes)
+    for k, length in enumerate(found.lengths):
+      np.testing.assert_array_equal(
+          given[0, k, 1:length], others[0, k, : length - 1]
+      )
+
   @parameterized.parameters(
       dict(num_rows=4),
       dict(chunk_steps=5, prompt_buckets=2),

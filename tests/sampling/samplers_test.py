@@ -7,6 +7,7 @@ import inspect
 
 from absl.testing import absltest
 
+from tba_jax import collect
 from tba_jax.config import settings
 from tba_jax.sampling import decode
 from tba_jax.sampling import offline_sampler
@@ -32,6 +33,25 @@ class SamplersTest(absltest.TestCase):
       wanted = inspect.signature(requests.Sampler.sample).parameters
       self.assertEqual([*takes], [*wanted], sampler)
 
+  def test_truncated_sampling_keeps_a_bounded_number_of_tokens(self):
+    config = settings.get_config()
+    self.assertEqual(samplers.num_kept(config), 0)
+    self.assertNotIn("kept_ids", collect.optional_columns(config))
+    for changes, expected in (
+        ({"top_p": 0.9}, 64),
+        ({"min_p": 0.1, "max_kept_tokens": 7}, 7),
+        ({"top_k": 5, "top_p": 0.9}, 5),
+        ({"top_k": 50, "max_kept_tokens": 50}, 50),
+    ):
+      config = settings.get_config()
+      config.sampling.update(changes)
+      self.assertEqual(samplers.num_kept(config), expected)
+      columns = collect.optional_columns(config)
+      self.assertEqual(columns["kept_ids"], (expected,))
+      # Logged completions are not truncated.
+      config.offline.path = "log.jsonl"
+      self.assertEqual(samplers.num_kept(config), 0)
+
   def test_each_takes_the_defaults(self):
     for facts in samplers.SAMPLERS.values():
       for key, allowed in facts.allows.items():
@@ -39,7 +59,7 @@ class SamplersTest(absltest.TestCase):
 
   def test_a_log_joins_the_sampler_of_the_others(self):
     self.assertEqual(
-        dict(samplers.without("has_turns", "vllm", "log.jsonl")),
+        dict(samplers.without("has_routes", "vllm", "log.jsonl")),
         {"search.sampler": ("jax",), "offline.path": ("",)},
     )
     self.assertEmpty(dict(samplers.without("is_exact", "vllm", "")))

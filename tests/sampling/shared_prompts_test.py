@@ -18,6 +18,7 @@ from tests.support import sampler_case
 from tests.support import tiny_model
 
 # Completions of each prompt: fewer than share it, as many, and more.
+_LATENTS = dict(tiny_model.LATENTS, dense_layers=())
 _COUNTS = (4, 6, 1, 4, 9, 2)
 
 
@@ -50,12 +51,16 @@ class SharedPromptsTest(parameterized.TestCase):
       dict(parts=2, family="mistral", sliding_window=5),
       dict(recompute_cache=True),
       dict(family="gpt_oss", num_experts=4, experts_per_token=2),
+      _LATENTS,
+      dict(_LATENTS, parts=1, recompute_cache=True),
+      tiny_model.SHARED,
+      dict(tiny_model.SHARED, parts=1, recompute_cache=True),
   )
   @pytest.mark.slow
   def test_completions_are_those_of_rows_with_their_own_prompt(
       self, parts=None, recompute_cache=False, **shape
   ):
-    model = tiny_model.make_model(num_layers=1, **shape)
+    model = tiny_model.make_model(**{"num_layers": 1, **shape})
     params = jax.tree.map(lambda x: 2 * x, tiny_model.init_params(model))
     newer = jax.tree.map(lambda x: 3 * x, tiny_model.init_params(model, 1))
     requests = self.make_requests()

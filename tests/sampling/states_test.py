@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Sampling with layers that have a state in place of a KV cache."""
+"""Sampling with layers that have a state or latents in place of a KV cache."""
 
 from unittest import mock
 
@@ -23,7 +23,10 @@ class StatesTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.model = tiny_model.make_model(**tiny_model.STATES)
+    self.use(tiny_model.STATES)
+
+  def use(self, shape):
+    self.model = tiny_model.make_model(**shape)
     self.params = jax.tree.map(
         lambda x: 2 * x, tiny_model.init_params(self.model)
     )
@@ -89,11 +92,14 @@ class StatesTest(parameterized.TestCase):
       dict(delay=50),
       dict(delay=3, num_waiting=20),
       dict(delay=3, longest=7, num_waiting=20),
+      dict(delay=0, shape=tiny_model.LATENTS),
+      dict(delay=3, longest=7, num_waiting=20, shape=tiny_model.LATENTS),
   )
   @pytest.mark.slow
   def test_turns_go_on_from_the_state_they_ended_in(
-      self, delay, longest=2, **changes
+      self, delay, longest=2, shape=tiny_model.STATES, **changes
   ):
+    self.use(shape)
     self.enter_context(mock.patch.object(requests_lib, "FEED_LENGTHS", (3, 5)))
     self.enter_context(mock.patch.object(requests_lib, "FEWEST_FED", 3))
     turns = scripted_turns.Scripted(delay, longest)

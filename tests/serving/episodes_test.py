@@ -7,10 +7,11 @@ from unittest import mock
 
 from absl.testing import absltest
 
+from tba_jax.chat_api import chat_requests
+from tba_jax.chat_api import completions
+from tba_jax.chat_api import tool_calls
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.serving import completions
 from tba_jax.serving import episodes
-from tba_jax.serving import schemas
 
 _TEMPLATE = (
     "{% for m in messages %}{{ '<' + m.role + '>' + m.content + '<eos>' }}"
@@ -33,7 +34,7 @@ def _call(*messages, prompt=None, **fields):
   if prompt is not None:
     del body["messages"]
     body["prompt"] = prompt
-  return schemas.read_completions(body)
+  return chat_requests.read_completions(body)
 
 
 def _user(text):
@@ -227,3 +228,107 @@ class EpisodeTest(absltest.TestCase):
       again.add(*record)
     self.assertEqual(again.rows, player.episode.rows)
     self.assertEqual(again.counts, player.episode.counts)
+
+  def test_rows_of_other_agents_are_marked(self):
+    tool = {"type": "function", "function": {"name": "f"}}
+    system = lambda text: {"role": "system", "content": text}
+    player = _Player()
+    ids = player.ids("1")
+    player.play(_call(system("t"), _user("3")), ids)  # A title.
+    message = player.play(_call(system("1"), _user("3"), tools=[tool]), ids)
+    player.play(
+        _call(system("2"), _user("3"), tools=[tool]), ids
+    )  # Called by the task's agent.
+    player.play(_call(system("1"), _user("2"), tools=[tool]), ids)  # Rewritten.
+    player.play(
+        _call(system("1"), _user("3"), message, _user("2"), tools=[tool]), ids
+    )
+    rows = player.episode.to_json()["rows"]
+    is_task = [row["is_task"] for row in rows]
+    self.assertEqual(is_task, [False, True, False, True])
+    self.assertEqual(sum(rows[1]["sampled_mask"]), 2)
+    again = episodes.Episode(player.tokenizer, 16)
+    for record in player.records:
+      again.add(*record)
+    self.assertEqual(again.to_json(), player.episode.to_json())
+    alone = _Player()
+    alone.play(_call(_user("3")), ids)
+    alone.play(_call(prompt="3"), ids)
+    rows = alone.episode.to_json()["rows"]
+    self.assertEqual([row["is_task"] for row in rows], [True, False])
+
+  def test_thinking_continues_row_if_returned(self):
+    player = _Player()
+    call = lambda *more: _call(_user("3"), *more, separate_reasoning=True)
+    with mock.patch.object(
+        tool_calls,
+        "read_turn",
+        return_value=tool_calls.ParsedTurn("t", "2", "", [], False),
+    ):
+      message = player.play(call(), [*player.ids("t2"), _EOS])
+    self.assertEqual(message["reasoning_content"], "t")
+    player.play(call(message, _user("2")), player.ids("1"))
+    self.assertLen(player.episode.rows, 1)
+    del message["reasoning_content"]
+    player.play(call(message, _user("2")), player.ids("1"))
+    self.assertEqual(player.episode.counts["branched"], 1)
+
+  def test_template_gets_thinking_in_its_field_or_text(self):
+    shown = "{% for m in messages %}{{ m.FIELD }}|{{ m.content }}{% endfor %}"
+    message = {"role": "assistant", "content": "2", "reasoning_content": "t"}
+    for field, expected in (
+        ("reasoning_content", "t|2"),
+        ("reasoning", "t|2"),
+        ("thinking", "t|2"),
+        ("other", "|<think>\nt\n</think>\n\n2"),
+    ):
+      player = _Player(shown.replace("FIELD", field))
+      text = player.episode.begin(_call(message)).text
+      self.assertEqual(text, expected)
+
+  def test_turns_refused_by_template_continue_parsed(self):
+    """As gpt-oss's template refuses channels in a text."""
+    template = (
+        "{% for m in messages %}{% if '<|channel|>' in m.content %}"
+        "{{ raise_exception('channel') }}{% endif %}{{ '<' + m.role + '>' }}"
+        "{% if m.thinking and not DROPS %}{{ m.thinking }}{% endif %}"
+        "{{ m.content }}{% for c in m.tool_calls or [] %}<|channel|>commentary"
+        " to={{ c.function.name }}<|message|>"
+        "{{ c.function.arguments | tojson }}{% endfor %}<eos>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    words = ("<user>", "<assistant>", "<tool>", "1", "2", "3", "t", "f",
+             "<|channel|>", "<|message|>", "analysis", "commentary to=", "{}",
+             "<|end|>")  # fmt: skip
+    for drops, num_rows in (("false", 1), ("add_generation_prompt", 2)):
+      player = _Player()
+      player.tokenizer = tokenizer_lib.word_level(
+          words, r"<[\w|]+>|analysis|commentary to=|\{\}|\w"
+      )
+      player.tokenizer.chat_template = template.replace("DROPS", drops)
+      player.episode = episodes.Episode(player.tokenizer, 99)
+      tools = [{"type": "function", "function": {"name": "f"}}]
+      sampled = player.ids(
+          "<|channel|>analysis<|message|>t<|end|><|channel|>commentary to=f"
+          "<|message|>{}"
+      )
+      with mock.patch.object(tool_calls, "check_template"):
+        message = player.play(_call(_user("3"), tools=tools), [*sampled, _EOS])
+        self.assertEqual(message["reasoning_content"], "t")
+        (call,) = message["tool_calls"]
+        result = {"role": "tool", "content": "2", "tool_call_id": call["id"]}
+        player.play(
+            _call(_user("3"), message, result, tools=tools), player.ids("1")
+        )
+      rows = player.episode.to_json()["rows"]
+      self.assertLen(rows, num_rows)
+      self.assertEqual(rows[0]["completion_ids"][: len(sampled)], sampled)
+      self.assertEqual(player.episode.counts["rewritten"], num_rows - 1)
+
+  def test_tools_of_unparsed_template_are_refused(self):
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    template = _TEMPLATE.replace(
+        "m.content", "(m.tool_calls | string if m.tool_calls else m.content)"
+    )
+    with self.assertRaisesRegex(ValueError, "^tools: the chat template writes"):
+      _Player(template).episode.begin(_call(_user("3"), tools=tools))

@@ -11,9 +11,9 @@ from unittest import mock
 
 from absl.testing import absltest
 
+from tba_jax.chat_api import completions
 from tba_jax.learning import checkpoint
 from tba_jax.serving import agent_episodes
-from tba_jax.serving import completions
 from tba_jax.serving import crash_guard
 from tba_jax.serving import database
 from tba_jax.serving import engine as engine_lib

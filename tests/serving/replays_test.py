@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from tba_jax.chat_api import strict_json
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.serving import saved_weights
 from tba_jax.serving import schemas
@@ -49,7 +50,7 @@ def _replay(config=None, **changes):
   tokenizer = tokenizer_lib.word_level(["a"], r"\w+")
   return served_replay.ServedReplay(
       config,
-      schemas.read(schemas.CreateReplay, {**_BODY, **_ADDRESS, **changes}),
+      strict_json.read(schemas.CreateReplay, {**_BODY, **_ADDRESS, **changes}),
       tokenizer,
   )
 
@@ -133,9 +134,10 @@ class ReplayTest(absltest.TestCase):
     self.assertEqual(a.state(), b.state())
 
   def test_rows_of_episodes_are_grouped_by_their_prompt(self):
-    def episode(reward, *prompts):
+    def episode(reward, *prompts, is_task=True):
       rows = [
           {
+              "is_task": is_task,
               "prompt_ids": [p],
               "completion_ids": [5, 6],
               "sampled_mask": [1, 1],
@@ -148,9 +150,15 @@ class ReplayTest(absltest.TestCase):
       return {"reward": reward, "rows": rows}
 
     groups, left_out = served_replay.groups_of_episodes(
-        [episode(1.0, 1, 2), episode(0.0, 1, 3), episode(None, 1)], 2
+        [
+            episode(1.0, 1, 2),
+            episode(0.0, 1, 3),
+            episode(None, 1),
+            episode(1.0, 1, is_task=False),
+        ],
+        2,
     )
-    self.assertEqual(left_out, 3)
+    self.assertEqual(left_out, 4)
     (group,) = groups
     self.assertEqual(group["prompt_ids"], [1])
     self.assertEqual([r["reward"] for r in group["completions"]], [1.0, 0.0])

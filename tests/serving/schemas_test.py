@@ -5,6 +5,8 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from tba_jax.chat_api import chat_requests
+from tba_jax.chat_api import strict_json
 from tba_jax.serving import schemas as api
 
 _USER = {"role": "user", "content": "a"}
@@ -39,20 +41,20 @@ class JsonTest(absltest.TestCase):
         b'{"a": ' + b"9" * 5000 + b"}",
     ):  # fmt: skip
       with self.assertRaisesRegex(ValueError, "the body is not JSON: "):
-        api.parse_json(body)
+        strict_json.parse_json(body)
     for body in (b"[1]", b"null", b"3"):
       with self.assertRaisesRegex(ValueError, "must be a JSON object"):
-        api.parse_json(body)
+        strict_json.parse_json(body)
     whole = b'{"a": "\\ud83d\\ude00"}'
-    self.assertEqual(api.parse_json(whole), {"a": "\N{GRINNING FACE}"})
+    self.assertEqual(strict_json.parse_json(whole), {"a": "\N{GRINNING FACE}"})
 
   def test_order_of_keys_does_not_matter(self):
     self.assertEqual(
-        api.in_one_form(b'{"a": 1, "b": 2}'),
-        api.in_one_form(b'{"b":2,"a":1}'),
+        strict_json.in_one_form(b'{"a": 1, "b": 2}'),
+        strict_json.in_one_form(b'{"b":2,"a":1}'),
     )
     with self.assertRaisesRegex(ValueError, "Out of range"):
-      api.in_one_form(b'{"unread": 1e999}')
+      strict_json.in_one_form(b'{"unread": 1e999}')
 
 
 class RefusalsTest(parameterized.TestCase):
@@ -119,7 +121,7 @@ class RefusalsTest(parameterized.TestCase):
   )  # fmt: skip
   def test_error_names_field_and_constraint(self, kind, body, message):
     with self.assertRaisesRegex(ValueError, message) as raised:
-      api.read(kind, body)
+      strict_json.read(kind, body)
     self.assertNotIn("\n", str(raised.exception))
     self.assertLess(len(str(raised.exception)), 501)
 
@@ -151,7 +153,7 @@ class RefusalsTest(parameterized.TestCase):
   )
   def test_samples(self, changes, message):
     with self.assertRaisesRegex(ValueError, message):
-      api.read(api.Sample, {**_SAMPLE, **changes})
+      strict_json.read(api.Sample, {**_SAMPLE, **changes})
 
   @parameterized.parameters(
       ({"n": 129}, "n = 129: must be less"),
@@ -179,16 +181,18 @@ class RefusalsTest(parameterized.TestCase):
   )  # fmt: skip
   def test_chats(self, changes, message):
     with self.assertRaisesRegex(ValueError, message):
-      api.read(api.ChatRequest, {**_CHAT, **changes})
+      strict_json.read(chat_requests.ChatRequest, {**_CHAT, **changes})
 
   def test_prompts_of_completions(self):
     for prompt in ("", [], ["a", "b"], [1.5], [True], [-1], {}, 3):
       with self.assertRaisesRegex(ValueError, "must be one text, or a list of"):
-        api.read(api.TextRequest, {**_TEXT, "prompt": prompt})
+        strict_json.read(chat_requests.TextRequest, {**_TEXT, "prompt": prompt})
     with self.assertRaisesRegex(ValueError, "prompt: is missing"):
-      api.read(api.TextRequest, {"model": "m"})
+      strict_json.read(chat_requests.TextRequest, {"model": "m"})
     self.assertEqual(
-        api.read(api.TextRequest, {**_TEXT, "prompt": ["a"]}).prompt,
+        strict_json.read(
+            chat_requests.TextRequest, {**_TEXT, "prompt": ["a"]}
+        ).prompt,
         "a",
     )
 
@@ -197,17 +201,19 @@ class ReadingTest(absltest.TestCase):
 
   def test_accepts_neutral_fields(self):
     nothing = dict(topk_prompt_logprobs=0, base_model=None, seq_id=None, x=[])
-    plain = api.read(api.Sample, _SAMPLE)
+    plain = strict_json.read(api.Sample, _SAMPLE)
     body = {**_SAMPLE, **nothing, "type": "sample"}
-    self.assertEqual(api.read(api.Sample, body), plain)
+    self.assertEqual(strict_json.read(api.Sample, body), plain)
     nothing = dict(response_format={"type": "text"}, logit_bias={}, n=1)
     nothing |= dict(modalities=["text"], presence_penalty=0.0, top_logprobs=0)
     nothing |= dict(best_of=1, max_tokens=None, stop=None, tools=None)
-    plain = api.read(api.ChatRequest, _CHAT)
-    self.assertEqual(api.read(api.ChatRequest, {**_CHAT, **nothing}), plain)
+    plain = strict_json.read(chat_requests.ChatRequest, _CHAT)
+    self.assertEqual(
+        strict_json.read(chat_requests.ChatRequest, {**_CHAT, **nothing}), plain
+    )
 
   def test_integers_are_taken_for_floats(self):
-    drawn = api.read(api.SamplingParams, {"temperature": 1, "top_p": 1})
+    drawn = strict_json.read(api.SamplingParams, {"temperature": 1, "top_p": 1})
     self.assertEqual((drawn.temperature, drawn.top_p), (1.0, 1.0))
 
   def test_stops_of_samples_are_ids_or_texts(self):
@@ -218,7 +224,7 @@ class ReadingTest(absltest.TestCase):
         ([3, 1], ((3, 1), ())),
         ([], ((), ())),
     ):
-      drawn = api.read(api.SamplingParams, {"stop": stop})
+      drawn = strict_json.read(api.SamplingParams, {"stop": stop})
       self.assertEqual(drawn.stops, expected)
 
   def test_messages_have_one_form(self):
@@ -236,26 +242,34 @@ class ReadingTest(absltest.TestCase):
     )
     for form in forms:
       body = {**_CHAT, "messages": [_USER, form]}
-      result = api.read(api.ChatRequest, body).chat
+      result = strict_json.read(chat_requests.ChatRequest, body).chat
       self.assertEqual(result, [_USER, plain])
 
   def test_tools_are_kept_unless_choice_is_none(self):
     tool = {"function": {"x": 1, "parameters": {}, "name": "f"}, "type": "t"}
     body = {**_CHAT, "tools": [tool]}
-    result = api.read(api.ChatRequest, body).offered_tools
+    result = strict_json.read(chat_requests.ChatRequest, body).offered_tools
     self.assertEqual(str(result), str([tool]))  # Also their order.
-    result = api.read(api.ChatRequest, {**body, "tool_choice": "none"})
+    result = strict_json.read(
+        chat_requests.ChatRequest, {**body, "tool_choice": "none"}
+    )
     self.assertEqual(result.offered_tools, [])
 
   def test_newer_name_of_limit_counts(self):
     body = {**_CHAT, "max_tokens": 5, "max_completion_tokens": 3}
-    self.assertEqual(api.read(api.ChatRequest, body).most_tokens, 3)
-    self.assertIsNone(api.read(api.ChatRequest, _CHAT).most_tokens)
+    self.assertEqual(
+        strict_json.read(chat_requests.ChatRequest, body).most_tokens, 3
+    )
+    self.assertIsNone(
+        strict_json.read(chat_requests.ChatRequest, _CHAT).most_tokens
+    )
 
   def test_replay_waits_for_its_prompts_by_default(self):
-    result = api.read(api.CreateReplay, _REPLAY)
+    result = strict_json.read(api.CreateReplay, _REPLAY)
     self.assertEqual(result.groups_each_step, 1)
-    again = api.read(api.CreateReplay, result.model_dump())
+    again = strict_json.read(api.CreateReplay, result.model_dump())
     self.assertEqual(again, result)
-    result = api.read(api.CreateReplay, {**_REPLAY, "groups_per_step": 0})
+    result = strict_json.read(
+        api.CreateReplay, {**_REPLAY, "groups_per_step": 0}
+    )
     self.assertEqual(result.groups_each_step, 0)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A valid config, for tests of its checks."""
+"""Valid config for tests of config checks."""
 
 from tba_jax.config import settings
 

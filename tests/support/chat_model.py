@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny model with a tokenizer of characters and a chat template."""
+"""A tiny model with a character tokenizer and a chat template."""
 
 import pathlib
 import string

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several CPU devices in one process, for tests of meshes.
 
-JAX makes its devices once, so a file that needs several runs in its own
-process.
+JAX creates devices once per process, so a test file that needs several runs in
+a separate process.
 """
 
 import os
@@ -11,15 +11,15 @@ import os
 from absl.testing import absltest
 import jax
 
-# Devices that meet in a collective each hold a thread. On few cores XLA has no
-# more threads than devices, and it ends a process whose devices wait for long.
+# Each device in a collective blocks a thread. On few cores XLA has no more
+# threads than devices, and aborts if devices wait for too long.
 _THREADS_PER_DEVICE = 2
-# Below the time limit of a test, which tells where it stands.
+# Below the time limit of tests, which reports the position of a hang.
 _COLLECTIVE_DEADLINE_S = 240
 
 
 def make(count: int) -> None:
-  """Lets JAX make `count` devices; call it when the test file is imported."""
+  """Gives JAX `count` devices; call it while the test file is imported."""
   os.environ["JAX_PLATFORMS"] = "cpu"
   os.environ["NPROC"] = str(_THREADS_PER_DEVICE * count)
   flags = (
@@ -31,7 +31,7 @@ def make(count: int) -> None:
 
 
 def skip_without(count: int) -> None:
-  """Skips the tests of a module if another file has made JAX's devices."""
+  """Skips a module's tests if JAX has another number of devices."""
   if jax.device_count() != count:
     raise absltest.SkipTest(
         f"jax was started without {count} devices: run this file alone"

@@ -1,11 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""pytest plugin: a test process that dies or hangs ends the run, with its test.
+"""pytest plugin: ends the run, naming the test, if its process dies or hangs.
 
-A test that pytest-timeout cannot end, since it never returns from native code,
-ends its process half a minute later. The death of one of several processes ends
-all: xdist might otherwise wait forever for the tests of its file. The file that
-`AT_VARIABLE` names has the test that a single process is in.
+pytest-timeout cannot end a test stuck in native code, so half a minute later
+its process exits. The death of one of several processes ends all, since xdist
+might wait forever for the tests of its file. A single process writes its
+current test to the file named by `AT_VARIABLE`.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from _pytest import faulthandler as pytest_faulthandler
 import pytest
 
 AT_VARIABLE = "TBA_JAX_TEST_AT"
-# Not for processes that tests or xdist start.
+# Removed, so processes started by tests or xdist do not inherit it.
 _AT = os.environ.pop(AT_VARIABLE, None)
 _LATER_S = 30.0
 _DIED = pytest.StashKey[bool]()

@@ -1,8 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Environments in processes, played without a model."""
+"""Episodes of environments in processes, without a model."""
 
 from collections.abc import Generator, Iterable, Sequence
+import json
 import math
 
 import numpy as np
@@ -16,17 +17,18 @@ from tests.support import base_config
 
 EOS = 256
 
-# Turns of the policy, which is sent what the environment answers.
+# Generator of the policy's turns; receives the environment's answers.
 Player = Generator[str, str, None]
 
 
 class Bytes:
-  """A tokenizer of bytes; 256 is the stop token."""
+  """Byte tokenizer; 256 is the stop token."""
 
   eos_id = EOS
 
   def encode(self, text, after=()):
-    return list(text.encode())
+    is_text = isinstance(text, str)
+    return list((text if is_text else json.dumps(text)).encode())
 
   def encode_answer(self, said, turn, chat=(), tools=()):
     return self.encode(said)
@@ -46,7 +48,14 @@ class Bytes:
 
 
 def make(
-    case, source, *, num_workers=2, max_prompt_tokens=20, deadline_s=3.0, **task
+    case,
+    source,
+    *,
+    num_workers=2,
+    max_prompt_tokens=20,
+    deadline_s=3.0,
+    readable="",
+    **task,
 ) -> turns_lib.Environments:
   """Returns the environments of `task.source`, closed with the test case."""
   config = base_config.make(
@@ -55,6 +64,7 @@ def make(
       reward__backend="pool",
       reward__num_workers=num_workers,
       reward__deadline_s=deadline_s,
+      reward__readable=readable,
   )
   made = build.make(
       config, "", task_table.make_task(config.task), Bytes(), None
@@ -74,12 +84,12 @@ def play(
     *players: Player | Sequence[str],
     indices: Sequence[int] = (),
 ) -> tuple[list[list[str]], list[judges.EpisodeOutcome]]:
-  """Plays episodes side by side; returns answers and outcome of each.
+  """Plays concurrent episodes; returns answers and outcome of each.
 
   Args:
     made: environments.
-    players: turns of each completion.
-    indices: training prompt of each, by default the first.
+    players: policy turns of each completion.
+    indices: training prompt of each completion (default: the first).
   """
   indices = indices or [0] * len(players)
   run = made.episodes(made.prompts(base.TRAIN, indices), 1)
@@ -108,7 +118,9 @@ def play(
       try:
         end(owner, left[owner].send(answers[owner][-1]))
       except StopIteration:
-        run.cut(owner)
+        run.cut(owner, None)
         waiting.discard(owner)
   run.close()
-  return [*answers.values()], [run.outcomes(i)[0] for i in range(len(players))]
+  return [*answers.values()], [
+      run.outcomes(i)()[0] for i in range(len(players))
+  ]

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A bucket of Google Cloud Storage in memory, served over HTTP.
 
-Implements what gcsfs, google-cloud-storage and TensorStore use of the JSON API:
-media, multipart and resumable uploads, range reads, lists, rewrites, deletes
-(also in batches), and preconditions on the generation. Other requests fail with
-status 501.
+Implements the part of the JSON API that gcsfs, google-cloud-storage and
+TensorStore use: media, multipart and resumable uploads, range reads, lists,
+rewrites, deletes (also in batches), and generation preconditions. Other
+requests fail with status 501.
 """
 
 import base64
@@ -31,7 +31,7 @@ _MOVE = re.compile(r"/storage/v1/b/([^/]+)/o/([^/]+)/moveTo/o/([^/]+)")
 
 
 class Refused(Exception):
-  """An answer that is not success."""
+  """Error response."""
 
   def __init__(self, status: int, message: str):
     super().__init__(message)
@@ -147,7 +147,7 @@ class _Server(http.server.ThreadingHTTPServer):
   daemon_threads = True
 
   def handle_error(self, request: Any, client_address: Any) -> None:
-    pass  # The client was killed, or has closed the connection.
+    pass  # The client was killed or closed the connection.
 
 
 class FakeGcs:
@@ -171,11 +171,11 @@ class FakeGcs:
     self._server.server_close()
 
   def environment(self) -> dict[str, str]:
-    """Returns the variables that make a process use this server."""
+    """Returns environment variables that direct a process to this server."""
     return {
         "STORAGE_EMULATOR_HOST": self.url,
         "TENSORSTORE_GCS_HTTP_URL": self.url,
-        # No requests for credentials.
+        # Prevents requests for credentials.
         "FSSPEC_GCS_TOKEN": "anon",
         "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
         "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
@@ -243,7 +243,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self.wfile.write(data)
 
   def _match(self, pattern: re.Pattern[str]) -> list[str] | None:
-    """Returns the parts of a path in this bucket, None for another path."""
+    """Returns the pattern's groups in this bucket's path, else None."""
     result = pattern.fullmatch(self._path)
     if result is None:
       return None

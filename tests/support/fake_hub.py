@@ -1,10 +1,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A Hugging Face hub of models on this machine, for `HF_ENDPOINT`.
+"""A local Hugging Face hub of models, for `HF_ENDPOINT`.
 
-It has what `huggingface_hub` asks for to make a repository, to commit small
-files and to download a snapshot; errors and large files as the hub has them are
-left out.
+Implements the requests with which `huggingface_hub` creates a repository,
+commits small files and downloads a snapshot, without the hub's errors and large
+files.
 """
 
 import base64
@@ -21,7 +21,7 @@ class FakeHub:
 
   url: address of the hub.
   models: content by path of each model, ORG/NAME.
-  tokens: tokens that requests had.
+  tokens: access tokens of the requests.
   """
 
   def __init__(self):

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of vLLM's server that a sampler uses, with `tiny_model`.
 
-What it takes and answers is that of vLLM 0.32 (`rl/online/api_router.py`,
-`scale_out/token_in_token_out/protocol.py`); `peers/vllm_test.py` asks the real
-one the same.
+Requests and responses follow vLLM 0.32 (`rl/online/api_router.py`,
+`scale_out/token_in_token_out/protocol.py`); `peers/vllm_test.py` sends the same
+requests to a real server.
 """
 
 import functools
@@ -32,15 +32,15 @@ def _sampler(temperature: float, stop_ids: tuple[int, ...]):
 
 
 class Server:
-  """A server on a port of its own.
+  """A server on a free port.
 
-  url: its address.
-  calls: paths of all requests with changes, and what was paused with.
+  url: address.
+  calls: paths of all modifying requests, and parameters of pauses.
   weights: name of the weights.
-  logprobs_mode, max_model_len: its options.
-  on_generate: called with the number of requests for completions so far, before
-    one is answered.
-  key: key that it asks for, "" for none.
+  logprobs_mode, max_model_len: options of vLLM.
+  on_generate: function of the number of completion requests so far, called
+    before each response.
+  key: required API key; "" for none.
   """
 
   def __init__(self, folder: str, port: int = 0):

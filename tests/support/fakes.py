@@ -21,11 +21,11 @@ class FakeConfig:
 
 
 class FakeModel:
-  """Scripted logits behind the functions of `models.transformer.Model`.
+  """Scripted logits with the interface of `models.transformer.Model`.
 
-  The logits after a sequence are the sum of a table's entries for (position,
-  token) over its tokens, so a lost, repeated or misplaced token changes them.
-  Positions count from 0 in the prompt and continue in the completion.
+  The logits after a sequence are the sum over its tokens of a table's entries
+  for (position, token), so a lost, repeated or misplaced token changes them.
+  Positions start at 0 in the prompt and continue in the completion.
 
   params: {"table": [num_positions, V, V] float32, "bias": [V] float32}.
   """
@@ -77,7 +77,7 @@ class FakeModel:
     positions = jnp.maximum(jnp.cumsum(mask, axis=-1).astype(int) - 1, 0)
     seen_BxPxV = params["table"][positions, tokens] * mask[..., None]
     logits_BxV = seen_BxPxV.sum(1) + params["bias"][None]
-    # Padding in the cache must not matter.
+    # Padding in the cache must have no effect.
     poisoned = jnp.where(mask[..., None] > 0, seen_BxPxV, 1e6)
     return logits_BxV, poisoned
 
@@ -95,7 +95,7 @@ class FakeModel:
     return seen_RxV + params["bias"][None], cache
 
   def feed(self, params, tokens, positions, cache, cache_mask, write_index):
-    del cache_mask  # The cache has the tokens themselves.
+    del cache_mask  # The cache stores tokens.
     new_RxQxV = params["table"][positions, tokens]
     lengths = [block.shape[1] for block in cache]
     columns = jnp.concatenate(cache, axis=1)
@@ -116,7 +116,7 @@ def next_logprobs(params, tokens: list[int], temperature: float) -> np.ndarray:
 
 
 class FakeTokenizer:
-  """Digits are their own ids; 0 is the pad and 1 the stop token."""
+  """Maps digits to equal ids; 0 is the pad and 1 the stop token."""
 
   vocab_size = 10
   pad_id = 0
@@ -157,10 +157,10 @@ class FakeTokenizer:
 
 
 class FakeTask(base.Task):
-  """A task whose correct completions are listed by prompt.
+  """A task with a list of correct completions per prompt.
 
-  The reward of a correct completion is its number of tokens, of others 0. Its
-  key is the set of its digits, so "23" and "32" are one solution.
+  A correct completion's reward is its number of tokens, any other's 0. Its key
+  is its set of digits, so "23" and "32" are one solution.
   """
 
   name = "fake"

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package's programs as processes.
 
-`Run` is the `train` program on one run directory; `Roles` are store, trainer
-and searchers, started one by one as on separate hosts. Every wait has a
-deadline, and its error shows the ends of all logs.
+`Run` is the `train` program on one run directory; `Roles` starts store, trainer
+and searchers separately, as on different hosts. Every wait has a deadline, and
+its error shows the ends of all logs.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tests.support import waiting
 
-# Seconds between two looks at a run's files, which take CPU time from the run.
+# Seconds between polls of a run's files, which take CPU time from the run.
 _EVERY_S = 0.05
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = "configs/countdown.py:smoke"
@@ -121,24 +121,24 @@ class Run(Process):
       overrides: Mapping[str, Any],
       config: str = CONFIG,
   ):
-    """Starts it; its output goes to WORKDIR/out.txt."""
+    """Starts the program; its output goes to WORKDIR/out.txt."""
     self.workdir = pathlib.Path(workdir)
     argv = command("train", workdir, config=config, overrides=overrides)
     super().__init__(argv, self.workdir / "out.txt")
 
   def text(self) -> str:
-    """Returns the ends of its output and of its children's logs."""
+    """Returns the ends of the output and of the children's logs."""
     return tails([self.log, *sorted((self.workdir / "logs").glob("*.log"))])
 
   def read(self, name: str) -> Any:
-    """Returns a JSON file of the run directory, None if it is missing."""
+    """Returns a JSON file of the run directory; None if it is missing."""
     try:
       return jsonl.loads((self.workdir / name).read_text())
     except FileNotFoundError:
       return None
 
   def steps(self) -> list[dict[str, Any]]:
-    """Returns the metrics of training steps, redone steps included."""
+    """Returns the metrics of training steps, including repeated ones."""
     records = lines(self.workdir / "metrics.jsonl")
     return [r for r in records if "train/loss" in r]
 
@@ -178,7 +178,7 @@ class Run(Process):
   def kill(
       self, role: str, number: int = signal.SIGKILL, index: int = 0
   ) -> int:
-    """Sends a signal to a process of a role; returns its pid."""
+    """Signals a process of a role; returns its pid."""
     pids = self.wait_for(lambda: self.pids(role), f"process of {role}")
     pid = pids[index]
     os.kill(pid, number)
@@ -191,8 +191,8 @@ NUM_SEARCHERS = 2
 class Roles:
   """Store, trainer and searchers of one run, as on separate hosts.
 
-  Each has a directory of its own; they share the config, the secret file and
-  the store's address.
+  Each has a separate directory; they share the config, the secret file and the
+  store's address.
   """
 
   _OVERRIDES = {
@@ -267,7 +267,7 @@ class Roles:
     self._processes[name] = Process(argv, self.folder / f"{name}.log")
 
   def close(self) -> None:
-    """Kills what still runs."""
+    """Kills the remaining processes."""
     for process in self._processes.values():
       process.process.kill()
       process.process.wait()
@@ -294,7 +294,7 @@ class Roles:
     return json.loads((self.folder / "trainer-0" / name).read_text())
 
   def step(self) -> int:
-    """Returns the last step in the trainer's metrics, -1 without one."""
+    """Returns the last step in the trainer's metrics, or -1."""
     records = lines(self.folder / "trainer-0" / "metrics.jsonl")
     return max((r["step"] for r in records if "train/loss" in r), default=-1)
 
@@ -311,7 +311,7 @@ class Roles:
 def run_together(
     commands: Iterable[Sequence[Any]], timeout_s: float = 150.0
 ) -> list[tuple[str, str, int]]:
-  """Returns stdout, stderr and status of Python processes run side by side."""
+  """Returns stdout, stderr and status of concurrent Python processes."""
   children = [
       subprocess.Popen(
           [sys.executable, *map(str, one)],
@@ -377,7 +377,7 @@ def run_benchmark(
 
 
 def lines(path: pathlib.Path) -> list[dict[str, Any]]:
-  """Returns the complete records of a JSONL file, [] without a file."""
+  """Returns the complete records of a JSONL file; [] if it is missing."""
   return list(jsonl.read_jsonl(path))
 
 
@@ -430,11 +430,11 @@ def check_ledger(ledger: dict[str, Any]) -> None:
 
 
 class Served:
-  """A server of the `serve` program, killed and started again on its port.
+  """Server of the `serve` program that can restart on the same port.
 
-  url: its address.
-  key: its key.
-  process: its newest process.
+  url: address.
+  key: API key.
+  process: newest process.
   """
 
   def __init__(self, workdir: pathlib.Path, **overrides: Any):
@@ -478,7 +478,7 @@ class Served:
     self.process.process.wait(30)
 
   def kill(self, again_s: float | None = None) -> None:
-    """Kills and starts it; given seconds, also once in its start."""
+    """Kills and restarts the server; given seconds, also kills one restart."""
     self.end()
     if again_s is not None:
       self._spawn()
@@ -487,12 +487,12 @@ class Served:
     self.start()
 
   def stop(self, number: int = signal.SIGTERM) -> None:
-    """Ends it by a signal; raises unless in order and in few lines."""
+    """Ends the server by a signal; raises on an error or long output."""
     before = len(self.process.log.read_text())
     self.process.process.send_signal(number)
     status = self.process.process.wait(60)
     lines = self.process.log.read_text()[before:].splitlines()
-    # Models may still be made again from their checkpoints.
+    # The server may still be restoring models from checkpoints.
     said = [line for line in lines if not line.endswith("done again")]
     if status or len(said) > 3 or "Traceback" in "".join(said):
       raise AssertionError(f"status {status}: {said}")

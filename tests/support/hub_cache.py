@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face caches in a temporary folder, without a network."""
+"""Hugging Face caches in a temporary folder, without network access."""
 
 import pathlib
 import shutil

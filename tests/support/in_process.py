@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A transport between the threads of one process; the reference for tests."""
+"""Transport between threads of one process; the reference for tests."""
 
 from collections.abc import Iterator
 import contextlib
@@ -10,7 +10,7 @@ from tba_jax.transport import byte_store
 
 
 class InProcessStore:
-  """The shared map: one generation at a time, in memory."""
+  """In-memory key-value map with one generation at a time."""
 
   def __init__(self):
     self.changed = threading.Condition()

@@ -18,10 +18,10 @@ _attend_xla = jax.nn.dot_product_attention
 
 @contextlib.contextmanager
 def patch(kernel: str) -> Iterator[None]:
-  """Lets a kernel run on a CPU; others need nothing.
+  """Lets a kernel run on a CPU, if it needs an accelerator.
 
-  Splash and kernels of packed rows are interpreted; cuDNN's attention is XLA's,
-  with cuDNN's limits.
+  Interprets Splash and kernels of packed rows; replaces cuDNN's attention by
+  XLA's, with cuDNN's limits.
   """
   interpreted = lambda fn: functools.partial(fn, interpret=True)
   patch = lambda module, name: mock.patch.object(

@@ -43,7 +43,7 @@ def run_sequences(loss_fn, seq, ref_seq, rewards, *, beta, **more):
   Args:
     loss_fn: (groups, c, beta) -> (loss, aux).
     seq, ref_seq, rewards: [B, K].
-    beta: beta of the loss.
+    beta: KL coefficient.
     **more: arrays of `Groups`, and settings.
   """
   arrays = {name: more.pop(name) for name in list(more) if "_Bx" in name}

@@ -1,17 +1,17 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Changes single expressions of the package, and counts what the tests catch.
+"""Mutation testing: changes single expressions and counts caught changes.
 
     .venv/bin/python -m pip install pytest-cov
     bash tests/run.sh --cov=tba_jax --cov-context=test --cov-report=
     python -m tests.support.mutants COVERAGE SEED COUNT RESULTS
 
-COVERAGE is the data file of `coverage` with a context for each test (`coverage
-combine` joins those of several processes). A seed draws COUNT expressions among
-those that a test executes; each is changed in the checkout, tried by the tests
-that execute its line until one fails, and changed back. RESULTS gets a JSON
-line for each: "caught", "survived", or "late" if no test has failed in time.
-Needs a checkout of its own: it edits files.
+COVERAGE is the data file of `coverage` with a context per test (`coverage
+combine` joins those of several processes). SEED draws COUNT expressions among
+those executed by tests. Each is changed, tried by the tests of its line until
+one fails, and restored. RESULTS gets a JSON line for each: "caught",
+"survived", or "late" if no test failed in time. Edits files, so use a separate
+checkout.
 """
 
 import ast
@@ -41,7 +41,7 @@ _COMPUTED = {
 class Mutant:
   """A change of a file.
 
-  start, end: byte offsets of the text that is replaced.
+  start, end: byte offsets of the replaced text.
   """
 
   path: pathlib.Path
@@ -99,7 +99,7 @@ def _mutants(path: pathlib.Path) -> Iterator[Mutant]:
 
 
 def draw(coverage_file: str, seed: int, count: int) -> list[tuple]:
-  """Returns (mutant, ids of the tests that execute its line) of a draw."""
+  """Returns random mutants, each with the ids of the tests of its line."""
   import coverage  # pylint: disable=import-outside-toplevel
 
   data = coverage.CoverageData(coverage_file)
@@ -121,7 +121,7 @@ def draw(coverage_file: str, seed: int, count: int) -> list[tuple]:
 
 
 def outcome(mutant: Mutant, tests: Sequence[str]) -> str:
-  """Tries a mutant, and restores the file."""
+  """Tests a mutant, then restores the file."""
   source = mutant.path.read_bytes()
   changed = source[: mutant.start] + mutant.text.encode() + source[mutant.end :]
   ast.parse(changed)
@@ -144,7 +144,7 @@ def outcome(mutant: Mutant, tests: Sequence[str]) -> str:
 
 
 def main(coverage_file: str, seed: str, count: str, results: str) -> None:
-  """Tries the mutants of a seed; goes on where it was stopped."""
+  """Tests the mutants of a seed; resumes an interrupted call."""
   path = pathlib.Path(results)
   done = path.read_text().splitlines() if path.exists() else []
   with path.open("a") as lines:

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs commands as an ordinary user, also where the tests run as root."""
+"""Runs commands as an unprivileged user, even if the tests run as root."""
 
 from collections.abc import Sequence
 import os
@@ -10,27 +10,27 @@ import stat
 import sys
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
-UID = 54321  # No user of a system has it.
+UID = 54321  # Unused on real systems.
 
 
 class NotPossibleError(Exception):
-  """No ordinary user can run this Python; the message says why."""
+  """No unprivileged user can run this Python, for the reason in the message."""
 
 
 def give(folder: pathlib.Path) -> None:
-  """Gives a folder with all that is in it to the user."""
+  """Makes the user the owner of a folder and its contents."""
   if os.geteuid() == 0:
     for path in (folder, *folder.rglob("*")):
       os.chown(path, UID, UID, follow_symlinks=False)
 
 
 def command(words: Sequence[str]) -> list[str]:
-  """Returns the command that runs `words` as an ordinary user.
+  """Returns the command that runs `words` as an unprivileged user.
 
-  Where Python lies in a folder of root alone, bubblewrap shows it.
+  If only root can read Python's folder, bubblewrap makes it visible.
 
   Raises:
-    NotPossibleError: there is no bubblewrap.
+    NotPossibleError: bubblewrap is needed and missing.
   """
   if os.geteuid():
     return list(words)
@@ -44,7 +44,7 @@ def command(words: Sequence[str]) -> list[str]:
   if private:
     program = shutil.which("bwrap")
     if program is None:
-      raise NotPossibleError(f"{min(private)} is for root alone, and no bwrap")
+      raise NotPossibleError(f"{min(private)}: only for root; bwrap is missing")
     world = [program, "--bind", "/", "/", "--dev-bind", "/dev", "/dev"]
     for folder in private:
       world += ["--tmpfs", str(folder)]

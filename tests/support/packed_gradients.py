@@ -20,9 +20,9 @@ from tba_jax.models.net import heads
 from tests.support import tiny_model
 
 BETA = 0.25
-# A sequence alone is as far from rows with all of their padding, in float32.
+# Fully padded rows differ from single sequences as much, in float32.
 TOLERANCE = 3e-6
-# A prompt is repeated where its group is split over rows of this length.
+# Rows of this length split groups and repeat their prompts.
 ROW_LENGTH = 24
 
 
@@ -32,9 +32,9 @@ def make_batch(
     route_shape: tuple[int, int, int] | None = None,
     seed: int = 0,
 ) -> types.Batch:
-  """Returns six groups of four completions, stale, some of them equal.
+  """Returns six groups of four stale completions, with some duplicates.
 
-  `route_shape` is layers, experts of a token, and experts to choose from.
+  `route_shape` is (layers, experts per token, experts).
   """
   batch = tiny_model.make_batch(num_prompts=6, num_completions=4, seed=seed)
   rng = np.random.default_rng(seed)
@@ -42,7 +42,7 @@ def make_batch(
   tokens[1, 2], mask[1, 2] = tokens[1, 0], mask[1, 0]
   shape = mask.shape
   others = {}
-  if has_turns:  # An environment's tokens are seen, and not counted.
+  if has_turns:  # The model reads an environment's tokens; losses ignore them.
     others["turn_rewards"] = rng.normal(size=shape).astype(np.float32) * mask
     mask = mask * (rng.uniform(size=shape) < 0.6)
   if route_shape is not None:
@@ -67,15 +67,15 @@ def make_batch(
 
 
 class _Alone:
-  """A model of which each sequence is computed alone, by `Model.logits`.
+  """Model that computes each sequence separately, by `Model.logits`.
 
-  Its stream is its logits.
+  Its residual stream is its logits.
   """
 
   stream_and_routes = None
 
   def __init__(self, model: Any):
-    # Outputs of a value model are its values.
+    # A value model outputs values.
     self._outputs = getattr(model, "values", None) or model.logits
     self.config = python_types.SimpleNamespace(
         width=model.config.vocab_size, compute_dtype="float32"
@@ -127,7 +127,7 @@ def of_rows(
 ) -> types.PyTree:
   """Returns the loss and its gradients, accumulated over micro-batches.
 
-  `wrap` changes the function before it is compiled.
+  `wrap` transforms the function before compilation.
   """
   value_model, teacher, loss_params, teacher_params = make_parts(config, model)
   attach = adapters.attach if adapters else lambda _, own: own
@@ -162,7 +162,7 @@ def of_sequences(
     adapters: Any = None,
     base: types.PyTree = None,
 ) -> types.PyTree:
-  """Returns `of_rows` of sequences computed alone, in one function."""
+  """Returns the result of `of_rows`, with sequences computed separately."""
   value_model, teacher, loss_params, teacher_params = make_parts(config, model)
   attach = adapters.attach if adapters else lambda _, own: own
   loss_fn = objective.make_loss_fn(

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Packed rows of random lengths, and what attention of them reads."""
+"""Packed rows of random lengths, and inputs of their attention."""
 
 from collections.abc import Callable
 import dataclasses
@@ -40,7 +40,7 @@ def make_places(*, B=5, K=3, P=20, T=60, length=256, seed=0) -> packed.Places:
 
 
 def make_sinks(q: jax.Array) -> jax.Array:
-  """Returns sinks [G, M] of queries [..., G, M, Dh], as large as scores."""
+  """Returns sinks [G, M] for queries [..., G, M, Dh], as large as scores."""
   return 2 * jax.random.normal(jax.random.key(1), q.shape[-3:-1])
 
 
@@ -62,7 +62,7 @@ def pack(
       shards,
       sequence,
   )
-  # More micro-batches cost less, so several are used.
+  # A negative cost per micro-batch gives several.
   with mock.patch.multiple(
       packing,
       _SHORT_LENGTH=8,
@@ -75,7 +75,10 @@ def pack(
         np.asarray(batch.prompt_mask),
         np.asarray(batch.completion_tokens),
         np.asarray(batch.completion_mask),
-        None if batch.routes is None else np.asarray(batch.routes),
+        *(
+            None if x is None else np.asarray(x)
+            for x in (batch.routes, batch.kept_ids)
+        ),
     )
   return dataclasses.replace(batch, rows=packed_rows)
 
@@ -100,7 +103,7 @@ def assert_equals_plain(
 ) -> None:
   """Compares a kernel's outputs and gradients with plain attention.
 
-  Heads have sinks where there is a window.
+  Heads with a window have sinks.
 
   Args:
     attend: kernel, called as (q, k, v, places, window=…, sinks=…,
@@ -135,7 +138,7 @@ def assert_equals_plain(
 
 
 def needed_blocks(places: packed.Places, window: int, size: int) -> np.ndarray:
-  """Returns [R, blocks, blocks] bool, blocks in which some query sees a key."""
+  """Returns [R, blocks, blocks] bool: blocks in which a query sees a key."""
   seen = np.asarray(packed.sees(places, places, window))
   seen = seen & np.asarray(places.group >= 0)[..., None]
   R, L, _ = seen.shape

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Environments without processes, for tests of the sampler."""
+"""In-process environments for tests of the sampler."""
 
 import numpy as np
 
@@ -8,13 +8,13 @@ MAX_TURNS = 3
 
 
 class Scripted:
-  """Environments whose answer is a function of a completion's tokens.
+  """Environments whose answers are functions of a completion's tokens.
 
-  It answers with some tokens, of which one may be a stop token, and ends a
-  completion after three turns.
+  An answer has several tokens, possibly a stop token. Completions end after
+  three turns.
 
-  longest: most tokens of an answer.
-  most_live: most completions between their first turn and their last answer.
+  longest: maximum tokens of an answer.
+  most_live: maximum number of completions between first turn and last answer.
   """
 
   def __init__(self, delay: int = 0, longest: int = 2):
@@ -35,7 +35,7 @@ class Scripted:
         (owner, None if turn == MAX_TURNS else self.answer(tokens))
     )
 
-  def cut(self, owner):
+  def cut(self, owner, tokens):
     self.cuts.add(owner)
     self._live.discard(owner)
 
@@ -44,7 +44,7 @@ class Scripted:
     self._calls += 1
     if not wait and self._calls % (self._delay + 1):
       return []
-    # The newest first, and some later.
+    # Answer the newest first, and delay others.
     count = 1 if self._delay else len(self._ended)
     out = [self._ended.pop() for _ in self._ended[:count]]
     if wait and not out:

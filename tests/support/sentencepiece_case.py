@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A small tokenizer of SentencePiece's, which puts a blank before a text."""
+"""A small SentencePiece tokenizer that prefixes texts with a space."""
 
 from tokenizers import normalizers
 from tokenizers import pre_tokenizers
@@ -17,9 +17,9 @@ def make(prefix: bool = True, metaspace: str = "") -> tokenizer_lib.Tokenizer:
   """Returns a tokenizer with the special tokens <unk>, <s>, </s> and <|x|>.
 
   Args:
-    prefix: whether it puts a blank before a text.
-    metaspace: scheme of Metaspace's prefix, as Mistral has it; "" for Llama 2's
-      way, which is behind all special tokens.
+    prefix: whether texts are prefixed with a space.
+    metaspace: prefix scheme of Metaspace, as in Mistral; "" as in Llama 2,
+      which adds a space after every special token.
   """
   bytes_ = [f"<0x{i:02X}>" for i in range(256)]
   words = ("he", "ll", "hell", "hello", f"{_SPACE}a", f"{_SPACE}hello", "42")

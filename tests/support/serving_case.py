@@ -12,6 +12,7 @@ import numpy as np
 import uvicorn
 
 from configs import serve as serve_config
+from tba_jax.chat_api import strict_json
 from tba_jax.serving import app as app_lib
 from tba_jax.serving import engine as engine_lib
 from tba_jax.serving import handlers
@@ -22,7 +23,7 @@ from tests.support import waiting
 SESSION = "session"
 MODEL = f"{SESSION}:train:0"
 KEY = "tml-key"
-# A chat in the words of the smallest server's task.
+# Chat template in the vocabulary of the smallest server's task.
 TEMPLATE = (
     "{% for m in messages %}{{ '=' if m.role == 'assistant' else '' }}"
     "{{ m.content + '<eos>' }}{% endfor %}"
@@ -61,12 +62,12 @@ def datum(ids, **inputs):
 
 
 def pass_body(data, loss="cross_entropy", config=None, *, forward=False):
-  """Returns the body of a pass, as the engine takes it."""
+  """Returns the body of a pass, in the engine's format."""
   name = "forward_input" if forward else "forward_backward_input"
   asked = {"data": data, "loss_fn": loss, "loss_fn_config": config or {}}
   kind = schemas.Forward if forward else schemas.ForwardBackward
   body = {"model_id": MODEL, name: asked}
-  return protobufs.pack_pass(schemas.read(kind, body))
+  return protobufs.pack_pass(strict_json.read(kind, body))
 
 
 def adam_body(learning_rate=0.01, **more):
@@ -76,10 +77,10 @@ def adam_body(learning_rate=0.01, **more):
 
 
 class HttpServer:
-  """An engine and its HTTP server in this process, with a chat template.
+  """HTTP server with an engine and a chat template, in this process.
 
-  url: address of the server.
-  engine: its engine.
+  url: address.
+  engine: engine behind the server.
   """
 
   def __init__(self, workdir, **changes):
@@ -105,7 +106,7 @@ class HttpServer:
     )
 
   def ask(self, path, body=None, method="", **headers):
-    """Returns status and JSON of a request; without a body it is a GET."""
+    """Returns status and JSON of a request, a GET if `body` is None."""
     request = urllib.request.Request(
         f"{self.url}/{path}",
         None if body is None else json.dumps(body).encode(),
@@ -120,7 +121,7 @@ class HttpServer:
         return error.code, json.load(error)
 
   def result(self, answer):
-    """Returns the result of a request that was accepted."""
+    """Returns the result of an accepted request."""
     status, response = answer
     assert status == 200, response
     id = {"request_id": response["request_id"]}

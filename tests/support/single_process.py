@@ -1,13 +1,13 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The training loop once more, as the oracle of lockstep's bits.
+"""Independent training loop: the oracle for bits in lockstep.
 
     python -m tests.support.single_process CONFIG.json WORKDIR OUT.npz CORE
 
 samples, rewards, draws and steps in turn, and writes the params after the last
-step. It shares no loop, schedule or collector with the package, and keeps old
-params where the package samples ahead. `--loop` before CONFIG.json runs
-`loop.run` in its place.
+step. It shares no loop, schedule or collector with the package; instead of
+sampling ahead it keeps old params. `--loop` before CONFIG.json runs `loop.run`
+instead.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ def train(
   order = curriculum.make_order(config, policy.task, policy.tokenizer)
   per_step, kept = config.search.prompts_per_step, []
   for step in range(config.train.num_steps):
-    # The step donates the params.
+    # The step donates its params.
     kept.append(jax.tree.map(jnp.copy, learner.params))
     version = max(step - config.search.lead_steps, 0)
     prompts = [
@@ -75,7 +75,7 @@ def train(
         config.train.completions_per_prompt,
         step,
     )
-    buffer.mark_trained(draw.ids)
+    buffer.mark_drawn(draw.ids)
     work.train(learner.make(draw))
     learner.finish()
   return published.flatten(work.state.params)
@@ -129,7 +129,7 @@ def _sample(
 def train_by_loop(
     config: ml_collections.ConfigDict, workdir: str
 ) -> dict[str, np.ndarray]:
-  """Returns what `train` returns, by the package's own loop."""
+  """Returns the result of `train`, computed by the package's loop."""
   maker = inline.LoopMaker(config, workdir)
   loop = maker.make(config)
   loop.train()

@@ -23,7 +23,7 @@ from tests.support import tiny_model
 
 SIGNALS = train.END_SIGNALS
 VERDICT = diagnosis.Finding("learned", "Learned: much.")
-# No pauses, no grace for a group, every check at each look.
+# No pauses, no grace period, every check in each poll.
 LIMITS = train.Limits(tick_s=0.0, check_every_s=0.0, together_s=0.0)
 RESULT = {
     "steps": 100,
@@ -34,7 +34,7 @@ RESULT = {
 
 
 class FakeProcess:
-  """Ends with a status at the first poll, or runs until it is stopped."""
+  """Ends with a status at the first poll, or runs until stopped."""
 
   def __init__(self, pid, status, on_poll=lambda: None):
     self.pid = pid
@@ -61,7 +61,7 @@ class FakeProcess:
 
 
 class FakeChildren(train.Children):
-  """Starts `FakeProcess`es, with statuses by name of the child."""
+  """Starts `FakeProcess`es with statuses by child."""
 
   def __init__(self, workdir, limits, statuses):
     super().__init__(workdir, limits)
@@ -112,9 +112,9 @@ class SuperviseCase(parameterized.TestCase):
     self.stdout, self.stderr = io.StringIO(), io.StringIO()
 
   def make(self, limits=LIMITS, changes=(), **statuses):
-    """Returns a supervisor; `trainer_0=[1, 0]`: exit statuses of a child.
+    """Returns a supervisor; `trainer_0=[1, 0]` are exit statuses of a child.
 
-    `changes` are those of its run, which is resumed.
+    `changes` are changed settings of the resumed run.
     """
     names = {"-".join(k.rsplit("_", 1)): list(v) for k, v in statuses.items()}
     self.run_info, _ = run_directory.create(str(self.workdir), self.config)

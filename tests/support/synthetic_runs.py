@@ -1,8 +1,8 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Synthetic runs, by name, of which `findings.json` has the diagnosis.
+"""Synthetic runs by name; `findings.json` has their diagnoses.
 
-A run is a mapping of the fields of `run_reader.RunRecords` that are not empty.
+A run is a mapping of the nonempty fields of `run_reader.RunRecords`.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def history(count, **values):
 
 
 def training(first, last, noise=0.02, num_steps=40):
-  """Returns records whose mean batch reward goes from first to last."""
+  """Returns records whose mean batch reward moves from `first` to `last`."""
   slope = (last - first) / (num_steps - 1)
   return [
       {"step": i, "train/reward_mean": first + i * slope + noise * (-1) ** i}
@@ -51,7 +51,7 @@ def sides(error=0.01, **metrics):
 
 
 def lanes(*works, num_rounds=1, round_s=10.0):
-  """Returns lanes of (role, lane, {kind: seconds}), the work in each round."""
+  """Returns lanes from (role, lane, {kind: seconds}) of each round."""
   out = {}
   for role, name, seconds in works:
     spans = run_reader.Lane(role, 0, name)
@@ -72,7 +72,7 @@ def event(time, kind, message="", role="", index=0):
 
 
 def timed(*times):
-  """Returns records of steps that ended at these times."""
+  """Returns records of steps with these end times."""
   return [
       {"step": i, "time": time, "train/loss": 1.0}
       for i, time in enumerate(times)
@@ -80,14 +80,14 @@ def timed(*times):
 
 
 def roles(trainer=None, searchers=None):
-  """Returns `status.json` of roles that were busy for these shares."""
+  """Returns `status.json` of roles with these busy shares."""
   return {
       "trainer": {"busy_share": trainer},
       "searchers_busy_share": searchers,
   }
 
 
-# Runs before and after which evaluations were made.
+# Runs with evaluations before and after.
 JUDGED = {
     "right or wrong, rose": (
         sides(pass_at_1=(0.29, 0.68), mean_reward=(0.29, 0.68)),
@@ -183,7 +183,7 @@ JUDGED = {
 
 
 def failing(held_out, trained, rates=(0.3, 0.9)):
-  """Returns a run with shares of completions that could not be judged."""
+  """Returns a run with these shares of unjudged completions."""
   metrics = {"pass_at_1": rates, "mean_reward": (-0.6, -0.1)}
   if held_out:
     metrics["failure_share"] = held_out
@@ -243,7 +243,7 @@ def _ledger(**counts):
 
 
 _BUSY = {
-    # On two cores of 86 ms a step, whatever the main loops wait for.
+    # A step of 86 ms on two cores, with different waits of the main loops.
     "lanes": lanes(
         ("trainer", "", {"step": 0.063}),
         ("trainer", "evaluate", {"evaluate": 0.013}),
@@ -376,7 +376,7 @@ def _dip(low):
 
 
 def _evaluated(lines, value, error):
-  """Adds evaluations to every tenth record."""
+  """Adds an evaluation to every tenth record."""
   for record in lines[::10]:
     record["eval/mean_reward"] = value(record["step"])
     record["eval/mean_reward_stderr"] = error

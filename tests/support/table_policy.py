@@ -79,13 +79,13 @@ def value_model_of(config):
 
 
 def teacher_of(config):
-  """Returns the teacher and its params as further arguments of a loss."""
+  """Returns a loss's additional arguments: the teacher and its params."""
   has_teacher = objective_table.find(config.loss.name).has_teacher
   return (MODEL, (make_params(9),)) if has_teacher else (None, ())
 
 
 def make_loss_params(config, seed=5):
-  """Returns the loss's own params, with random values."""
+  """Returns random values for the loss's params."""
   values = np.random.default_rng(seed).normal(size=(V, T))
   value_params = {"table": jnp.asarray(values, jnp.float32)}
   return objective.make_loss_params(

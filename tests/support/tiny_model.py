@@ -60,7 +60,7 @@ class BigramModel:
 
 BIGRAM = BigramModel()
 
-# Changed fields of a model whose first layer has a state.
+# Changed fields of a model with a recurrent first layer.
 STATES = dict(
     family="qwen3_5_text",
     delta_layers=(True, False),
@@ -68,6 +68,65 @@ STATES = dict(
     delta_value_heads=2,
     delta_key_dim=4,
     delta_value_dim=6,
+)
+# Changed fields of a model whose layers with a state have no experts.
+SPARSE = dict(
+    STATES,
+    family="qwen3_next",
+    dense_layers=(True, False),
+    dense_mlp_width=24,
+    num_experts=4,
+    experts_per_token=2,
+    shared_expert_width=12,
+)
+
+
+# Changed fields of a model with latent attention, whose first layer is dense.
+LATENTS = dict(
+    family="deepseek_v3",
+    num_kv_heads=4,
+    head_dim=10,
+    rope_dim=4,
+    value_dim=5,
+    latent_rank=8,
+    query_rank=7,
+    num_experts=8,
+    experts_per_token=3,
+    num_expert_groups=4,
+    groups_per_token=2,
+    router_scale=1.7,
+    shared_expert_width=32,
+    dense_layers=(True, False),
+    dense_mlp_width=24,
+)
+# Changed fields of a model whose last layers share keys and values.
+SHARED = dict(
+    family="gemma4_text",
+    num_layers=4,
+    sliding_window=3,
+    global_layers=(False, True) * 2,
+    global_head_dim=8,
+    num_shared_layers=2,
+    dense_layers=(False, False, True, True),
+    dense_mlp_width=64,
+    layer_input_width=8,
+    # A layer's embedding is normed whatever its size: if small, noise.
+    norm_epsilon=1e-2,
+    activation="gelu_new",
+)
+
+
+# Changed fields of a model with experts next to the MLP of each layer.
+BOTH = dict(
+    family="gemma4_text",
+    sliding_window=3,
+    global_layers=(False, True),
+    global_head_dim=8,
+    num_experts=4,
+    experts_per_token=2,
+    shared_expert_width=24,
+    norm_epsilon=1e-2,
+    activation="gelu_new",
 )
 
 
@@ -135,7 +194,7 @@ def make_batch(
 
 
 def init_params(model: Any, seed: int = 0) -> types.PyTree:
-  """Returns random params, without compiling the model's own init."""
+  """Returns random params without compiling the model's init."""
   rng = np.random.default_rng(seed)
   shapes = jax.eval_shape(model.init, jax.random.PRNGKey(0))
   config = getattr(model, "config", None)  # `BigramModel` has none.
@@ -143,8 +202,9 @@ def init_params(model: Any, seed: int = 0) -> types.PyTree:
   norm_scale = 1.0 - family.norm_offset if family else 1.0
 
   def fill(path, shape: jax.ShapeDtypeStruct) -> jax.Array:
-    is_norm = "norm" in jax.tree_util.keystr(path)
-    values = rng.normal(norm_scale * is_norm, 0.2, shape.shape)
+    name = jax.tree_util.keystr(path)
+    mean = norm_scale if "norm" in name else float("scalar" in name)
+    values = rng.normal(mean, 0.2, shape.shape)
     return jnp.asarray(values, shape.dtype)
 
   return jax.tree_util.tree_map_with_path(fill, shapes)

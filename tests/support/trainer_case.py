@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer with mocks of its parts, which log its calls."""
+"""A trainer with mocked parts that log its calls."""
 
 import contextlib
 from unittest import mock
@@ -44,9 +44,9 @@ class TrainerCase(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.log = []
-    self.metrics = {}  # step -> what differs from METRICS
+    self.metrics = {}  # step -> values that differ from METRICS
     self.accuracy = {}  # step -> pass@1
-    self.stop_at = None  # `should_stop` is true from this step on
+    self.stop_at = None  # first step with a true `should_stop`
     self.ready = True
     self.results = {}
     self.saved = {}
@@ -87,7 +87,7 @@ class TrainerCase(parameterized.TestCase):
     self.checkpointer = autospec(checkpoint.Checkpointer)
     self.checkpointer.latest_step.return_value = None
     self.checkpointer.save.side_effect = self.save
-    # The newest may still be under way.
+    # The newest save may still be in progress.
     self.checkpointer.newest_steps.side_effect = lambda: sorted(self.saved)[
         -3:-1
     ]
@@ -131,7 +131,7 @@ class TrainerCase(parameterized.TestCase):
   ):
     if should_stop():
       raise evaluator.Interrupted
-    # The copy of the step that it is of, however far training went.
+    # The copy of this step, even if training has continued.
     assert int(params["made_by"]) == version
     self.log.append(("evaluate", version, num_prompts))
     accuracy = self.accuracy.get(version, 0.5)
@@ -159,8 +159,8 @@ class TrainerCase(parameterized.TestCase):
   def make(self, *, action="warn", step=0, saved=None, changed=(), **changes):
     """Returns a trainer at a step.
 
-    `changes` are `section__key` settings, `changed` keys that differ from the
-    checkpoint's.
+    `changes` are `section__key` settings; `changed` lists keys that differ from
+    the checkpoint's.
     """
     config = base_config.make(
         **{

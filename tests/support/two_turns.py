@@ -1,13 +1,13 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Environments for tests, in the shapes that users may write."""
+"""Environments for tests, with the interfaces that users may implement."""
 
 import os
 import time
 
 
 class TwoTurns:
-  """Says a letter, then what it heard; the reward of a turn is its length."""
+  """Sends a letter, then echoes; a turn's reward is its length."""
 
   words = ("a", "b", "c", "d", ":")
 
@@ -26,7 +26,7 @@ class TwoTurns:
 
 
 class Gymnasium:
-  """The shape of Gymnasium: `reset` returns info, `step` a 5-tuple."""
+  """Gymnasium's interface: `reset` returns info, `step` a 5-tuple."""
 
   def reset(self, *, seed=None, options=None):
     del options
@@ -38,7 +38,7 @@ class Gymnasium:
 
 
 class Tools:
-  """A class whose method is a tool."""
+  """A class with a method as tool."""
 
   def reset(self, seed):
     return f"{seed}?"
@@ -63,7 +63,7 @@ REWARDS = {
 
 
 class Trouble:
-  """Does what its first turn says; cannot be closed."""
+  """Misbehaves as its first turn requests; cannot be closed."""
 
   made = 0
 
@@ -98,7 +98,7 @@ class Trouble:
 
 
 class FailsToBegin(TwoTurns):
-  """Fails with every other seed of a split."""
+  """Fails to reset with every other seed of a split."""
 
   def reset(self, seed):
     if seed % 4 > 1:
@@ -116,7 +116,7 @@ class Fails(TwoTurns):
 
 
 class Slow(TwoTurns):
-  """Begins after a second."""
+  """Resets in a second."""
 
   def reset(self, seed):
     time.sleep(1)
@@ -124,7 +124,7 @@ class Slow(TwoTurns):
 
 
 class TakesLong(TwoTurns):
-  """Answers after a twentieth of a second."""
+  """Answers in .05 s."""
 
   def step(self, text):
     time.sleep(0.05)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The one wait of tests, with a deadline; and whether a process runs."""
+"""Waits with deadlines for tests; state of processes."""
 
 from collections.abc import Callable
 import os
@@ -22,10 +22,10 @@ def wait_until(
 
   Args:
     condition: awaited condition.
-    what: awaited event, or a function that describes the state at a failure.
+    what: description of the event, or a function that returns it on failure.
     wait_s: seconds until AssertionError.
-    is_lost: whether there is nothing left to wait for: AssertionError at once.
-    every_s: seconds between two looks at the condition.
+    is_lost: function of whether the wait is hopeless, for an AssertionError.
+    every_s: seconds between two polls of the condition.
   """
   deadline = time.monotonic() + wait_s
   while not (value := condition()):
@@ -39,7 +39,7 @@ def wait_until(
 
 
 def is_running(pid: int) -> bool:
-  """Returns whether a process has not ended; a zombie has."""
+  """Returns whether a process is running; a zombie is not."""
   try:
     status = pathlib.Path(f"/proc/{pid}/stat").read_text()
   except (FileNotFoundError, ProcessLookupError):
@@ -48,9 +48,9 @@ def is_running(pid: int) -> bool:
 
 
 def stop(pid: int) -> None:
-  """Sends SIGSTOP, and waits until each thread of the process has stopped.
+  """Sends SIGSTOP and waits until every thread of the process has stopped.
 
-  On a busy machine its threads go on answering for a while after the signal.
+  On a busy machine, threads may still respond for a while after the signal.
   """
   os.kill(pid, signal.SIGSTOP)
   wait_until(lambda: _is_stopped(pid), f"process {pid} to stop")
@@ -62,7 +62,7 @@ def _is_stopped(pid: int) -> bool:
         (task / "stat").read_text()
         for task in pathlib.Path(f"/proc/{pid}/task").iterdir()
     ]
-  except FileNotFoundError:  # A thread that ends just now.
+  except FileNotFoundError:  # The thread has ended.
     return False
   return all(_state(stat) == "T" for stat in stats)
 
@@ -72,6 +72,6 @@ def _state(stat: str) -> str:
 
 
 def after(seconds: float) -> Callable[[], bool]:
-  """Returns a function that becomes true after so many seconds."""
+  """Returns a function that returns true after some seconds."""
   until = time.monotonic() + seconds
   return lambda: time.monotonic() > until

@@ -297,6 +297,8 @@ class HloTest(parameterized.TestCase):
       ("fusion(%p, %row, %i), kind=kLoop, calls=%update", "f32[10,10]", 84),
       # Uses what it reads twice, and does not use the row.
       ("fusion(%p, %row), kind=kLoop, calls=%all", "f32[10,10]", 2 * 400),
+      # The fusion inside it reads a row.
+      ("fusion(%p, %i), kind=kOutput, calls=%outer", "f32[1,10]", 40 + 4 + 40),
   )
   def test_counts_bytes_of_memory(self, call, result, expected):
     fused = (
@@ -305,6 +307,16 @@ class HloTest(parameterized.TestCase):
         "  %b = f32[1,10]{1,0} parameter(1)\n"
         "  %c = s32[] parameter(2)\n"
         "  ROOT %u = f32[10,10]{1,0} dynamic-update-slice(%a, %b, %c, %c)\n"
+        "}\n\n"
+        "%inner (c: s32[], a: f32[10,10]) -> f32[1,10] {\n"
+        "  %c = s32[] parameter(0)\n"
+        "  %a = f32[10,10]{1,0} parameter(1)\n"
+        "  ROOT %s = f32[1,10]{1,0} dynamic-slice(%a, %c, %c)\n"
+        "}\n\n"
+        "%outer (a: f32[10,10], c: s32[]) -> f32[1,10] {\n"
+        "  %a = f32[10,10]{1,0} parameter(0)\n"
+        "  %c = s32[] parameter(1)\n"
+        "  ROOT %f = f32[1,10]{1,0} fusion(%c, %a), kind=kLoop, calls=%inner\n"
         "}\n\n"
         "%all (a: f32[10,10], b: f32[1,10]) -> f32[10,10] {\n"
         "  %a = f32[10,10]{1,0} parameter(0)\n"

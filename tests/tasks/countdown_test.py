@@ -75,6 +75,11 @@ class EnumerationTest(parameterized.TestCase):
         key = parse_prompt(task.prompt(split, i))
         self.assertNotIn(key, actual)
         actual[key] = task.num_solutions(split, i)
+        texts = task.correct_completions(split, i)
+        self.assertLen({*texts}, len(texts))
+        keys = {task.solution_key(split, i, text) for text in texts}
+        self.assertNotIn(None, keys)
+        self.assertLen(keys, actual[key])
     self.assertEqual(actual, expected)
 
   def test_no_multiset_is_in_both_splits(self):

@@ -72,7 +72,20 @@ class ReadTest(parameterized.TestCase):
               "tokens": ["a", "</s>"],
               "logprobs": [-1.0, None],
           },
-          [("a", None, 0.0, None, 7, None, ("a", "</s>"), True, True)],
+          [("a", None, 0.0, (-1.0, 0.0), 7, None, ("a", "</s>"),
+            (True, False))],
+      ),
+      # The same of a run on a log without log-probs.
+      (
+          {
+              "prompt": "p",
+              "completion": "a",
+              "reward": 0.0,
+              "version": -1,
+              "token_ids": [4, 1],
+              "logprobs": [0.0, None],
+          },
+          [("a", (4, 1), 0.0, None, -1, None, None, (True, False))],
       ),
   )  # fmt: skip
   def test_formats(self, record, expected):
@@ -128,6 +141,34 @@ class ReadTest(parameterized.TestCase):
         offline_completions.read(path, ""), task, tokenizer
     )
     self.assertEqual([*both], [0, 1])
+
+  def test_files_may_be_json_or_many(self):
+    folder = self.create_tempdir()
+    row = {"prompt": "p", "completion": "a", "reward": 1}
+    for name, text in (
+        ("1.json", json.dumps(row)),
+        ("2.json", json.dumps([row, row | {"completion": "b"}], indent=1)),
+        ("3.jsonl", json.dumps(row | {"completion": "c"})),
+        ("4.json", "\n".join([json.dumps(row), json.dumps(row)])),
+    ):
+      folder.create_file(name, content=text)
+    completions = offline_completions.read(f"{folder.full_path}/*")
+    texts = [c.text for c in completions["p"]]
+    self.assertEqual(texts, ["a", "a", "b", "c", "a", "a"])
+    folder.create_file("5.json", content=json.dumps([row, {"prompt": "p"}]))
+    with self.assertRaisesRegex(ValueError, "/5.json record 2: must be"):
+      offline_completions.read(f"{folder.full_path}/*")
+    with self.assertRaisesRegex(FileNotFoundError, "No such file"):
+      offline_completions.read(f"{folder.full_path}/*.csv")
+
+  def test_failed_episodes_need_no_reward(self):
+    failed = {"text": "a", "reward": None, "failure": "crash: …"}
+    for line in (
+        {"prompt": "p", "completions": [failed]},
+        {"prompt": "p", "completions": [], "failure": "error: …"},
+    ):
+      (one,) = offline_completions.read(self.write(line))["p"]
+      self.assertEqual(one.unusable, "failed in their environment")
 
   def test_lines_of_prompt_come_together(self):
     result = offline_completions.read(

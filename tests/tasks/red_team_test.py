@@ -34,6 +34,26 @@ class RedTeamTest(parameterized.TestCase):
         {task.prompt(base.TRAIN, 0)},
     )
 
+  def test_attack_with_unlikely_tokens_gets_no_reward(self):
+    logprobs = np.array(
+        [[-1, -9, -12, 0], [-1, -9, -10, -99], [-11, 0, 0, 0], [np.nan] * 4],
+        np.float32,
+    )
+    mask = np.arange(4) < np.array([[3], [3], [1], [4]])
+    rewards = np.float32([-0.5, -0.5, -0.5, -0.5])
+    final = lambda **fields: _make(**fields).final_rewards(
+        rewards, logprobs, mask
+    )
+    # Means of the two least likely: -10.5, -9.5, and -11 of one token.
+    np.testing.assert_array_equal(final(min_k=2), [-10, -0.5, -10, -0.5])
+    np.testing.assert_array_equal(
+        final(min_k=2, min_k_threshold=-10.6), [-0.5, -0.5, -10, -0.5]
+    )
+    np.testing.assert_array_equal(final(), rewards)
+    # The filter raises no reward, and failed judgements stay failed.
+    rewards = np.float32([-16, -0.5, np.nan, -0.5])
+    np.testing.assert_array_equal(final(min_k=2), rewards)
+
   def test_synthetic_instructions_are_words_of_tokenizer(self):
     task = _make()
     made = tokenizer.word_level(task.tokenizer_words(), task.tokenizer_pattern)

@@ -67,14 +67,15 @@ class PlanTest(parameterized.TestCase):
         dict(plan.disk_rows(config))["journal of a step"], "3.193 MB"
     )
 
-  def test_disk_estimate_covers_all_group_fields(self):
+  @parameterized.parameters((4, 1), (300, 2))
+  def test_disk_estimate_covers_all_group_fields(self, num_experts, size):
     S, T, P, N, A = 2, 30, 20, 3, 2
     config = guess.get_config("smoke")
     config.loss.name = "ppo"
     config.model.update(
         family="qwen3_moe",
         num_layers=N,
-        num_experts=4,
+        num_experts=num_experts,
         experts_per_token=A,
     )
     config.train.router_replay = True
@@ -98,8 +99,8 @@ class PlanTest(parameterized.TestCase):
         versions=counts,
         epoch=0,
         ref_logprobs=logprobs,
-        routes=np.zeros((S, T, N, A), np.uint8),
-        prompt_routes=np.zeros((P, N, A), np.uint8),
+        routes=np.zeros((S, T, N, A * size), np.uint8),
+        prompt_routes=np.zeros((P, N, A * size), np.uint8),
         turn_rewards=logprobs,
     )
     _, arrays = messages.pack_groups([group])

@@ -3,41 +3,27 @@
 """A run that failed and went on is trained again to the same bits."""
 
 import contextlib
-import io
 import json
-import pathlib
 import shutil
-import tempfile
-import threading
 from unittest import mock
 
-from absl.testing import absltest
 import numpy as np
 import pytest
 
-from tba_jax.config import load
 from tba_jax.learning import host_state
 from tba_jax.learning import learner
-from tba_jax.programs import one_process
 from tba_jax.replay import decisions
 from tba_jax.run import metrics
 from tba_jax.run import recorder
-from tba_jax.run import run_directory
 from tba_jax.system import jsonl
 from tba_jax.tools import rerun
+from tests.tools import reruns
 
-_STEPS = 12
 _OVERRIDES = (
-    "init=scratch",
-    f"train.num_steps={_STEPS}",
     "checkpoint.every_steps=4",
     "checkpoint.keep=1",
     "checkpoint.keep_every_steps=8",
-    "checkpoint.keep_journal=True",
-    "evaluate.every_steps=0",
     "search.lead_steps=4",
-    # Cached log-probs of the reference are of one temperature.
-    "reference.role=trainer",
     "replay.recent_fraction=0.5",
     # Routes are part of what is drawn and trained on.
     "model.family=qwen3_moe",
@@ -45,8 +31,6 @@ _OVERRIDES = (
     "model.experts_per_token=2",
     "train.router_replay=True",
 )
-
-
 # Settings of the steps after the failure.
 _CHANGES = (
     "loss.beta=0.1",
@@ -59,9 +43,8 @@ _CHANGES = (
 )
 
 
-def _train(config, workdir):
+def _train(workdir):
   """Trains; fails in step 9, and resumes with changed settings."""
-  run, _ = run_directory.create(str(workdir), config)
   record = recorder.Recorder.step
 
   def fail(self, step, *args):
@@ -71,39 +54,21 @@ def _train(config, workdir):
 
   with mock.patch.object(recorder.Recorder, "step", fail):
     with contextlib.suppress(RuntimeError):
-      one_process.train(config, run, (), threading.Event())
-  config = load.load_config("configs/countdown.py:smoke", _OVERRIDES + _CHANGES)
-  run_directory.update(str(workdir), config)
-  return one_process.train(config, run, (), threading.Event())
+      reruns.train(workdir, _OVERRIDES)
+  return reruns.train(workdir, _OVERRIDES + _CHANGES)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-class ReplayTest(absltest.TestCase):
+class ReplayTest(reruns.TestCase):
 
-  @classmethod
-  def setUpClass(cls):
-    super().setUpClass()
-    cls.folder = pathlib.Path(
-        cls.enterClassContext(tempfile.TemporaryDirectory())
-    )
-    cls.whole = cls.folder / "whole"
-    config = load.load_config("configs/countdown.py:smoke", _OVERRIDES)
-    status = _train(config, cls.whole)
-    assert status == 0, status
-
-  def replay(self, *operands, workdir=None):
-    """Returns exit status, output and errors of the program."""
-    out, errors = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-      status = rerun.run(None, str(workdir or self.whole), operands)
-    return status, out.getvalue(), errors.getvalue()
+  record = staticmethod(_train)
 
   def change(self, edit):
     """Returns a copy of the run, of which `edit` changes the record's lines."""
     copy = self.folder / "changed"
     shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(self.whole, copy)
+    shutil.copytree(self.workdir, copy)
     path = copy / decisions.FILE_NAME
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:
@@ -114,18 +79,18 @@ class ReplayTest(absltest.TestCase):
   def test_all_steps_from_start_and_from_checkpoints_have_same_bits(
       self,
   ):
-    recording = decisions.read(self.whole)
+    recording = decisions.read(self.workdir)
     self.assertEqual([s.step for s in recording.starts], [0, 8])
     self.assertIn(True, [s.decision.ahead for s in recording.steps.values()])
     for operands, checkpoints in (("0", [8, 12]), ("8", [12])):
-      status, out, _ = self.replay(operands)
+      status, out, _ = self.rerun(operands)
       self.assertEqual(status, 0, out)
       self.assertIn(f"steps {operands} to 11 have the same bits", out)
       for step in checkpoints:
         self.assertIn(f"checkpoints/{step}", out)
 
   def test_changed_settings_are_event_of_their_first_step(self):
-    events = jsonl.read_jsonl(self.whole / "events.jsonl")
+    events = jsonl.read_jsonl(self.workdir / "events.jsonl")
     changes = metrics.settings_changes(events)
     self.assertEqual([*changes], [8])
     self.assertLen(changes[8], len(_CHANGES))
@@ -137,18 +102,18 @@ class ReplayTest(absltest.TestCase):
       if line.get("step") == 8 and "config" in line:
         line["config"]["mesh"]["fsdp"] = 2
 
-    status, _, errors = self.replay("0", workdir=self.change(edit))
+    status, _, errors = reruns.call(self.change(edit), "0")
     self.assertEqual(status, 2)
     self.assertIn("config.mesh.fsdp changed at step 8; must be", errors)
 
   def test_changed_draw_is_reported_with_its_step_and_fields(self):
-    names = list(decisions.read(self.whole).steps[6].draw)
+    names = list(decisions.read(self.workdir).steps[6].draw)
 
     def edit(line):
       if line.get("step") == 6 and "draw" in line:
         line["draw"][names.index("rewards")] ^= 1
 
-    status, out, _ = self.replay("0", workdir=self.change(edit))
+    status, out, _ = reruns.call(self.change(edit), "0")
     self.assertEqual(status, 1)
     self.assertIn("step 6: the draw differs in rewards", out)
 
@@ -174,10 +139,9 @@ class ReplayTest(absltest.TestCase):
         mock.patch.object(learner.Learner, "make", logged_make),
         mock.patch.object(learner.Learner, "finish", logged_finish),
         # Its draws lack reference log-probs at other steps than the run's.
-        mock.patch.object(rerun._Replay, "_compare"),
-        mock.patch.object(rerun._Replay, "_compare_params"),
+        mock.patch.object(rerun._Replay, "difference", return_value=""),
     ):
-      self.assertEqual(self.replay("8", workdir=workdir)[0], 0)
+      self.assertEqual(reruns.call(workdir, "8")[0], 0)
     end = "finish"
     self.assertEqual(log, [8, end, 9, 10, end, end, 11, end])
 
@@ -187,7 +151,7 @@ class ReplayTest(absltest.TestCase):
       if line.get("step") == 9 and "draw" in line:
         line["scale"] = 0.5
 
-    status, out, _ = self.replay("8", workdir=self.change(edit))
+    status, out, _ = reruns.call(self.change(edit), "8")
     self.assertEqual(status, 1)
     self.assertRegex(out, r"step 9: train/learning_rate is \S+, was \S+")
 
@@ -200,7 +164,7 @@ class ReplayTest(absltest.TestCase):
     saved["checksums"][name] ^= 1
     with path.open("wb") as file:
       host_state.write(file, host_state.pack(saved))
-    status, out, _ = self.replay("8", workdir=copy)
+    status, out, _ = reruns.call(copy, "8")
     self.assertEqual(status, 1)
     self.assertIn("step 11: 1 of ", out)
     self.assertIn(f"checkpoints/12: {name};", out)
@@ -212,25 +176,24 @@ class ReplayTest(absltest.TestCase):
         (["x"], "must be the step to begin with"),
         (["8", "--export_step=3"], "export_step=3: must be .* 8 to 11"),
     ):
-      status, _, errors = self.replay(*operands)
+      status, _, errors = self.rerun(*operands)
       self.assertEqual(status, 2)
       self.assertRegex(errors, error)
     (empty := self.folder / "empty").mkdir()
     for error in ("empty: no run is there", "there is no record"):
-      status, _, errors = self.replay(workdir=empty)
+      status, _, errors = reruns.call(empty)
       self.assertEqual(status, 2)
       self.assertIn(error, errors)
-      shutil.copy(self.whole / "config.json", empty)
+      shutil.copy(self.workdir / "config.json", empty)
 
   def test_step_s_file_is_computed_again(self):
-    status, out, _ = self.replay("8", "11", "--export_step=10")
+    status, out, _ = self.rerun("8", "11", "--export_step=10")
     self.assertEqual(status, 0)
-    path = self.whole / "step-10.npz"
+    path = self.workdir / "step-10.npz"
     self.assertEqual(out.splitlines()[-1], str(path))
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-      self.assertEqual(rerun.run(None, None, [str(path)]), 0)
-    self.assertRegex(out.getvalue(), r"step 10 on .*: is the same")
+    status, out, _ = reruns.call(None, str(path))
+    self.assertEqual(status, 0)
+    self.assertRegex(out, r"step 10 on .*: is the same")
     with path.open("rb") as file:
       saved = host_state.read(file)
     shape = saved["draw"]["rewards"].shape
@@ -246,16 +209,14 @@ class ReplayTest(absltest.TestCase):
       saved["batch"] = {**batch, name: changed}
       with path.open("wb") as file:
         host_state.write(file, host_state.pack(saved))
-      out = io.StringIO()
-      with contextlib.redirect_stdout(out):
-        self.assertEqual(rerun.run(None, None, [str(path)]), 1)
-      self.assertRegex(out.getvalue(), r"step 10 on .*: differs in .*loss")
+      status, out, _ = reruns.call(None, str(path))
+      self.assertEqual(status, 1)
+      self.assertRegex(out, r"step 10 on .*: differs in .*loss")
     # Nor is it one whose params were changed.
     name = next(n for n in saved["state"] if n.startswith("params."))
     saved["state"][name] = saved["state"][name] + 1
     with path.open("wb") as file:
       host_state.write(file, host_state.pack(saved))
-    errors = io.StringIO()
-    with contextlib.redirect_stderr(errors):
-      self.assertEqual(rerun.run(None, None, [str(path)]), 2)
-    self.assertIn("other checksums", errors.getvalue())
+    status, _, errors = reruns.call(None, str(path))
+    self.assertEqual(status, 2)
+    self.assertIn("other checksums", errors)

@@ -60,11 +60,13 @@ class Family:
   token_head: suffix of the class name of a model that predicts tokens.
   eos_id: default of eos_token_id.
   prefix: start of all tensor names except the head's.
+  normalized: config.json -> the same with settings in the form of `keys`.
   part_of: model_type of multimodal models that contain this language model, ""
     for none.
   part_class: prefix of the multimodal class name, "" for class_name.
   part_prefixes: prefixes of tensor names in multimodal folders.
-  part_others: regular expression of the multimodal tensors that are not read.
+  part_others: regular expression of tensors that are not read: multimodal ones
+    and layers of multi-token prediction.
   norm: "rms" or "layer".
   positions: "rotary", or "learned" ones added to the embeddings.
   norm_offset: constant added to the scales of norms.
@@ -74,17 +76,36 @@ class Family:
   is_gated: whether MLPs are gated (SwiGLU).
   has_experts: whether a layer has several MLPs, of which a token uses a few.
   has_expert_biases: whether experts and their router have biases.
+  has_sigmoid_router: whether an expert's weight is a sigmoid instead of a
+    softmax, and a bias takes part in the choice of experts alone.
+  has_latents: whether keys and values are made of a latent per token.
+  has_next_layer: whether folders may have one more layer, which predicts the
+    token after the next one and is not read.
+  other_types: further values of model_type, of the same computation; exports
+    have the family's name.
   clamps_experts: whether experts have gpt-oss's clamped activation.
+  norms_experts: whether the router, the experts and the MLP next to them have
+    norms of their own, and weights of experts a factor (Gemma 4).
+  gates_shared_expert: whether the shared expert's output is multiplied by a
+    sigmoid gate.
   has_grouped_heads: whether there may be fewer key-value heads than query
     heads, and heads of any size; if not, heads * head_dim = width.
+  has_out_bias: whether `attention_bias` includes the output's.
   qkv_bias, out_bias: whether biases are always present on query, key and value,
     and on the output.
   has_head_norms: whether query and key heads are normalized.
   joins_head_norms: whether that norm is over all heads of a token together.
+  has_value_norms: whether value heads are normalized, without a scale.
+  divides_scores: whether scores are divided by the square root of head_dim.
+  has_layer_scalars: whether each layer's output is multiplied by a number,
+    which training does not change.
+  ends_global: whether the last layer sees all tokens, even against config.json.
   has_sinks: whether each query head has a sink.
   rope_theta: default base of rotary frequencies.
   unused_rope: settings in "rope_parameters" that do not affect text.
   has_output_gate: whether attention's output is multiplied by a gate.
+  fuses_delta_inputs: whether a delta net has two input matrices, whose outputs
+    are grouped by key head, in place of four.
   has_local_rope: whether sliding-window layers have their own rotary base.
   local_rope_theta: default of that base.
   old_local_rope: old names of that base and of `global_every`, "" for none.
@@ -120,16 +141,28 @@ class Family:
   is_gated: bool = True
   has_experts: bool = False
   has_expert_biases: bool = False
+  has_sigmoid_router: bool = False
+  has_latents: bool = False
+  has_next_layer: bool = False
+  other_types: tuple[str, ...] = ()
   clamps_experts: bool = False
+  norms_experts: bool = False
+  gates_shared_expert: bool = False
   has_grouped_heads: bool = True
+  has_out_bias: bool = True
   qkv_bias: bool = False
   out_bias: bool = False
   has_head_norms: bool = False
   joins_head_norms: bool = False
+  has_value_norms: bool = False
+  divides_scores: bool = True
+  has_layer_scalars: bool = False
+  ends_global: bool = False
   has_sinks: bool = False
   rope_theta: float = 10000.0
   unused_rope: tuple[str, ...] = ()
   has_output_gate: bool = False
+  fuses_delta_inputs: bool = False
   has_local_rope: bool = False
   local_rope_theta: float = 10000.0
   old_local_rope: tuple[str, str] = (
@@ -140,6 +173,7 @@ class Family:
   rope: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   old_rope: tuple[str, str] = ("rope_theta", "")
   aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  normalized: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda hf: hf
   only: Callable[[Mapping[str, Any]], dict[str, tuple]] = lambda hf: {}
   written: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -209,50 +243,87 @@ def gated(
     c: Any,
     *,
     qkv_bias: bool = False,
+    out_bias: bool = True,
     head_norms: bool = False,
     norms: Sequence[tuple[str, str]] = NORMS,
     qkv: Sequence[tuple[str, str]] = QKV,
     mlp: Callable[[Any], Iterator[Line]] | None = None,
+    attention: Callable[[Any], Iterator[Line]] | None = None,
 ) -> Iterator[Line]:
   """Yields the tensors of Llama and its descendants: one per leaf."""
-  layer, attention = "model.layers.{layer}", "model.layers.{layer}.self_attn"
+  layer = "model.layers.{layer}"
   yield "model.embed_tokens.weight", "embed.embedding", "vocab width"
   yield "model.norm.weight", "final_norm.scale", "width"
   for name, path in norms:
     yield f"{layer}.{name}.weight", f"blocks.{path}.scale", "width"
+  if attention is None:
+    bias = c.attention_bias or qkv_bias
+    yield from _attention(c, qkv, bias, out_bias, head_norms)
+  else:
+    yield from attention(c)
+  yield from (mlp or gated_mlp)(c)
+  yield from head(c, "lm_head.weight")
+
+
+def _attention(
+    c: Any,
+    qkv: Sequence[tuple[str, str]],
+    qkv_bias: bool,
+    out_bias: bool,
+    head_norms: bool,
+) -> Iterator[Line]:
+  """Yields the tensors of grouped-query attention."""
+  attention = "model.layers.{layer}.self_attn"
   for name, axis in qkv:
     source, path = f"{attention}.{name}_proj", f"blocks.attention.{name}"
-    bias = c.attention_bias or qkv_bias
-    yield from linear(source, path, f"{axis}*head_dim", "width", bias=bias)
+    yield from linear(source, path, f"{axis}*head_dim", "width", bias=qkv_bias)
     if head_norms and name != "v":
       yield f"{attention}.{name}_norm.weight", f"{path}_norm.scale", "head_dim"
   yield from linear(
       *(f"{attention}.o_proj", "blocks.attention.o", "width"),
       *("heads*head_dim",),
-      bias=c.attention_bias,
+      bias=c.attention_bias and out_bias,
   )
-  yield from (mlp or gated_mlp)(c)
-  yield from head(c, "lm_head.weight")
 
 
-def gated_mlp(c: Any) -> Iterator[Line]:
-  """Yields the tensors of a layer's gated MLP."""
-  for name, out, inputs in GATED_MLP:
-    source, path = (
-        f"model.layers.{{layer}}.mlp.{name}_proj",
-        f"blocks.mlp.{name}",
+def gated_mlp(
+    c: Any, hf_name: str = "mlp", path: str = "mlp"
+) -> Iterator[Line]:
+  """Yields the tensors of a layer's gated MLP; `path` also names its axis."""
+  for name, *axes in GATED_MLP:
+    source = f"model.layers.{{layer}}.{hf_name}.{name}_proj"
+    out, inputs = (path if axis == "mlp" else axis for axis in axes)
+    yield from linear(
+        *(source, f"blocks.{path}.{name}", out, inputs), bias=c.mlp_bias
     )
-    yield from linear(source, path, out, inputs, bias=c.mlp_bias)
 
 
-def experts(c: Any) -> Iterator[Line]:
-  """Yields the tensors of a layer's router and of each of its experts."""
-  del c
+def experts(
+    c: Any, shared: str = "mlp.shared_expert", has_gate: bool = True
+) -> Iterator[Line]:
+  """Yields the tensors of routers, experts, shared experts and dense MLPs.
+
+  `shared` is Hugging Face's name of the shared expert, which may have a gate.
+  """
   mlp = "model.layers.{layer}.mlp"
   yield f"{mlp}.gate.weight", "blocks.mlp.router", "experts width"
   for name, *axes in GATED_MLP:
     source = f"{mlp}.experts.{{expert}}.{name}_proj.weight"
     yield source, f"blocks.mlp.{name}", " ".join(axes)
+  if c.shared_expert_width:
+    yield from gated_mlp(c, shared, "shared_mlp")
+  if c.shared_expert_width and has_gate:
+    source = f"{mlp}.shared_expert_gate.weight"
+    yield source, "blocks.shared_mlp.out_gate", "0of1 width"
+  if any(c.dense_layers):
+    yield from gated_mlp(c, path="dense_mlp")
+
+
+def biased_experts(c: Any) -> Iterator[Line]:
+  """Yields the tensors of DeepSeek-V3's experts, whose choice has a bias."""
+  yield from experts(c, "mlp.shared_experts", has_gate=False)
+  source = "model.layers.{layer}.mlp.gate.e_score_correction_bias"
+  yield source, "blocks.mlp.choice_bias", "experts"
 
 
 def head(c: Any, hf_name: str) -> Iterator[Line]:
@@ -265,7 +336,10 @@ def head(c: Any, hf_name: str) -> Iterator[Line]:
 
 # Each file of this name defines `FAMILY`.
 _NAMES = (
+    "deepseek_v3",
     "gemma3_text",
+    "gemma4_text",
+    "glm4_moe",
     "gpt2",
     "gpt_neox",
     "gpt_oss",
@@ -275,8 +349,10 @@ _NAMES = (
     "olmo3",
     "qwen2",
     "qwen3",
+    "qwen3_5_moe_text",
     "qwen3_5_text",
     "qwen3_moe",
+    "qwen3_next",
     "smollm3",
 )
 

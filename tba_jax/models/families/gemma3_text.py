@@ -15,6 +15,14 @@ import functools
 
 from tba_jax.models.families import family
 
+# Norms of a block: Hugging Face's name, ours.
+NORMS = (
+    ("input_layernorm", "attention_norm"),
+    ("post_attention_layernorm", "attention_out_norm"),
+    ("pre_feedforward_layernorm", "mlp_norm"),
+    ("post_feedforward_layernorm", "mlp_out_norm"),
+)
+
 FAMILY = family.Family(
     class_name="Gemma3",
     scalar_class_name="Gemma3Text",
@@ -42,16 +50,7 @@ FAMILY = family.Family(
             "gelu_pytorch_tanh",
         ),
     },
-    tensors=functools.partial(
-        family.gated,
-        head_norms=True,
-        norms=(
-            ("input_layernorm", "attention_norm"),
-            ("post_attention_layernorm", "attention_out_norm"),
-            ("pre_feedforward_layernorm", "mlp_norm"),
-            ("post_feedforward_layernorm", "mlp_out_norm"),
-        ),
-    ),
+    tensors=functools.partial(family.gated, head_norms=True, norms=NORMS),
     fields=family.ROPE
     | {
         "activation",

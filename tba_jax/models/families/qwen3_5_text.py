@@ -12,7 +12,7 @@ Hugging Face's `Qwen3_5ForCausalLM`. The models are published as
 multi-token prediction layer of either class is not read.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tba_jax.models.families import family
@@ -27,23 +27,32 @@ DELTA_KEYS: family.Keys = {
 }
 
 
-def _tensors(c: Any) -> Iterator[family.Line]:
+_VALUE = "delta_heads*delta_dim"
+# Input matrices of a delta net, and their output axes.
+_INPUTS = (
+    ("qkv", "delta_channels"),
+    ("z", _VALUE),
+    ("b", "delta_heads"),
+    ("a", "delta_heads"),
+)
+
+
+def tensors(
+    c: Any,
+    mlp: Callable[[Any], Iterator[family.Line]] | None = None,
+    inputs: tuple[tuple[str, str], ...] = _INPUTS,
+) -> Iterator[family.Line]:
   """Yields the tensors; the query's also holds its gate."""
   yield from family.gated(
       c,
       head_norms=True,
       qkv=(("q", "heads*gates"), ("k", "kv_heads"), ("v", "kv_heads")),
+      mlp=mlp,
   )
   if not any(c.delta_layers):
     return
   source, path = "model.layers.{layer}.linear_attn", "blocks.delta"
-  value = "delta_heads*delta_dim"
-  for name, out in (
-      ("qkv", "delta_channels"),
-      ("z", value),
-      ("b", "delta_heads"),
-      ("a", "delta_heads"),
-  ):
+  for name, out in inputs:
     hf_name = f"{source}.in_proj_{name}"
     yield from family.linear(
         *(hf_name, f"{path}.in_{name}", out, "width"), bias=False
@@ -54,7 +63,7 @@ def _tensors(c: Any) -> Iterator[family.Line]:
   yield f"{source}.A_log", f"{path}.log_rate", "delta_heads"
   yield f"{source}.norm.weight", f"{path}.norm.scale", "delta_dim"
   yield from family.linear(
-      *(f"{source}.out_proj", f"{path}.out", "width", value), bias=False
+      *(f"{source}.out_proj", f"{path}.out", "width", _VALUE), bias=False
   )
 
 
@@ -74,7 +83,7 @@ FAMILY = family.Family(
         "mlp_width": ("intermediate_size", int, 12288),
         "attention_bias": ("attention_bias", bool, False),
     },
-    tensors=_tensors,
+    tensors=tensors,
     fields=family.ROPE
     | {*DELTA_KEYS, "attention_bias", "delta_layers", "rotary_fraction"},
     part_of="qwen3_5",
@@ -91,5 +100,7 @@ FAMILY = family.Family(
         "attn_output_gate": (True,),
         "mamba_ssm_dtype": ("float32",),
         "mlp_only_layers": ([], None),
+        # The gate of a delta net's output.
+        "output_gate_type": ("swish",),
     },
 )

@@ -3,7 +3,7 @@
 """Qwen3-MoE: Qwen3 with many small MLPs per layer, of which a token uses a few.
 
 Source: Yang et al. 2025 (arXiv:2505.09388), as computed by Hugging Face's
-`Qwen3MoeForCausalLM`. All published models have experts in every layer.
+`Qwen3MoeForCausalLM`.
 """
 
 import functools
@@ -28,6 +28,7 @@ FAMILY = family.Family(
     fields=family.ROPE
     | {
         "attention_bias",
+        "dense_layers",
         "dense_mlp_width",
         "experts_per_token",
         "norm_router",
@@ -37,8 +38,6 @@ FAMILY = family.Family(
     has_head_norms=True,
     aliases={"num_local_experts": "num_experts"},
     only=lambda hf: {
-        "decoder_sparse_step": (1,),
-        "mlp_only_layers": ([], None),
         # Without use_sliding_window its layers have no window.
         "sliding_window": (None, hf.get("sliding_window")),
     },

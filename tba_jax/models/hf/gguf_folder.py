@@ -28,13 +28,14 @@ from tba_jax.system import processes
 
 # Supported value of `general.architecture` -> name of the family.
 ARCHITECTURES = {
+    "gemma3": "gemma3_text",
     "llama": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3moe": "qwen3_moe",
 }
 # Incremented whenever existing folders must be made again.
-_VERSION = 2
+_VERSION = 3
 
 # Key after the architecture's name -> setting of config.json.
 _SETTINGS = {
@@ -54,6 +55,9 @@ _EXPERT_SETTINGS = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
+# Layers of Gemma 3 27B, the only Gemma 3 whose scores are divided by
+# sqrt(width / heads); as in llama.cpp, which also goes by this number.
+_GEMMA3_27B_LAYERS = 62
 # Keys without effect, and keys that must have a certain value.
 _IGNORED = ("rope.scaling.finetuned", "rope.scaling.original_context_length")
 _ONLY = {
@@ -84,6 +88,11 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.gate",
+}
+_GEMMA3_LAYER_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
 }
 # Stacked matrices of all experts of a layer.
 _EXPERT_NAMES = {
@@ -150,6 +159,7 @@ def _write(path: pathlib.Path, folder: pathlib.Path) -> None:
     )
   tensors = {tensor.name: tensor for tensor in reader.tensors}
   config = _config(architecture, fields, tensors)
+  family = family_lib.FAMILIES[ARCHITECTURES[architecture]]
   index = {}
   for name, tensor in tensors.items():
     if name == _ROPE_FACTORS:
@@ -169,12 +179,14 @@ def _write(path: pathlib.Path, folder: pathlib.Path) -> None:
     # A vector is a matrix of one row, and a matrix a stack of one.
     num, rows = [1, 1, *shape[:-1]][-2:]
     for i in range(num):
-      index[_hf_name(name).format(expert=i)] = {
+      index[_hf_name(name, architecture).format(expert=i)] = {
           "offset": int(tensor.data_offset) + i * (tensor.n_bytes // num),
           "row_bytes": tensor.n_bytes // (num * rows),
           "type": tensor.tensor_type.name,
           "shape": shape[-2:],
           "heads": interleaved.get(part, 0) if architecture == "llama" else 0,
+          # llama.cpp stores 1 + w of norms.
+          "shift": -family.norm_offset if part.endswith("norm") else 0.0,
       }
   hf_files.write_json(folder / gguf_tensors.INDEX, index)
   hf_files.write_json(folder / "config.json", config)
@@ -189,7 +201,7 @@ def _write(path: pathlib.Path, folder: pathlib.Path) -> None:
   (folder / gguf_tensors.WEIGHTS).symlink_to(path)
 
 
-def _hf_name(name: str) -> str:
+def _hf_name(name: str, architecture: str) -> str:
   """Returns Hugging Face's name of a tensor; an unknown name is unchanged.
 
   The name of a stack of experts has the field `expert`.
@@ -199,6 +211,8 @@ def _hf_name(name: str) -> str:
   if layer is None:
     return f"{_NAMES[part]}.{end}" if part in _NAMES else name
   names = _LAYER_NAMES | _EXPERT_NAMES
+  if architecture == "gemma3":
+    names |= _GEMMA3_LAYER_NAMES
   if part not in names:
     return name
   return f"model.layers.{layer}.{names[part]}.{end}"
@@ -232,12 +246,20 @@ def _config(
     settings |= _EXPERT_SETTINGS
     # llama.cpp always normalizes for this architecture.
     out["norm_topk_prob"] = True
+  if architecture == "gemma3":
+    settings["attention.sliding_window"] = "sliding_window"
+    out["sliding_window"] = None  # Refused by name if the file has none.
   out |= {
       setting: left.pop(key) for key, setting in settings.items() if key in left
   }
   heads = out.get("num_attention_heads") or 1
   size = out.setdefault("head_dim", out.get("hidden_size", 0) // heads)
   out.setdefault("num_key_value_heads", heads)
+  if architecture == "gemma3":
+    is_27b = out.get("num_hidden_layers") == _GEMMA3_27B_LAYERS
+    out["query_pre_attn_scalar"] = (
+        out["hidden_size"] // heads if is_27b else size
+    )
   kind = left.pop("rope.scaling.type", "none")
   factor = left.pop("rope.scaling.factor", 1.0)
   if kind == "linear":

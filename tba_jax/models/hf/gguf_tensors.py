@@ -19,8 +19,8 @@ class GgufFiles:
   """The tensors of a folder with a GGUF file; see `hf_files.WeightFiles`.
 
   For each tensor, the index has its offset in bytes, the bytes of a row, ggml's
-  name of the quantization, the shape, and the number of heads whose rows are
-  interleaved, 0 for none.
+  name of the quantization, the shape, the number of heads whose rows are
+  interleaved, 0 for none, and a number to add to the values.
 
   shapes: Hugging Face's tensor name -> dimensions.
   dtypes: "F32" of each.
@@ -58,6 +58,8 @@ class GgufFiles:
     data = data.reshape(stop - first, size)[rows - first]
     kind = gguf.GGMLQuantizationType[row["type"]]
     values = gguf.dequantize(data, kind)[:, last]
+    if row["shift"]:
+      values = values + np.float32(row["shift"])
     return values if outer else values[0]
 
   def damaged(self, part: int = 0, num_parts: int = 1) -> list[str]:

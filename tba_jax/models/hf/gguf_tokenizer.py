@@ -159,6 +159,8 @@ def make(
         f"{start}model={kind!r} is not supported; supported: gpt2, llama"
     )
   types = keys.get("token_type") or [_NORMAL] * len(tokens)
+  if kind == "llama":
+    tokens = keys["tokens"] = list(map(_respelled, tokens))
   vocabulary = {token: i for i, token in enumerate(tokens)}
   if not len(vocabulary) == len(tokens) == len(types):
     raise ValueError(
@@ -189,7 +191,8 @@ def make(
               special=kind != _USER_DEFINED or token in named,
           )
           for token, kind in zip(tokens, types)
-          if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) or token in named
+          if (kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) or token in named)
+          and not _is_run(token)
       ]
   )
   adds = {
@@ -281,20 +284,39 @@ def _bpe(
     ) from error
 
 
+def _is_run(token: str) -> bool:
+  """Returns whether a SentencePiece token is a run of several blanks."""
+  return len(token) > 1 and set(token) == {_SPACE}
+
+
+def _respelled(token: str) -> str:
+  """Returns a token with its blanks as the text that is tokenized has them.
+
+  llama.cpp spells runs of blanks that a user defined (Gemma's) as spaces.
+  """
+  run = _SPACE * len(token)
+  return run if _is_run(run) and not token.strip(" ") else token
+
+
 def _from_scores(
     keys: Mapping[str, Any], types: Sequence[int]
 ) -> list[tuple[str, str]]:
   """Returns the merges equivalent to a SentencePiece vocabulary's scores.
 
   These are all pairs that form a token, by falling score of the token and then
-  by falling length of the first part, as in transformers.
+  by falling length of the first part, as in transformers. Runs of blanks that a
+  user defined are formed first, and grow to the longest one.
   """
-  scores = keys.get("scores", ())
+  scores = list(keys.get("scores", ()))
   ids = {
       token: i
       for i, (token, kind) in enumerate(zip(keys["tokens"], types))
-      if kind == _NORMAL
+      if kind == _NORMAL or (kind == _USER_DEFINED and _is_run(token))
   }
+  if len(scores) == len(types):
+    for token, i in ids.items():
+      if types[i] == _USER_DEFINED:
+        scores[i] = 1.0  # Others have 0 or less.
   long = [token for token in ids if len(token) > 1]
   if len(scores) != len(types) or len({scores[ids[t]] for t in long}) < 2:
     raise ValueError(

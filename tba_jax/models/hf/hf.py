@@ -9,6 +9,7 @@ import pathlib
 import re
 import shutil
 
+from absl import logging
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -76,6 +77,7 @@ def load(
   try:
     files = hf_tensors.open_files(path)
     rows = hf_names.match_prefix(files.shapes, config, hf_names.rows(config))
+    _log_unread(path, config, files)
     params = read_params(
         files,
         rows,
@@ -89,6 +91,19 @@ def load(
   except (ValueError, OSError) as error:
     raise ValueError(f"{folder}: {error}") from error
   return config, params
+
+
+def _log_unread(
+    path: pathlib.Path, config: ModelConfig, files: hf_tensors.AnyFiles
+) -> None:
+  """Logs a line about tensors that belong to other parts of the model."""
+  others = re.compile(hf_names.unread(config))
+  names = sorted(filter(others.fullmatch, files.shapes))
+  if names:
+    logging.info(
+        *("%s: %d tensors are not read: %s", path, len(names)),
+        hf_files.first_of(names),
+    )
 
 
 def _check_tied_head(
@@ -131,7 +146,7 @@ def read_params(
     files: tensors of the folder.
     rows: table of the leaves.
     num_layers: length of the leaves under "blocks".
-    dtype: type of all leaves.
+    dtype: type of all leaves but those in `hf_names.FLOAT32`.
     ignored: regular expression of the names that may be missing from the table.
     shardings: placement of the params; None is the default device.
 
@@ -154,7 +169,8 @@ def read_params(
     sharding = None
     if shardings is not None:
       sharding = _node(shardings, row.path)[row.path[-1]]
-    leaf = _read_leaf(files, row, num_layers, jnp.dtype(dtype), sharding)
+    own = jnp.dtype("float32" if row.is_float32 else dtype)
+    leaf = _read_leaf(files, row, num_layers, own, sharding)
     _node(params, row.path)[row.path[-1]] = leaf
   return params
 
@@ -260,7 +276,8 @@ def save(
   """Writes a folder that `transformers` loads.
 
   Writes a temporary folder and moves it, which replaces an old folder
-  atomically. Tensors have the config's param_dtype.
+  atomically. Tensors have the config's param_dtype, except
+  `hf_names.FLOAT32`.
 
   Args:
     folder: a local path; parents are created.
@@ -325,17 +342,22 @@ def _write_tensors(
     ],
     max_file_bytes: int,
 ) -> None:
-  dtype = jnp.dtype(config.param_dtype)
+  dtypes = {
+      name: jnp.dtype(
+          "float32" if parts[0][0].is_float32 else config.param_dtype
+      )
+      for name, parts in leaves.items()
+  }
 
   def make(name: str) -> np.ndarray:
-    tensor = np.empty(leaves[name][0][0].split_shape, dtype)
+    tensor = np.empty(leaves[name][0][0].split_shape, dtypes[name])
     for row, leaf, index in leaves[name]:
       part = np.asarray(leaf[index] if index else leaf)
       hf_tensors.put_slices(row, tensor, part)
     return tensor.reshape(leaves[name][0][0].hf_shape)
 
   sizes = {
-      name: math.prod(parts[0][0].hf_shape) * dtype.itemsize
+      name: math.prod(parts[0][0].hf_shape) * dtypes[name].itemsize
       for name, parts in leaves.items()
   }
   hf_files.write_files(folder, sizes, make, max_file_bytes=max_file_bytes)

@@ -54,6 +54,9 @@ _WITHOUT_EFFECT = re.compile(
     r"|max_window_layers|model_type|n_special|name_or_path"
     # Multi-token prediction layers, which are not read.
     r"|mtp_(num_hidden_layers|use_dedicated_embeddings)"
+    r"|num_(nextn_predict|mtp)_layers"
+    # Losses that we do not use, and devices of another trainer.
+    r"|aux_loss_alpha|seq_aux|ep_size"
     r"|output_(attentions|hidden_states|past|router_logits)"
     r"|predict_special_tokens|prefix"
     r"|pretraining_tp|problem_type|reorder_and_upcast_attn|return_dict"
@@ -82,11 +85,14 @@ _READ_APART = (
 
 # Settings of a multimodal model that do not concern its language model.
 _MULTIMODAL = (
-    "architectures", "boi_token_index", "eoi_token_index", "image_token_id",
-    "image_token_index", "mm_tokens_per_image", "model_type",
+    "architectures", "audio_config", "audio_token_id", "boa_token_id",
+    "boi_token_id", "boi_token_index", "eoa_token_id", "eoa_token_index",
+    "eoi_token_id", "eoi_token_index", "image_token_id", "image_token_index",
+    "language_model_only", "mm_tokens_per_image", "model_type",
     "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size",
     "text_config", "video_token_id", "vision_config", "vision_end_token_id",
-    "vision_feature_layer", "vision_start_token_id",
+    "vision_feature_layer", "vision_soft_tokens_per_image",
+    "vision_start_token_id",
 )  # fmt: skip
 
 # Name of a rotary setting at the top level -> its name in "rope_parameters".
@@ -106,6 +112,7 @@ _ROPE_SETTINGS = {
         "high_freq_factor": ("rope_high_freq_factor", float),
         "original_max_position_embeddings": ("rope_original_positions", int),
     },
+    "proportional": {},
     "yarn": {
         "factor": ("rope_factor", float),
         "original_max_position_embeddings": ("rope_original_positions", int),
@@ -118,6 +125,7 @@ _GROWTH = {
 }
 # Settings that may be omitted, in favor of our defaults.
 _ROPE_OPTIONS = {
+    "proportional": {"factor": ("rope_factor", float)},
     "yarn": {
         "attention_factor": ("rope_attention_factor", float),
         "beta_fast": ("rope_beta_fast", float),
@@ -257,16 +265,25 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
       unsupported; the message lists all of them.
   """
   family = hf.get("model_type") if isinstance(hf, dict) else None
+  other_types = {
+      other: name
+      for name, facts in family_lib.FAMILIES.items()
+      for other in facts.other_types
+  }
+  if isinstance(family, str):
+    family = other_types.get(family, family)
   if not isinstance(family, str) or family not in family_lib.FAMILIES:
     larger = {facts.part_of for facts in family_lib.FAMILIES.values()} - {""}
     raise ValueError(
         f"config.json: model_type={family!r} is not supported; supported:"
-        f" {sorted({*family_lib.FAMILIES, *larger})}"
+        f" {sorted({*family_lib.FAMILIES, *larger, *other_types})}"
     )
   facts = family_lib.FAMILIES[family]
-  hf = _renamed(hf, facts)
+  hf = _renamed(facts.normalized(hf), facts)
   is_rotary = facts.positions == "rotary"
-  rotary = ("rope_scaling", "rope_parameters", *_ROPE_NAMES)
+  rotary = ("rope_parameters",)
+  if facts.old_rope[0]:
+    rotary += ("rope_scaling", *_ROPE_NAMES)
   others = _READ_APART + rotary * is_rotary
   if facts.has_local_rope:
     others += facts.old_local_rope
@@ -274,21 +291,37 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
     others += ("no_rope_layer_interval", "no_rope_layers")
   if "delta_layers" in facts.fields:
     others += ("full_attention_interval",)
+  counts_dense = "num_dense_layers" in facts.keys
+  lists_dense = _lists_dense(facts)
+  if lists_dense:
+    others += ("decoder_sparse_step", "mlp_only_layers")
   fields, problems = read_settings(hf, facts.keys, facts.only(hf), others)
+  num_layers = fields["num_layers"]
+  if _is_a(num_layers, int) and num_layers > config_lib.MAX_LAYERS:
+    raise ValueError(
+        f"config.json: num_hidden_layers={num_layers}: must be at most"
+        f" {config_lib.MAX_LAYERS}"
+    )
   if "sliding_window" in fields:
     fields["sliding_window"] = fields["sliding_window"] or 0
+  if facts.has_latents:
+    fields["query_rank"] = fields["query_rank"] or 0
+    fields["head_dim"] = fields.pop("nope_dim") + fields["rope_dim"]
   if "global_layers" in facts.fields:
     fields["global_layers"] = _read_layers(hf, problems, fields, facts)
   elif "delta_layers" in facts.fields:
-    fields["delta_layers"] = _read_delta_layers(
-        hf, problems, fields["num_layers"]
-    )
+    fields["delta_layers"] = _read_delta_layers(hf, problems, num_layers)
   elif hf.get("layer_types") and _layer_types(hf) != {"full_attention"}:
     problems.append(_wrong(hf, "layer_types", "'full_attention' alone"))
+  if "num_shared_layers" in facts.keys:
+    fields |= _read_shared_layers(fields, problems)
+  if lists_dense:
+    fields["dense_layers"] = _read_dense_layers(hf, problems, num_layers)
+  elif counts_dense:
+    fields |= _read_shared_experts(fields, facts, problems)
   if is_rotary:
     fields |= _read_ropes(hf, problems, facts)
   if "rotary_layers" in facts.fields:
-    num_layers = fields["num_layers"]
     fields["rotary_layers"] = _read_rotary_layers(hf, problems, num_layers)
   heads = fields["num_heads"]
   if fields.get("num_kv_heads") is None:
@@ -308,6 +341,12 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
   return ModelConfig(
       family=family, param_dtype=dtype, compute_dtype=dtype, **fields
   )
+
+
+def _lists_dense(facts: family_lib.Family) -> bool:
+  """Returns whether config.json lists layers without experts."""
+  has_field = facts.has_experts and "dense_layers" in facts.fields
+  return has_field and "num_dense_layers" not in facts.keys
 
 
 def _renamed(
@@ -416,6 +455,8 @@ def _read_layers(
       problems.append(_wrong(hf, "layer_types", supported))
       return ()
     is_global = tuple(kind == "full_attention" for kind in kinds)
+  if facts.ends_global:
+    is_global = (*is_global[:-1], True)
   if not window and not all(is_global):
     problems.append(_wrong(hf, "sliding_window", "int"))
   return is_global if window and any(is_global) else ()
@@ -482,6 +523,84 @@ def _read_delta_layers(
   return is_delta if any(is_delta) else ()
 
 
+def _read_dense_layers(
+    hf: Mapping[str, Any], problems: list[str], num_layers: int
+) -> tuple[bool, ...]:
+  """Returns which layers have one MLP in place of experts; () is none of them.
+
+  Every n-th layer has experts, where n is `decoder_sparse_step`, unless
+  `mlp_only_layers` lists it.
+  """
+  every, listed = hf.get("decoder_sparse_step", 1), hf.get("mlp_only_layers")
+  listed = [] if listed is None else listed
+  is_list = isinstance(listed, list)
+  if not is_list or not all(_is_a(n, int) and n >= 0 for n in listed):
+    problems.append(_wrong(hf, "mlp_only_layers", "a list of layers"))
+    return ()
+  if not _is_a(every, int) or every < 1:
+    problems.append(_wrong(hf, "decoder_sparse_step", "1 or more"))
+    return ()
+  is_dense = tuple(
+      n in listed or (n + 1) % every != 0 for n in range(num_layers)
+  )
+  if all(is_dense):
+    problems.append(
+        f"decoder_sparse_step={every} and mlp_only_layers={listed} leave no"
+        " layer with experts, which is not supported"
+    )
+  return is_dense if any(is_dense) else ()
+
+
+def _read_shared_experts(
+    fields: dict[str, Any], facts: family_lib.Family, problems: list[str]
+) -> dict[str, Any]:
+  """Returns DeepSeek-V3's dense layers and shared width; pops the counts."""
+  num_layers, width = fields["num_layers"], fields["mlp_width"]
+  count, shared = (
+      fields.pop(name) for name in ("num_dense_layers", "num_shared_experts")
+  )
+  if not 0 <= count < num_layers:
+    name = facts.keys["num_dense_layers"][0]
+    problems.append(f"{name}={count}: must be 0 to {num_layers - 1}")
+  if shared < 0:
+    name = facts.keys["num_shared_experts"][0]
+    problems.append(f"{name}={shared}: must be 0 or more")
+  is_dense = tuple(n < count for n in range(num_layers))
+  return {
+      "dense_layers": is_dense if count else (),
+      "shared_expert_width": shared * width,
+  }
+
+
+def _read_shared_layers(
+    fields: dict[str, Any], problems: list[str]
+) -> dict[str, Any]:
+  """Returns Gemma 4's MLPs, and 0 in place of None; pops what sets them."""
+  shared, width = fields["num_shared_layers"], fields["mlp_width"]
+  is_wide = fields.pop("doubles_mlps") and shared > 0
+  own = (False,) * (fields["num_layers"] - shared)
+  # Only with `keys_as_values` does transformers use it.
+  kv_heads = fields["keys_as_values"] and fields["global_kv_heads"]
+  names = "expert_width", "num_experts", "experts_per_token"
+  given = [fields.pop(name) for name in names]
+  experts = {}
+  if fields.pop("adds_experts"):
+    experts = dict(zip(("mlp_width", *names[1:]), given))
+    experts["shared_expert_width"] = width
+    if not all(given):
+      problems.append(
+          "enable_moe_block=True: moe_intermediate_size, num_experts and"
+          " top_k_experts must be 1 or more"
+      )
+  return {
+      **experts,
+      "dense_layers": own + (True,) * shared if is_wide else (),
+      "dense_mlp_width": 2 * width if is_wide else ModelConfig.dense_mlp_width,
+      "global_kv_heads": kv_heads or 0,
+      "logit_cap": fields["logit_cap"] or 0.0,
+  }
+
+
 def _read_ropes(
     hf: Mapping[str, Any], problems: list[str], facts: family_lib.Family
 ) -> dict[str, Any]:
@@ -498,7 +617,7 @@ def _read_ropes(
   name = facts.old_local_rope[0]
   if name in hf:
     local["rope_theta"] = hf[name]
-  plain = dataclasses.replace(facts, rope_theta=facts.local_rope_theta)
+  plain = dataclasses.replace(facts, rope_theta=facts.local_rope_theta, rope={})
   fields = _read_rope(local, problems, plain)
   if not name and "rope_theta" not in (both.get(kinds[1]) or {}):
     # transformers 5 uses it only for global layers, transformers 4 for all.
@@ -512,7 +631,13 @@ def _read_ropes(
         _wrong(both, "sliding_attention", "rope_type='default' and rope_theta")
     )
   theta = fields.get("rope_theta")
-  return _read_rope(full, problems, facts) | {"local_rope_theta": theta}
+  fields = _read_rope(full, problems, facts)
+  is_partial = fields.get("rotary_fraction", 1.0) != 1.0
+  if facts.rope and is_partial and fields["rope_type"] != "proportional":
+    # transformers ignores it with other types.
+    supported = "partial_rotary_factor=1.0, or rope_type='proportional'"
+    problems.append(_wrong(both, "full_attention", supported))
+  return fields | {"local_rope_theta": theta}
 
 
 def _read_rope(
@@ -551,9 +676,12 @@ def _read_rope(
   for name in facts.unused_rope:
     rope.pop(name, None)
   rope_type = rope.pop("rope_type")
-  settings = _ROPE_SETTINGS.get(str(rope_type))
+  types = dict(_ROPE_SETTINGS)
+  if facts.rope.get("rope_type") != "proportional":
+    del types["proportional"]
+  settings = types.get(str(rope_type))
   if settings is None:
-    supported = " or ".join(map(repr, _ROPE_SETTINGS))
+    supported = " or ".join(map(repr, types))
     problems.append(
         f"{names['rope_type']}={rope_type!r} is not supported; supported:"
         f" {supported}"
@@ -681,6 +809,18 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
     out |= _write_rope(config)
   if "sliding_window" in family.fields:
     out["sliding_window"] = config.sliding_window or None
+  if "logit_cap" in family.fields:
+    out |= {
+        "final_logit_softcapping": config.logit_cap or None,
+        "global_head_dim": config.global_head_dim or config.head_dim,
+        "num_global_key_value_heads": config.global_kv_heads or None,
+        "vocab_size_per_layer_input": config.vocab_size,
+        "intermediate_size": config.shared_expert_width or config.mlp_width,
+        "num_experts": config.num_experts or None,
+        "top_k_experts": config.experts_per_token or None,
+    }
+  if family.has_latents:
+    out["q_lora_rank"] = config.query_rank or None
   if "global_layers" in family.fields:
     out["layer_types"] = [
         "sliding_attention" if window else "full_attention"
@@ -693,6 +833,11 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
     out["layer_types"] = [
         "linear_attention" if "delta" in kind else "full_attention"
         for kind in config.kinds
+    ]
+  if _lists_dense(family):
+    out["decoder_sparse_step"] = 1
+    out["mlp_only_layers"] = [
+        n for n, is_dense in enumerate(config.dense_layers) if is_dense
     ]
   if "score_dim" in family.fields:
     out["query_pre_attn_scalar"] = config.score_dim or config.head_dim
@@ -728,17 +873,17 @@ def _write_rope(config: ModelConfig) -> dict[str, Any]:
   # transformers 4, and tools built on it, read the old form.
   family = family_lib.FAMILIES[config.family]
   theta, fraction = family.old_rope
-  old = {theta: config.rope_theta}
-  if fraction:
+  old = {theta: config.rope_theta} if theta else {}
+  if "rotary_fraction" in family.fields:
     rope["partial_rotary_factor"] = config.rotary_fraction
+  if fraction:
     old[fraction] = config.rotary_fraction
   if family.has_local_rope:
     local = {"rope_type": "default", "rope_theta": config.local_rope_theta}
     rope = {"full_attention": rope, "sliding_attention": local}
     if family.old_local_rope[0]:
       old[family.old_local_rope[0]] = config.local_rope_theta
-  return {
-      **old,
-      "rope_scaling": scaling if config.rope_type != "default" else None,
-      "rope_parameters": rope,
-  }
+  if theta:
+    is_scaled = config.rope_type != "default"
+    old["rope_scaling"] = scaling if is_scaled else None
+  return {**old, "rope_parameters": rope}

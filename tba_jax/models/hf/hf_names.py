@@ -23,6 +23,8 @@ from tba_jax.models.families import family as family_lib
 
 ModelConfig = config_lib.ModelConfig
 
+# Leaves in float32: rounding would change the choice of experts.
+FLOAT32 = ("choice_bias",)
 # Regular expression of the names of a token head.
 TOKEN_HEAD = r"(language_model\.)?(lm_head|embed_out)\.weight"
 
@@ -52,6 +54,11 @@ class TensorRow:
   order: tuple[int, ...]
   num_experts: int = 0
   layers: tuple[int, ...] | None = None
+
+  @property
+  def is_float32(self) -> bool:
+    """Whether the leaf and its tensors are float32 whatever the param dtype."""
+    return self.path[-1] in FLOAT32
 
   @property
   def stacked_axes(self) -> tuple[str, ...]:
@@ -125,10 +132,17 @@ def rows(config: ModelConfig) -> list[TensorRow]:
       "labels": config.num_labels,
       "width": config.width,
       "mlp": config.mlp_width,
+      "dense_mlp": config.dense_mlp_width,
+      "shared_mlp": config.shared_expert_width,
       "experts": config.num_experts,
       "heads": config.num_heads,
       "kv_heads": config.num_kv_heads,
       "head_dim": config.head_dim,
+      "global_kv_heads": config.global_kv_heads or config.num_kv_heads,
+      "global_head_dim": config.global_head_dim or config.head_dim,
+      "layer_input": config.layer_input_width,
+      "layer_inputs": config.layer_inputs_width,
+      "one": 1,
       "all_heads": config.num_heads * config.head_dim,
       "all_kv_heads": config.num_kv_heads * config.head_dim,
       "gates": 2,  # The query, and the gate of the attention output.
@@ -136,12 +150,20 @@ def rows(config: ModelConfig) -> list[TensorRow]:
       "delta_heads": config.delta_value_heads,
       "delta_dim": config.delta_value_dim,
       "taps": config.delta_taps,
+      "delta_groups": config.delta_fused[0],
+      "delta_qkvz": config.delta_fused[1],
+      "delta_ba": config.delta_fused[2],
+      "query_rank": config.query_rank,
+      "latent": config.latent_rank,
+      "latent_and_key": config.latent_rank + config.rope_dim,
+      "key_and_value": config.nope_dim + config.value_dim,
+      "value_dim": config.value_dim,
   }
   lines = family_lib.FAMILIES[config.family].tensors(config)
   made = [make_row(sizes, *line) for line in lines]
   return [
       dataclasses.replace(row, layers=config.layers_with(row.path[1]))
-      if row.path[0] == "blocks" and config.has_states
+      if row.path[0] == "blocks" and len(set(config.kinds)) > 1
       else row
       for row in made
   ]
@@ -158,10 +180,11 @@ def num_params(config: ModelConfig) -> int:
 def match_prefix(
     names: Container[str], config: ModelConfig, rows: Sequence[TensorRow]
 ) -> list[TensorRow]:
-  """Returns the rows with the prefix that the names in a file have.
+  """Returns the rows with the names that the tensors of a file have.
 
   A model saved without its head, such as GPT-2, has no prefix; a larger model
-  that contains this one has a different prefix.
+  that contains this one has a different prefix. One tensor may stack all
+  experts of a layer.
   """
   family = family_lib.FAMILIES[config.family]
   own = family.prefix
@@ -171,7 +194,7 @@ def match_prefix(
   prefix = next((p for p in (own, *others) if p + tail in names), own)
   # In a multimodal model the head is outside the language model.
   head = prefix.removesuffix(own) if prefix in family.part_prefixes else ""
-  return [
+  rows = [
       dataclasses.replace(row, hf_name=prefix + row.hf_name.removeprefix(own))
       if row.hf_name.startswith(own)
       else dataclasses.replace(row, hf_name=head + row.hf_name)
@@ -179,13 +202,57 @@ def match_prefix(
       else row
       for row in rows
   ]
+  return [_packed(row, names) if row.num_experts else row for row in rows]
+
+
+def _packed(row: TensorRow, names: Container[str]) -> TensorRow:
+  """Returns the row of the tensor that stacks a layer's experts, if it exists.
+
+  In `gate_up_proj` the rows of an expert's gate precede its up matrix.
+  """
+  head, _, tail = row.hf_name.partition(".{expert}.")
+  fused = ("gate_proj.weight", "up_proj.weight")
+  is_fused = tail in fused
+  name = "gate_up_proj" if is_fused else tail.removesuffix(".weight")
+  first, *_ = row.layers or (0,)
+  if f"{head}.{name}".format(layer=first) not in names:
+    return row
+  out, inputs = row.split
+  return dataclasses.replace(
+      row,
+      hf_name=f"{head}.{name}",
+      axes=("experts", *row.axes),
+      split=((row.num_experts,), (2,) * is_fused + out, inputs),
+      part=(1, fused.index(tail)) if is_fused else None,
+      order=(0, 1, 2),
+      num_experts=0,
+  )
+
+
+def unread(config: ModelConfig) -> str:
+  """Returns a regular expression of tensors of other parts of a model.
+
+  These are multimodal ones, layers of multi-token prediction, and keys and
+  values of shared layers; "" if the family has none.
+  """
+  family = family_lib.FAMILIES[config.family]
+  prefixes = map(re.escape, (family.prefix, *family.part_prefixes))
+  prefix = f"({'|'.join(prefixes)})?"
+  parts = [family.part_others] if family.part_others else []
+  if family.has_next_layer:
+    parts.append(rf"{prefix}layers\.{config.num_layers}\..*")
+  if config.num_shared_layers:
+    shared = range(config.num_own_layers, config.num_layers)
+    layers = "|".join(map(str, shared))
+    parts.append(rf"{prefix}layers\.({layers})\.self_attn\.[kv]_.*")
+  return "|".join(parts)
 
 
 def ignored(config: ModelConfig) -> str:
   """Returns a regular expression of the tensors to ignore.
 
   Old files store rotary frequencies and causal masks, and some tied models
-  store their head; larger models have parts that are not read.
+  store their head; larger models have parts and layers that are not read.
   """
   family = family_lib.FAMILIES[config.family]
   prefix = f"({re.escape(family.prefix)})?"
@@ -194,5 +261,6 @@ def ignored(config: ModelConfig) -> str:
       r"\.(rotary_emb\.inv_freq|(masked_)?bias)"
   )
   heads = f"|{TOKEN_HEAD}"
-  parts = f"|{family.part_others}" if family.part_others else ""
+  others = unread(config)
+  parts = f"|{others}" if others else ""
   return buffers + heads * config.tie_embeddings + parts

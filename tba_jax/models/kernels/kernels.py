@@ -44,8 +44,15 @@ _LANES = 128
 _MAX_QUERIES = 16384
 
 
-def choose(config: config_lib.ModelConfig, parts: sequence.Split) -> str:
+def choose(
+    config: config_lib.ModelConfig,
+    parts: sequence.Split,
+    head_dim: int = 0,
+) -> str:
   """Returns the name of the kernel for a pass over a mesh.
+
+  Args:
+    head_dim: width of a layer's heads; 0 checks all layers.
 
   Raises:
     ValueError: `config.attention` names a kernel that cannot serve the pass.
@@ -58,7 +65,11 @@ def choose(config: config_lib.ModelConfig, parts: sequence.Split) -> str:
     kernel = {"tpu": "splash", "gpu": "cudnn"}.get(device.platform)
     if kernel is None:
       return "plain"
-  if problem := _find_problem(kernel, config, parts, device):
+  widths = {width for _, width in config.attended_shapes}
+  for width in [head_dim] if head_dim else sorted(widths):
+    problem = _find_problem(kernel, config, parts, device, width)
+    if not problem:
+      continue
     if config.attention != "auto":
       raise ValueError(
           f"config.model.attention={kernel!r} needs {problem}; 'plain' and"
@@ -74,6 +85,7 @@ def _find_problem(
     config: config_lib.ModelConfig,
     parts: sequence.Split,
     device: jax.Device,
+    head_dim: int,
 ) -> str:
   """Returns the requirement of a kernel that is not met here, or ""."""
   platform = {"splash": "tpu", "cudnn": "gpu"}[kernel]
@@ -82,6 +94,7 @@ def _find_problem(
   # Splash needs split heads only if tokens are split.
   must_split = kernel == "cudnn" or parts.count > 1
   heads, own = _num_head_parts(parts), config.num_kv_heads
+  # The same for every number of key-value heads, such as global layers'.
   if must_split and not _num_copies(own, config.num_heads // own, heads):
     return (
         f"heads that divide by {heads} devices, of mesh.tensor and"
@@ -98,10 +111,8 @@ def _find_problem(
   if capability < 8:
     return f"compute capability 8.0, {device.device_kind} has {capability}"
   widest = 256 if capability >= 9 else 128
-  if config.head_dim % 8 or config.head_dim > widest:
-    return (
-        f"a head_dim that divides by 8, up to {widest}, it is {config.head_dim}"
-    )
+  if head_dim % 8 or head_dim > widest:
+    return f"a head_dim that divides by 8, up to {widest}, it is {head_dim}"
   return ""
 
 
@@ -150,7 +161,7 @@ def attend_causal(
   Returns:
     [N, S, G, M, Dh].
   """
-  kernel = choose(config, parts)
+  kernel = choose(config, parts, q.shape[-1])
   if kernel == "cudnn" and sinks is not None:
     tell_choice("attention of prompts is plain: 'cudnn' has no attention sinks")
     kernel = "plain"
@@ -185,7 +196,7 @@ def attend_rows(
   Returns:
     [R, L, G, M, Dh]; finite but meaningless at places without a token.
   """
-  kernel = choose(config, parts)
+  kernel = choose(config, parts, q.shape[-1])
   if kernel == "plain":
     fn = lambda q, k, v, sinks, *places: row_attention.attend_rows(
         q, k, v, *places, window, parts.platform, sinks

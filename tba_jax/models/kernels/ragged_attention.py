@@ -76,7 +76,9 @@ def choose(
   kernel = {"tpu": "pages", "gpu": "splits"}.get(device.platform, "plain")
   if kernel == "plain" or config.attention != "auto":
     return "plain"
-  if kernel == "pages":
+  if config.latent_rank:
+    problem = "keys and values, the cache has latents"
+  elif kernel == "pages":
     problem = _find_tpu_problem(config, device, lengths, num_rows, num_parts)
   else:
     problem = _find_gpu_problem(config, device, lengths)
@@ -98,7 +100,8 @@ def _find_tpu_problem(
   """Returns the requirement of the TPU kernel that is not met here, or ""."""
   if device.device_kind in _SMALL_TPUS:
     return f"a TPU v4 or later, this one is a {device.device_kind}"
-  width = config.num_kv_heads // num_parts * config.head_dim
+  layers = map(config.kv_shape, range(config.num_layers))
+  width = max(G * Dh // math.gcd(num_parts, G) for G, Dh in layers)
   size = width * jnp.dtype(config.compute_dtype).itemsize
   pages = sum(-(-C // page_size(C, size)) for C in lengths)
   listed = 4 * (1 + len(lengths)) * num_rows * pages
@@ -122,9 +125,9 @@ def _find_gpu_problem(
     return "an NVIDIA GPU"
   if float(capability) < 8:
     return f"compute capability 8.0, {device.device_kind} has {capability}"
-  size = config.head_dim
-  if size < _LEAST_TILE or size & (size - 1):
-    return f"a head_dim that is a power of 2 from {_LEAST_TILE}, it is {size}"
+  for _, size in sorted({*map(config.kv_shape, range(config.num_layers))}):
+    if size < _LEAST_TILE or size & (size - 1):
+      return f"a head_dim that is a power of 2 from {_LEAST_TILE}, it is {size}"
   if any(length % _LEAST_TILE for length in lengths):
     prompt, *own = lengths
     return (
@@ -154,14 +157,15 @@ def attend(
 
   Args:
     kernel: "pages" or "splits".
-    layer: keys and values of each block; no rows share a prompt.
+    layer: keys and values of each block; no rows share a prompt. For a shared
+      layer, they are its source's with these written.
     updates: update of each block; the columns that a row sees are adjacent.
     q: [R, G, M, Dh].
-    k: [R, G, Dh].
-    v: [R, G, Dh].
+    k: [R, G, Dh]; None for a shared layer, which writes nothing.
+    v: [R, G, Dh]; None with `k`.
     sinks: [G, M], logits of the heads' sinks; None if there are none.
   """
-  written = cache_lib.write(layer, updates, k, v)
+  written = layer if k is None else cache_lib.write(layer, updates, k, v)
   pairs = [(block["k"], block["v"]) for block in written]
   parts = sequence.current_split()
   devices = parts.mesh.devices

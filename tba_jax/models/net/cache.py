@@ -9,19 +9,24 @@ and gives identical bits: a fully masked block adds exact zeros at the end of a
 sum.
 
     block = {
-        "layers": N times {"k" or "k_last", "v", "routes" if requested}, or for
-          a layer with a state {"state", "conv", "routes" if requested} in the
-          second block and {"routes" if requested} in the others,
+        "layers": N times {"k" or "k_last", "v", "routes" if requested}, {"v",
+          "routes" if requested} with latents, or for a layer with a state
+          {"state", "conv", "routes" if requested} in the second block and
+          {"routes" if requested} in the others; layers without experts have no
+          routes, shared layers (`ModelConfig.kv_sources`) nothing else,
         "position": [R, C] int32, only if layers have a sliding window,
     }
     "k", "v": [R, X, C, E];  "k_last": [R, X, E, C]
     "routes": [R, C, A] uint8 or uint16, the experts that each token used
 
-The first block has R / S in place of R. A layer with a state (`delta.py`) has
-one state per row, after the row's last fed token, and no columns. The state is
-overwritten in place: a row whose tokens are cut off cannot continue.
+The first block has R / S in place of R. Latents (`latent.py`) are one head of
+width E in all layouts, whose values are also the keys. A layer with a state
+(`delta.py`) has one state per row, after the row's last fed token, and no
+columns. The state is overwritten in place: a row whose tokens are cut off
+cannot continue.
 
-The G heads form X parts; the heads of a part are adjacent, E = G / X * Dh.
+The G heads form X parts; the heads of a part are adjacent, E = G / X * Dh. All
+four may differ between layers (`ModelConfig.kv_shape`).
 
 - On CPUs and GPUs each head is a part. On a CPU, keys have their columns last:
   both products of attention then read memory row by row, which is a third
@@ -74,29 +79,37 @@ def empty(
   Args:
     num_rows: R.
     lengths: C of each block.
-    num_parts: X; None selects the CPU layout.
+    num_parts: X, or a multiple in layers with fewer heads; None selects the CPU
+      layout.
     rows_per_prompt: S, a divisor of R.
     has_routes: whether blocks also store the experts of each token.
   """
-  X = num_parts or config.num_kv_heads
-  E = config.num_kv_heads // X * config.head_dim
   dtype = "float32" if num_parts is None else config.compute_dtype
   zeros = lambda *shape: jnp.zeros(shape, dtype)
 
-  def layer(R: int, C: int, kind: Sequence[str], is_first_own: bool) -> PyTree:
-    if "delta" in kind:
+  kinds = config.kinds
+
+  def layer(R: int, C: int, n: int, is_first_own: bool) -> PyTree:
+    heads, width = config.kv_shape(n)
+    X = math.gcd(num_parts or heads, heads)
+    E = heads // X * width
+    if "delta" in kinds[n]:
       made = _empty_states(config, R, dtype) if is_first_own else {}
+    elif n >= config.num_own_layers:
+      made = {}
+    elif config.latent_rank:
+      made = {"v": zeros(R, X, C, E)}
     elif num_parts is None:
       made = {"k_last": zeros(R, X, E, C), "v": zeros(R, X, C, E)}
     else:
       made = {"k": zeros(R, X, C, E), "v": zeros(R, X, C, E)}
-    if has_routes:
+    if has_routes and "mlp" in kinds[n]:
       shape = (R, C, config.experts_per_token)
       made["routes"] = jnp.zeros(shape, config.route_dtype)
     return made
 
   def block(R: int, C: int, is_first_own: bool = False) -> PyTree:
-    layers = [layer(R, C, kind, is_first_own) for kind in config.kinds]
+    layers = [layer(R, C, n, is_first_own) for n in range(config.num_layers)]
     made = {"layers": layers}
     if config.sliding_window:
       made["position"] = jnp.zeros((R, C), jnp.int32)
@@ -380,11 +393,12 @@ def attend(
   """Writes one key and value per row, then attends over all blocks.
 
   Args:
-    layer: keys and values of each block.
+    layer: keys and values of each block; without keys, the values are the keys.
+      For a shared layer, they are a source's, as `attend` returned them.
     updates: update of each block.
     q: [R, G, M, Dh].
-    k: [R, G, Dh].
-    v: [R, G, Dh].
+    k: [R, G, Dh]; None for a shared layer, which writes nothing.
+    v: [R, G, Dh]; None with `k`.
     sinks: [G, M], logits of the heads' sinks; None if there are none.
 
   Returns:
@@ -393,21 +407,23 @@ def attend(
   """
   dtype = layer[0]["v"].dtype
   if "k_last" in layer[0]:
-    layer = write(layer, updates, k, v)
+    layer = layer if k is None else write(layer, updates, k, v)
     seen = [update.seen for update in updates]
     out = _attend(q.astype(dtype), layer, seen, sinks)
     return out.astype(q.dtype), layer
-  own = {
-      "k": _columns(layer, k)[:, :, None],
-      "v": _columns(layer, v)[:, :, None],
-  }
   seen, is_seen = [], jnp.zeros((len(q), 1), bool)
   for update in updates:
     column_C = jnp.arange(update.seen.shape[1])
     at = update.column[:, None] == column_C[None]
     seen.append(update.seen & ~at)
     is_seen |= jnp.any(update.seen & at, axis=1, keepdims=True)
-  layer = [*layer, own]
+  if k is not None:
+    own = {
+        name: _columns(layer, x)[:, :, None]
+        for name, x in (("k", k), ("v", v))
+        if name in layer[0]
+    }
+    layer = [*layer, own]
   out = _attend(q.astype(dtype), layer, [*seen, is_seen], sinks)
   return out.astype(q.dtype), layer
 
@@ -472,11 +488,12 @@ def attend_many(
   """Writes Q keys and values per row, then attends over all blocks.
 
   Args:
-    layer: keys and values of each block; no rows share a prompt.
+    layer: keys and values of each block; no rows share a prompt. For a shared
+      layer, they are its source's with these written.
     updates: update of each block.
     q: [R, Q, G, M, Dh].
-    k: [R, Q, G, Dh].
-    v: [R, Q, G, Dh].
+    k: [R, Q, G, Dh]; None for a shared layer, which writes nothing.
+    v: [R, Q, G, Dh]; None with `k`.
     sinks: [G, M], logits of the heads' sinks; None if there are none.
 
   Returns:
@@ -484,11 +501,14 @@ def attend_many(
   """
   R, Q, G, M, Dh = q.shape
   X, dtype = layer[0]["v"].shape[1], q.dtype
-  q, k, v = (x.astype(layer[0]["v"].dtype) for x in (q, k, v))
-  by_part = lambda x: jnp.swapaxes(x.reshape(R, Q, X, -1), 1, 2)
-  new = {"k": by_part(k), "v": by_part(v)}
-  new["k_last"] = jnp.swapaxes(new["k"], 2, 3)
-  written = _put(layer, updates, new)
+  q, written = q.astype(layer[0]["v"].dtype), layer
+  if k is not None:
+    by_part = lambda x: jnp.swapaxes(
+        x.astype(q.dtype).reshape(R, Q, X, -1), 1, 2
+    )
+    new = {"k": by_part(k), "v": by_part(v)}
+    new["k_last"] = jnp.swapaxes(new["k"], 2, 3)
+    written = _put(layer, updates, new)
   # Q queries with M heads are equivalent to one query with Q M heads.
   joined = jnp.swapaxes(q, 1, 2).reshape(R, G, Q * M, Dh)
   seen = [
@@ -527,7 +547,7 @@ def _attend(
     score = jnp.einsum(
         spec,
         _join_rows(padded, len(pair["v"])),
-        pair.get("k_last", pair.get("k")),
+        pair.get("k_last", pair.get("k", pair["v"])),
         preferred_element_type=jnp.float32,
     )
     score = _part_rows(score, R)

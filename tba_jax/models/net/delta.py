@@ -26,7 +26,7 @@ previous chunk ended, of its prompt, or zero. So each completion starts from its
 prompt's state, which is computed once.
 
 Source: Yang et al. 2024 (arXiv:2412.06464), eq. 10 and §3.3, as computed by
-Hugging Face's `Qwen3_5GatedDeltaNet`.
+Hugging Face's `Qwen3_5GatedDeltaNet` and `Qwen3NextGatedDeltaNet`.
 
 Axes: R rows, L places of a row, C tokens of a chunk, T taps and X channels of
 the convolution, G key heads, M value heads per key head, H = G * M, Dk and Dv
@@ -44,6 +44,7 @@ import jax.numpy as jnp
 
 from tba_jax import types
 from tba_jax.models import config as config_lib
+from tba_jax.models.families import family as family_lib
 from tba_jax.models.net import layers
 from tba_jax.models.net import packed
 from tba_jax.models.net import products
@@ -51,7 +52,7 @@ from tba_jax.models.net import products
 ModelConfig = config_lib.ModelConfig
 PyTree = types.PyTree
 
-# Tokens of a chunk.
+# Maximum number of tokens of a chunk, a power of 2.
 CHUNK = 64
 _EPSILON = 1e-6
 
@@ -75,6 +76,8 @@ class GatedDeltaNet(nnx.Module):
 
   in_qkv: [X, D], queries, keys and values before the convolution.
   in_z: [H, Dv, D]. in_b, in_a: [H, D].
+  in_qkvz, in_ba: [G, 2 Dk + 2 M Dv, D] and [G, 2 M, D], in place of these four
+    in families with `fuses_delta_inputs`.
   conv: [X, T]; the last column applies to the token itself.
   log_rate, step_bias: [H], log α = -exp(log_rate) softplus(in_a x + step_bias).
   norm: scale [Dv].
@@ -87,10 +90,18 @@ class GatedDeltaNet(nnx.Module):
     Dv, X = config.delta_value_dim, config.delta_channels
     dtype = jnp.dtype(config.param_dtype)
     make = functools.partial(layers.Linear, rngs=rngs, param_dtype=dtype)
-    self.in_qkv = make((D,), (X,), ("delta_channels", "width"))
-    self.in_z = make((D,), (H, Dv), ("delta_heads", "delta_dim", "width"))
-    self.in_b = make((D,), (H,), ("delta_heads", "width"))
-    self.in_a = make((D,), (H,), ("delta_heads", "width"))
+    self.is_fused = family_lib.FAMILIES[config.family].fuses_delta_inputs
+    if self.is_fused:
+      G, qkvz, ba = config.delta_fused
+      self.in_qkvz = make(
+          (D,), (G, qkvz), ("delta_groups", "delta_qkvz", "width")
+      )
+      self.in_ba = make((D,), (G, ba), ("delta_groups", "delta_ba", "width"))
+    else:
+      self.in_qkv = make((D,), (X,), ("delta_channels", "width"))
+      self.in_z = make((D,), (H, Dv), ("delta_heads", "delta_dim", "width"))
+      self.in_b = make((D,), (H,), ("delta_heads", "width"))
+      self.in_a = make((D,), (H,), ("delta_heads", "width"))
     taps = config.delta_taps
     value = jax.random.normal(rngs.params(), (X, taps), jnp.float32)
     self.conv = nnx.Param(
@@ -114,15 +125,35 @@ class GatedDeltaNet(nnx.Module):
   def __call__(self, x: jax.Array, recur: RecurFn) -> tuple[jax.Array, PyTree]:
     """Returns [..., D] and the second output of `recur`, for x [..., D]."""
     of_heads = lambda p: products.expand_to(p[...].astype(jnp.float32), x.ndim)
-    steps = jax.nn.softplus(
-        self.in_a(x, jnp.float32) + of_heads(self.step_bias)
-    )
+    qkv, z, b, a = self._inputs(x)
+    steps = jax.nn.softplus(a + of_heads(self.step_bias))
     log_decay = -jnp.exp(of_heads(self.log_rate)) * steps
-    beta = jax.nn.sigmoid(self.in_b(x, jnp.float32))
+    beta = jax.nn.sigmoid(b)
     conv = self.conv.get_value().astype(x.dtype)
-    out, kept = recur(self.in_qkv(x), conv, log_decay, beta)
-    gate = jax.nn.silu(self.in_z(x).astype(jnp.float32))
+    out, kept = recur(qkv, conv, log_decay, beta)
+    gate = jax.nn.silu(z.astype(jnp.float32))
     return self.out((self.norm(out) * gate).astype(x.dtype)), kept
+
+  def _inputs(
+      self, x: jax.Array
+  ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Returns q, k and v together [..., X], z [..., H, Dv], b and a [..., H].
+
+    b and a are float32.
+    """
+    if not self.is_fused:
+      b, a = (product(x, jnp.float32) for product in (self.in_b, self.in_a))
+      return self.in_qkv(x), self.in_z(x), b, a
+    c, lead = self.config, x.shape[:-1]
+    keys = c.delta_key_dim
+    values = c.delta_value_heads // c.delta_key_heads * c.delta_value_dim
+    *qkv, z = jnp.split(
+        self.in_qkvz(x), (keys, 2 * keys, 2 * keys + values), axis=-1
+    )
+    b, a = jnp.split(self.in_ba(x, jnp.float32), 2, axis=-1)
+    qkv = jnp.concatenate([y.reshape(*lead, -1) for y in qkv], axis=-1)
+    z = z.reshape(*lead, c.delta_value_heads, c.delta_value_dim)
+    return qkv, z, b.reshape(*lead, -1), a.reshape(*lead, -1)
 
 
 def _heads(
@@ -169,7 +200,7 @@ def over_rows(
   q, k, v = _heads(config, _convolve(mixed_RxLxX, conv_XxT, places))
   by_head = lambda x: x.reshape(R, L, G, -1)
   inputs = q, k, v, by_head(log_decay_RxLxH), by_head(beta_RxLxH)
-  size = min(CHUNK, L)
+  size = min(CHUNK, 1 << (L - 1).bit_length())
   count = -(-L // size)
 
   def cut(x: jax.Array) -> jax.Array:
@@ -233,12 +264,8 @@ def _chunk(
     return decay[..., None] * jnp.sum(jnp.where(own, each, 0.0), axis=1)
 
   similar = _product("rcgk,rsgk->rgcs", k, k)[:, :, None]
-  # The solver assumes a unit diagonal and ignores entries above it.
-  system = beta * similar * between
   wanted = beta * (jnp.moveaxis(v, 1, 3) - read(k))
-  u = jax.lax.linalg.triangular_solve(
-      system, wanted, left_side=True, lower=True, unit_diagonal=True
-  )
+  u = _solve(beta * similar * between, wanted)
   scores = _product("rcgk,rsgk->rgcs", q, k)[:, :, None] * between
   out = read(q) + _product("rgmcs,rgmsv->rgmcv", scores, u)
 
@@ -266,6 +293,60 @@ def _chunk(
   new_Rx2 = jnp.concatenate([place(places.group), place(places.owner)], axis=1)
   last_Rx2 = jnp.where(has_end[:, :1], new_Rx2, last_Rx2)
   return (states, last_Rx2), jnp.moveaxis(out, 3, 1)
+
+
+def _solve(system: jax.Array, wanted: jax.Array) -> jax.Array:
+  """Returns u of (I + N) u = `wanted`, with N the part below the diagonal.
+
+  XLA's solver is no alternative: on a CPU each call waits for threads that run
+  other calls, which can stop the program forever.
+
+  Args:
+    system: matrix [..., C, C] whose part below the diagonal is N; C is a power
+      of 2.
+    wanted: right-hand sides [..., C, Dv].
+  """
+  below = jnp.tril(system, -1)
+  inverse = _inverse(jax.lax.stop_gradient(below))
+  times = functools.partial(_product, "...cs,...sv->...cv")
+  transposed = jnp.matrix_transpose(inverse)
+
+  def refined(inverse: jax.Array) -> Callable[..., jax.Array]:
+    """Returns a solver with one step of iterative refinement."""
+
+    def solve(matvec: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
+      u = times(inverse, x)
+      return u + times(inverse, x - matvec(u))
+
+    return solve
+
+  return jax.lax.custom_linear_solve(
+      lambda u: u + times(below, u),
+      wanted,
+      solve=refined(inverse),
+      transpose_solve=refined(transposed),
+  )
+
+
+def _inverse(below: jax.Array) -> jax.Array:
+  """Returns the inverse of I + `below`, strictly lower triangular [..., C, C].
+
+  Inverts blocks on the diagonal, each made of two of half its size:
+
+      [[A, 0], [B, D]]⁻¹ = [[A⁻¹, 0], [-D⁻¹ B A⁻¹, D⁻¹]]
+  """
+  *lead, C, _ = below.shape
+  blocks = jnp.ones((*lead, C, 1, 1), below.dtype)
+  size = 1
+  while size < C:
+    count = C // (2 * size)
+    pairs = below.reshape(*lead, count, 2, size, count, 2, size)
+    lower = jnp.einsum("...iasibt->...iabst", pairs)[..., 1, 0, :, :]
+    first, second = blocks[..., 0::2, :, :], blocks[..., 1::2, :, :]
+    corner = -_product("...ab,...bc,...cd->...ad", second, lower, first)
+    blocks = jnp.block([[first, jnp.zeros_like(first)], [corner, second]])
+    size *= 2
+  return blocks[..., 0, :, :]
 
 
 def _convolve(
@@ -331,13 +412,15 @@ def step(
   mixed = jnp.sum(window_RxTxX.astype(jnp.float32) * conv_TxX, axis=1)
   q, k, v = _heads(config, mixed)
   R, G, M, Dv = v.shape
-  both = jnp.stack([k, q], axis=2)
+  # For each value head: XLA would transpose the states to share a product.
+  both = jnp.stack([k, q], axis=2)[:, :, None]
+  both = jnp.broadcast_to(both, (R, G, M, 2, both.shape[-1]))
   state = held["state"].reshape(R, G, M, -1, Dv)
   by_head = lambda x: x.reshape(R, G, M, 1)
   decay = by_head(jnp.exp(log_decay_RxH))
   # Both products use the old state, so that the new one is never read.
   of_key, of_query = jnp.moveaxis(
-      _product("rgmkv,rgnk->rgmnv", state, both) * decay[..., None], 3, 0
+      _product("rgmkv,rgmnk->rgmnv", state, both) * decay[..., None], 3, 0
   )
   u = by_head(beta_RxH) * (v - of_key)
   out = of_query + jnp.sum(q * k, axis=-1)[..., None, None] * u

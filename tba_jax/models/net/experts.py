@@ -5,8 +5,9 @@
 No token is dropped: the copies of a token, one per expert, are sorted by
 expert, and each expert multiplies its own run of copies (`grouped_matmul.py`).
 
-Sources: Yang et al. 2025 (arXiv:2505.09388) and OpenAI 2025 (arXiv:2508.10925),
-as computed by Hugging Face's `Qwen3MoeSparseMoeBlock` and `GptOssMLP`.
+Sources: Yang et al. 2025 (arXiv:2505.09388), OpenAI 2025 (arXiv:2508.10925) and
+DeepSeek-AI 2024 (arXiv:2412.19437), as computed by Hugging Face's
+`Qwen3MoeSparseMoeBlock`, `GptOssMLP` and `DeepseekV3MoE`.
 
 Axes: T tokens, A experts per token, R = T * A copies, E experts, D width, F
 hidden units per expert. Leading axes written `...` are free.
@@ -26,6 +27,7 @@ from tba_jax.models import config as config_lib
 from tba_jax.models.families import family as family_lib
 from tba_jax.models.kernels import grouped_matmul
 from tba_jax.models.net import activations
+from tba_jax.models.net import layers
 from tba_jax.models.net import products
 from tba_jax.models.net import sequence
 from tba_jax.models.net import unpadded as kept_lib
@@ -38,15 +40,22 @@ _FEW = 128
 class Experts(nnx.Module):
   """Σ_e w_e down_e(activation(gate_e(x)) * up_e(x)) over a token's experts.
 
-  A token uses the A experts with the largest softmax(router x), whose values
-  are the weights w, divided by their sum with `config.norm_router`. gpt-oss has
-  a different activation (`_gated`).
+  A token uses the A experts with the largest softmax(router x), or sigmoids in
+  families with `has_sigmoid_router`. Their values are the weights w, divided by
+  their sum with `config.norm_router` (`route`).
+  gpt-oss has a different activation (`_gated`).
 
   router: [E, D].
   gate, up: [E, F, D].
   down: [E, D, F].
   router_bias: [E], gate_bias, up_bias: [E, F], down_bias: [E, D], initially
     zeros; only in families with `has_expert_biases`.
+  router_norm, expert_factor: [D] and [E], initially ones, scale of the norm of
+    the router's inputs and factor of the weights; only in families with
+    `norms_experts`.
+  choice_bias: [E] float32, initially zeros; only in families with
+    `has_sigmoid_router`. No gradient reaches it: DeepSeek-V3's pretraining
+    moves it to balance experts, and it is fixed here.
   """
 
   def __init__(
@@ -71,7 +80,20 @@ class Experts(nnx.Module):
     self.gate = make((E, F, D), ("experts", "mlp", "width"))
     self.up = make((E, F, D), ("experts", "mlp", "width"))
     self.down = make((E, D, F), ("experts", "width", "mlp"), out_scale)
-    self.has_biases = family_lib.FAMILIES[config.family].has_expert_biases
+    family = family_lib.FAMILIES[config.family]
+    self.has_biases = family.has_expert_biases
+    self.has_choice_bias = family.has_sigmoid_router
+    self.has_norm = family.norms_experts
+    if self.has_norm:
+      ones = lambda size, axis: nnx.Param(
+          jnp.ones((size,), jnp.dtype(config.param_dtype)), logical_axes=(axis,)
+      )
+      self.router_norm = ones(D, "width")
+      self.expert_factor = ones(E, "experts")
+    if self.has_choice_bias:
+      self.choice_bias = nnx.Param(
+          jnp.zeros((E,), jnp.float32), logical_axes=("experts",)
+      )
     if self.has_biases:
       zeros = lambda *shape, axes: nnx.Param(
           jnp.zeros(shape, jnp.dtype(config.param_dtype)), logical_axes=axes
@@ -82,14 +104,18 @@ class Experts(nnx.Module):
       self.down_bias = zeros(E, D, axes=("experts", "width"))
 
   def __call__(
-      self, x: jax.Array, routes: jax.Array | None = None
+      self,
+      x: jax.Array,
+      routes: jax.Array | None = None,
+      read: jax.Array | None = None,
   ) -> tuple[jax.Array, jax.Array]:
     """Returns the layer's output, and the indices of each token's experts.
 
     Args:
       x: [..., D].
-      routes: [..., A] uint8 or uint16, experts to use instead of those with the
-        largest weights; their weights still come from the router.
+      routes: [..., `config.route_bytes`] uint8, experts to use instead of those
+        with the largest weights; their weights still come from the router.
+      read: [..., D], stream that the router normalizes; None if it reads x.
 
     Returns:
       [..., D], and [..., A] of `config.route_dtype`.
@@ -99,16 +125,24 @@ class Experts(nnx.Module):
         for p in params
     ]
     router, *kernels = cast(self.router, self.gate, self.up, self.down)
-    router_bias, biases = None, None
+    router_bias, biases, factor_E = None, None, None
+    if self.has_norm:
+      read = layers.normalized(read, self.config.norm_epsilon)
+      scale = self.router_norm[...].astype(jnp.float32)
+      read *= products.expand_to(scale, read.ndim) / math.sqrt(read.shape[-1])
+      read = read.astype(x.dtype)
+      factor_E = self.expert_factor[...].astype(jnp.float32)
     if self.has_biases:
       router_bias = self.router_bias[...].astype(jnp.float32)
       biases = cast(self.gate_bias, self.up_bias, self.down_bias)
-    params = (router, router_bias), kernels, biases
+    if self.has_choice_bias:
+      router_bias = self.choice_bias[...]
+    params = (router, router_bias, factor_E), kernels, biases
     parts = sequence.current_split()
     run = functools.partial(_apply, config=self.config, platform=parts.platform)
     if parts.mesh is None or parts.mesh.size == 1:
-      return run(x, routes, *params, first_expert=0)
-    return _over_mesh(run, parts, x, routes, params)
+      return run(x, routes, read, *params, first_expert=0)
+    return _over_mesh(run, parts, x, routes, read, params)
 
 
 def _over_mesh(
@@ -116,6 +150,7 @@ def _over_mesh(
     parts: sequence.Split,
     x: jax.Array,
     routes: jax.Array | None,
+    read: jax.Array | None,
     params: tuple[Any, Sequence[Any], Sequence[jax.Array] | None],
 ) -> tuple[jax.Array, jax.Array]:
   """Returns the layer's output, computed from each device's own tokens.
@@ -136,6 +171,7 @@ def _over_mesh(
   def own(
       x: jax.Array,
       routes: jax.Array | None,
+      read: jax.Array | None,
       router: Any,
       kernels: Sequence[Any],
       biases: Sequence[jax.Array] | None,
@@ -143,17 +179,17 @@ def _over_mesh(
     index = jax.lax.axis_index(axes) if axes else 0
     first_expert = index * _num_experts(kernels[0])
     out, chosen = run(
-        x, routes, router, kernels, biases, first_expert=first_expert
+        x, routes, read, router, kernels, biases, first_expert=first_expert
     )
     return out[None], chosen
 
   out, chosen = jax.shard_map(
       own,
       mesh=mesh,
-      in_specs=(tokens, tokens, PartitionSpec(), split, split),
+      in_specs=(*[tokens] * 3, PartitionSpec(), split, split),
       out_specs=(PartitionSpec(axes or None, *tokens), tokens),
       check_vma=False,
-  )(x, routes, *params)
+  )(x, routes, read, *params)
   return jnp.sum(out, axis=0), chosen
 
 
@@ -161,23 +197,34 @@ def route(
     x_TxD: jax.Array,
     router_ExD: jax.Array,
     config: config_lib.ModelConfig,
-    routes_TxA: jax.Array | None = None,
+    routes: jax.Array | None = None,
     bias_E: jax.Array | None = None,
+    factor_E: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """Returns weights [T, A] float32 of each token's experts, and their indices.
 
-  The indices equal `routes_TxA` if given.
+  The indices are those in `routes` [T, `config.route_bytes`] if given. The
+  router's bias is added to its logits, or with sigmoids only to the scores that
+  choose experts. The last factors of weights are `factor_E`.
+
+  Source of sigmoids and groups: DeepSeek-AI 2024 (arXiv:2412.19437, section
+  2.1.2), as computed by Hugging Face's `DeepseekV3TopkRouter`.
   """
   logits_TxE = products.product(x_TxD, router_ExD, jnp.float32)
-  if bias_E is not None:
-    logits_TxE += bias_E[None]
-  probs_TxE = jax.nn.softmax(logits_TxE)
-  if routes_TxA is None:
-    _, chosen_TxA = jax.lax.top_k(
-        jax.lax.stop_gradient(probs_TxE), config.experts_per_token
-    )
+  if family_lib.FAMILIES[config.family].has_sigmoid_router:
+    probs_TxE = jax.nn.sigmoid(logits_TxE)
+    scores_TxE = probs_TxE + bias_E[None]
   else:
-    chosen_TxA = routes_TxA.astype(jnp.int32)
+    if bias_E is not None:
+      logits_TxE += bias_E[None]
+    scores_TxE = probs_TxE = jax.nn.softmax(logits_TxE)
+  if routes is None:
+    scores_TxE = _of_best_groups(jax.lax.stop_gradient(scores_TxE), config)
+    _, chosen_TxA = jax.lax.top_k(scores_TxE, config.experts_per_token)
+  else:
+    shape = len(x_TxD), config.experts_per_token, -1
+    low, *high = jnp.moveaxis(routes.astype(jnp.int32).reshape(shape), 2, 0)
+    chosen_TxA = low + 256 * high[0] if high else low
   # A comparison and a sum have an elementwise gradient; the gradient of values
   # returned by `top_k` would be a scatter.
   is_chosen_TxAxE = _one_hot(chosen_TxA, config.num_experts)
@@ -185,8 +232,30 @@ def route(
       jnp.where(is_chosen_TxAxE, probs_TxE[:, None], 0.0), axis=-1
   )
   if config.norm_router:
-    weights_TxA /= jnp.sum(weights_TxA, axis=-1, keepdims=True)
-  return weights_TxA, chosen_TxA
+    # All sigmoids may vanish.
+    weights_TxA /= jnp.sum(weights_TxA, axis=-1, keepdims=True) + 1e-20
+  if factor_E is not None:
+    own = jnp.where(is_chosen_TxAxE, factor_E[None, None], 0.0)
+    weights_TxA *= jnp.sum(own, axis=-1)
+  return weights_TxA * config.router_scale, chosen_TxA
+
+
+def _of_best_groups(
+    scores_TxE: jax.Array, config: config_lib.ModelConfig
+) -> jax.Array:
+  """Returns the scores, -∞ outside of the best groups of adjacent experts.
+
+  A group's own score is the sum of its two largest.
+  """
+  G = config.num_expert_groups
+  if config.groups_per_token == G:
+    return scores_TxE
+  scores_TxGx = scores_TxE.reshape(len(scores_TxE), G, -1)
+  best_TxGx2, _ = jax.lax.top_k(scores_TxGx, 2)
+  _, chosen = jax.lax.top_k(best_TxGx2.sum(axis=-1), config.groups_per_token)
+  is_chosen_TxG = jnp.any(_one_hot(chosen, G), axis=1)
+  scores_TxGx = jnp.where(is_chosen_TxG[..., None], scores_TxGx, -jnp.inf)
+  return scores_TxGx.reshape(scores_TxE.shape)
 
 
 def _one_hot(numbers: jax.Array, size: int) -> jax.Array:
@@ -200,7 +269,8 @@ def _one_hot(numbers: jax.Array, size: int) -> jax.Array:
 def _apply(
     x: jax.Array,
     routes: jax.Array | None,
-    router: tuple[jax.Array, jax.Array | None],
+    read: jax.Array | None,
+    router: tuple[jax.Array, jax.Array | None, jax.Array | None],
     kernels: Sequence[jax.Array | products.Adapted],
     biases: Sequence[jax.Array] | None,
     *,
@@ -212,8 +282,9 @@ def _apply(
 
   Args:
     x: [..., D].
-    routes: [..., A], experts of each token; None lets the router choose.
-    router: kernel and bias of the router, over all experts.
+    routes: argument of `Experts`; None lets the router choose.
+    read: [..., D], input of the router; None is x.
+    router: kernel, bias and factors of the router (`route`), over all experts.
     kernels: gate, up and down kernels of a range of experts.
     biases: vectors added to these products, in the same order; None if absent.
     first_expert: index of the first expert in the range.
@@ -226,8 +297,9 @@ def _apply(
   x_TxD = x.reshape(-1, x.shape[-1])
   if routes is not None:
     routes = routes.reshape(len(x_TxD), -1)
-  router_ExD, bias_E = router
-  weights_TxA, chosen_TxA = route(x_TxD, router_ExD, config, routes, bias_E)
+  router_ExD, *others = router
+  read_TxD = x_TxD if read is None else read.reshape(x_TxD.shape)
+  weights_TxA, chosen_TxA = route(read_TxD, router_ExD, config, routes, *others)
   hidden_fn = _gated(config)
   compute = _sorted
   is_adapted = any(isinstance(kernel, products.Adapted) for kernel in kernels)

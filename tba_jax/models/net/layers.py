@@ -21,10 +21,13 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.models import config as config_lib
+from tba_jax.models.families import family as family_lib
 from tba_jax.models.net import activations
 from tba_jax.models.net import products
 from tba_jax.models.net import quantized
 
+# Params that no gradient reaches, and that weight decay must not change.
+FIXED = ("choice_bias", "scalar")
 # `jax.ad_checkpoint.checkpoint_name` of attention results.
 ATTENTION = "attention"
 
@@ -98,7 +101,7 @@ class Linear(nnx.Module):
 
 
 class Embedding(nnx.Module):
-  """Token embeddings [V, D], normal with standard deviation 1 / sqrt(D)."""
+  """Token embeddings [V, D], normal with deviation `scale` / sqrt(D)."""
 
   def __init__(
       self,
@@ -107,11 +110,13 @@ class Embedding(nnx.Module):
       *,
       rngs: nnx.Rngs,
       param_dtype: jnp.dtype,
+      axis: str = "width",
+      scale: float = 1.0,
   ):
     value = jax.random.normal(rngs.params(), (vocab_size, width), jnp.float32)
-    value = value / math.sqrt(width)
+    value = scale * value / math.sqrt(width)
     self.embedding = nnx.Param(
-        value.astype(param_dtype), logical_axes=("vocab", "width")
+        value.astype(param_dtype), logical_axes=("vocab", axis)
     )
 
   def __call__(self, tokens: jax.Array, dtype: jnp.dtype) -> jax.Array:
@@ -127,6 +132,13 @@ class Embedding(nnx.Module):
     if isinstance(kernel, quantized.Quantized):
       return products.quantized_product(x, kernel, jnp.float32)
     return products.product(x, kernel.astype(x.dtype), jnp.float32)
+
+
+def normalized(x: jax.Array, epsilon: float) -> jax.Array:
+  """Returns x / rms(x) over the last axis in float32, with epsilon added."""
+  x32 = x.astype(jnp.float32)
+  mean_square = jnp.mean(x32 * x32, axis=-1, keepdims=True)
+  return x32 * jax.lax.rsqrt(mean_square + epsilon)
 
 
 class RMSNorm(nnx.Module):
@@ -148,13 +160,9 @@ class RMSNorm(nnx.Module):
     )
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    x32 = x.astype(jnp.float32)
-    mean_square = jnp.mean(x32 * x32, axis=-1, keepdims=True)
     scale = products.expand_to(self.scale[...].astype(jnp.float32), x.ndim)
     scale = self.offset + scale
-    return (x32 * jax.lax.rsqrt(mean_square + self.epsilon) * scale).astype(
-        x.dtype
-    )
+    return (normalized(x, self.epsilon) * scale).astype(x.dtype)
 
 
 class LayerNorm(nnx.Module):
@@ -223,6 +231,7 @@ class GatedMLP(nnx.Module):
       out_scale: float,
       bias: bool = False,
       activation: str = "silu",
+      axis: str = "mlp",
   ):
     make = lambda n, m, axes, scale=1.0: Linear(
         *((n,), (m,), axes),
@@ -232,19 +241,62 @@ class GatedMLP(nnx.Module):
         bias=bias,
     )
     self.activation = activation
-    self.gate = make(width, mlp_width, ("mlp", "width"))
-    self.up = make(width, mlp_width, ("mlp", "width"))
-    self.down = make(mlp_width, width, ("width", "mlp"), out_scale)
+    self.gate = make(width, mlp_width, (axis, "width"))
+    self.up = make(width, mlp_width, (axis, "width"))
+    self.down = make(mlp_width, width, ("width", axis), out_scale)
 
   def __call__(self, x: jax.Array) -> jax.Array:
     gate = activations.ACTIVATIONS[self.activation](self.gate(x))
     return self.down(gate * self.up(x))
 
 
+class SharedExpert(GatedMLP):
+  """A gated MLP that every token uses, next to a layer's experts.
+
+  Its output is multiplied by σ(out_gate · x) in families with
+  `gates_shared_expert`.
+
+  out_gate: [D].
+  """
+
+  def __init__(
+      self,
+      config: config_lib.ModelConfig,
+      *,
+      rngs: nnx.Rngs,
+      out_scale: float,
+  ):
+    dtype = jnp.dtype(config.param_dtype)
+    super().__init__(
+        config.width,
+        config.shared_expert_width,
+        rngs=rngs,
+        param_dtype=dtype,
+        out_scale=out_scale,
+        activation=config.activation,
+        axis="shared_mlp",
+    )
+    self.has_gate = family_lib.FAMILIES[config.family].gates_shared_expert
+    if self.has_gate:
+      value = jax.random.normal(rngs.params(), (config.width,), jnp.float32)
+      self.out_gate = nnx.Param(
+          (value / math.sqrt(config.width)).astype(dtype),
+          logical_axes=("width",),
+      )
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    out = super().__call__(x)
+    if not self.has_gate:
+      return out
+    gate_1xD = self.out_gate[...][None].astype(x.dtype)
+    gate = jax.nn.sigmoid(products.product(x, gate_1xD, jnp.float32))
+    return (out * gate).astype(x.dtype)
+
+
 # (q_...xGxMxDh, k_...xGxDh, v_...xGxDh, sinks_GxM or None) -> (out_...xGxMxDh,
-# auxiliary output).
+# auxiliary output). A shared layer has None in place of keys and values.
 AttendFn = Callable[
-    [jax.Array, jax.Array, jax.Array, jax.Array | None],
+    [jax.Array, jax.Array | None, jax.Array | None, jax.Array | None],
     tuple[jax.Array, object],
 ]
 
@@ -271,6 +323,9 @@ class Attention(nnx.Module):
   training, prefill and decoding.
 
   has_norms: whether query and key heads are normalized (Qwen3, Gemma 3).
+  has_value_norm: whether value heads are, without a scale (Gemma 4).
+  is_global: whether it has the shape of layers without a sliding window.
+  is_shared: whether it has queries alone, for another layer's keys.
   joins_norms: whether that norm is over all heads together (OLMo 3).
   has_sinks: whether each query head has a sink (gpt-oss), a logit without a
     value: `sinks` [H], initially zeros.
@@ -286,22 +341,35 @@ class Attention(nnx.Module):
       out_scale: float,
       qkv_bias: bool,
       out_bias: bool,
+      is_global: bool = False,
+      is_shared: bool = False,
       has_norms: bool = False,
+      has_value_norm: bool = False,
       joins_norms: bool = False,
       norm_offset: float = 0.0,
       has_sinks: bool = False,
       has_gate: bool = False,
   ):
-    self.has_sinks = has_sinks
-    self.num_kv_heads, self.has_norms = config.num_kv_heads, has_norms
+    self.has_sinks, self.has_norms = has_sinks, has_norms
     self.joins_norms = joins_norms
     self.has_gate = has_gate
-    width, head_dim = config.width, config.head_dim
+    self.is_shared = is_shared
+    self.value_epsilon = config.norm_epsilon if has_value_norm else None
+    width, head_dim, kv_heads = (
+        config.width, config.head_dim, config.num_kv_heads
+    )  # fmt: skip
+    dim_axis, kv_axis = "head_dim", "kv_heads"
+    if is_global:
+      head_dim = config.global_head_dim or head_dim
+      kv_heads = config.global_kv_heads or kv_heads
+      dim_axis, kv_axis = "global_head_dim", "global_kv_heads"
+    self.num_kv_heads = kv_heads
+    self.keys_as_values = is_global and config.keys_as_values
     param_dtype = jnp.dtype(config.param_dtype)
     make = lambda shape, *axes: Linear(
         (width,),
         (*shape, head_dim),
-        (*axes, "head_dim", "width"),
+        (*axes, dim_axis, "width"),
         rngs=rngs,
         param_dtype=param_dtype,
         bias=qkv_bias,
@@ -310,12 +378,14 @@ class Attention(nnx.Module):
       self.q = make((config.num_heads, 2), "heads", "gates")
     else:
       self.q = make((config.num_heads,), "heads")
-    self.k = make((config.num_kv_heads,), "kv_heads")
-    self.v = make((config.num_kv_heads,), "kv_heads")
+    if not is_shared:
+      self.k = make((kv_heads,), kv_axis)
+      if not self.keys_as_values:
+        self.v = make((kv_heads,), kv_axis)
     self.o = Linear(
         (config.num_heads, head_dim),
         (width,),
-        ("width", "heads", "head_dim"),
+        ("width", "heads", dim_axis),
         rngs=rngs,
         param_dtype=param_dtype,
         scale=out_scale,
@@ -326,11 +396,12 @@ class Attention(nnx.Module):
           heads * head_dim if joins_norms else head_dim,
           epsilon=config.norm_epsilon,
           param_dtype=param_dtype,
-          logical_axis=f"all_{axis}" if joins_norms else "head_dim",
+          logical_axis=f"all_{axis}" if joins_norms else dim_axis,
           offset=norm_offset,
       )
       self.q_norm = norm(config.num_heads, "heads")
-      self.k_norm = norm(config.num_kv_heads, "kv_heads")
+      if not is_shared:
+        self.k_norm = norm(kv_heads, kv_axis)
     if has_sinks:
       self.sinks = nnx.Param(
           jnp.zeros((config.num_heads,), param_dtype), logical_axes=("heads",)
@@ -346,19 +417,20 @@ class Attention(nnx.Module):
 
     `tables` come from `rotary_tables`.
     """
-    q, k, v = self.q(x), self.k(x), self.v(x)
+    q = self.q(x)
     if self.has_gate:
       q, gate = q[..., 0, :], q[..., 1, :]
-    if self.joins_norms:
-      flat = lambda x: x.reshape(*x.shape[:-2], -1)
-      q = self.q_norm(flat(q)).reshape(q.shape)
-      k = self.k_norm(flat(k)).reshape(k.shape)
-    elif self.has_norms:
-      q, k = self.q_norm(q), self.k_norm(k)
+    q = self._placed(q, "q_norm", tables)
     if tables is not None:
-      q, k = rotate(q, tables[:2]), rotate(k, tables[:2])
       for factors in tables[2:]:
         q = q * factors[..., None, None].astype(q.dtype)
+    k = v = None
+    if not self.is_shared:
+      k = self.k(x)
+      v = k if self.keys_as_values else self.v(x)
+      k = self._placed(k, "k_norm", tables)
+      if self.value_epsilon is not None:
+        v = normalized(v, self.value_epsilon).astype(v.dtype)
     *lead, heads, head_dim = q.shape
     groups = self.num_kv_heads
     q = q.reshape(*lead, groups, heads // groups, head_dim)
@@ -371,6 +443,16 @@ class Attention(nnx.Module):
       out *= jax.nn.sigmoid(gate)
     return self.o(out), kept
 
+  def _placed(
+      self, x: jax.Array, norm: str, tables: tuple[jax.Array, ...] | None
+  ) -> jax.Array:
+    """Returns queries or keys [..., heads, Dh], normalized and rotated."""
+    if self.joins_norms:
+      x = getattr(self, norm)(x.reshape(*x.shape[:-2], -1)).reshape(x.shape)
+    elif self.has_norms:
+      x = getattr(self, norm)(x)
+    return x if tables is None else rotate(x, tables[:2])
+
 
 def rotary_frequencies(
     config: config_lib.ModelConfig, *, local: bool = False
@@ -381,10 +463,14 @@ def rotary_frequencies(
   scaled according to `config.rope_type`; "llama3" scales as in Llama 3.1 (Dubey
   et al. 2024, arXiv:2407.21783), "yarn" as in Peng et al. 2023
   (arXiv:2309.00071, section 3.2), as computed by `transformers`. Local layers
-  use `config.local_rope_theta` without scaling.
+  use `config.local_rope_theta` without scaling. "proportional" has the
+  frequencies of a whole head, of which the last ones are 0 (Gemma 4).
   """
-  E = config.rotary_dim
-  exponents = np.arange(0, E, 2, dtype=np.float32) / np.float32(E)
+  E = width = config.head_dim if local else config.rotary_dim
+  is_proportional = not local and config.rope_type == "proportional"
+  if is_proportional:
+    width = config.rope_width
+  exponents = np.arange(0, E, 2, dtype=np.float32) / np.float32(width)
   theta = config.local_rope_theta if local else config.rope_theta
   plain = np.float32(1.0) / np.float32(theta) ** exponents
   if local or config.rope_type == "default":
@@ -392,6 +478,8 @@ def rotary_frequencies(
   scaled = plain / np.float32(config.rope_factor)
   if config.rope_type == "linear":
     return scaled
+  if is_proportional:
+    return np.pad(scaled, (0, (width - E) // 2))
   if config.rope_type == "yarn":
     share = _yarn_share(config)
     return ((1.0 - share) * scaled + share * plain).astype(np.float32)
@@ -438,6 +526,18 @@ def rotary_scale(config: config_lib.ModelConfig) -> float:
   if config.rope_mscale and config.rope_mscale_all_dim:
     return scale(config.rope_mscale) / scale(config.rope_mscale_all_dim)
   return scale(1.0)
+
+
+def score_scale(config: config_lib.ModelConfig) -> float:
+  """Returns the factor of scores in latent attention with "yarn", else 1.
+
+  It is the square of the factor that `rotary_scale` would have of
+  `rope_mscale_all_dim` alone, applied to entries that are not rotated too.
+  """
+  if config.rope_type != "yarn":
+    return 1.0
+  weight = config.rope_mscale_all_dim
+  return (1.0 + 0.1 * weight * math.log(config.rope_factor)) ** 2
 
 
 def rotary_tables(

@@ -196,10 +196,15 @@ def fed(
 def predicted(
     token_indices_RxL: jax.Array, x_BxKxT: jax.Array, P: int
 ) -> jax.Array:
-  """Returns [R, L], the values of the tokens predicted at each place, or 0."""
+  """Returns [R, L, ...], the values of the tokens predicted at places, or 0.
+
+  `x_BxKxT` may have more axes.
+  """
   own_RxL = token_indices_RxL - len(x_BxKxT) * P
-  values_RxL = x_BxKxT.reshape(-1)[jnp.maximum(own_RxL, 0)]
-  return jnp.where(own_RxL < 0, 0, values_RxL)
+  rest = x_BxKxT.shape[3:]
+  values = x_BxKxT.reshape(-1, *rest)[jnp.maximum(own_RxL, 0)]
+  is_none = (own_RxL < 0).reshape(*own_RxL.shape, *[1] * len(rest))
+  return jnp.where(is_none, 0, values)
 
 
 def unpacked(

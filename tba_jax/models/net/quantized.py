@@ -16,6 +16,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+# Logical axes that are all of a kernel's inputs where they come last.
+_INPUTS = ("width", "latent", "query_rank", "layer_input")
 # The largest integer; -128 is unused, so that the range is symmetric.
 _MOST = 127
 
@@ -72,9 +74,10 @@ def quantize(kernel: jax.Array, num_out: int) -> Quantized:
 def num_out(axes: Sequence[str]) -> int:
   """Returns the number of a kernel's output axes, given its logical axes.
 
-  Either the inputs or the outputs of every kernel are the residual stream.
+  Either the inputs or the outputs of a kernel are the residual stream, or its
+  inputs are a latent.
   """
-  return len(axes) - 1 if axes[-1] == "width" else 1
+  return len(axes) - 1 if axes[-1] in _INPUTS else 1
 
 
 def quantize_tree(params: Any, num_outs: Any) -> Any:

@@ -10,7 +10,7 @@ Dh head width, V vocabulary, A experts per token.
 from collections.abc import Callable
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import nnx
 import jax
@@ -140,8 +140,9 @@ class Model:
     `types.Rows.token_indices`) the result is stream_RxLxD at these places. With
     routes (`types.Routes`) tokens use the given experts.
   stream_and_routes: arguments of completion_stream -> stream_BxKxTxD,
-    routes_BxKxTxNxA, the experts that predict each completion token; or both
-    for rows. None for a model without experts.
+    routes_BxKxTxNxA, the experts that predict each completion token in each of
+    the N layers with experts; or both for rows. None for a model without
+    experts.
   unembed: (params, stream_...xD) -> logits_...xV float32.
   completion_logits: arguments of completion_stream -> logits_BxKxTxV float32.
   last_logits: (params, tokens_BxL, mask_BxL) -> logits_BxV float32 that predict
@@ -189,6 +190,17 @@ class Model:
   logical_axes: PyTree
 
 
+class _Layer(NamedTuple):
+  """A layer to run.
+
+  index: traced in a scan.
+  like: index of a layer of the same kind, which is the same outside of one.
+  """
+
+  index: jax.Array | int
+  like: int
+
+
 class _Forward:
   """The forward passes of one shape."""
 
@@ -214,25 +226,29 @@ class _Forward:
     return nnx.to_pure_dict(nnx.state(module))
 
   def by_window(
-      self, layer: jax.Array | int, fn: Callable[..., PyTree], *args: PyTree
+      self, layer: "_Layer", fn: Callable[..., PyTree], *args: PyTree
   ) -> PyTree:
     """Returns fn(*args, window=...) with the sliding window of a layer.
 
-    In a scan, where the layer's index is traced, this branches on the window,
-    because kernels need to know it at compile time.
+    In a scan, where the layer's index is traced, this branches on the window if
+    layers of its kind differ in it, because kernels need to know it at compile
+    time.
     """
-    windows = self.config.windows
-    branches = {w: functools.partial(fn, window=w) for w in windows}
-    if isinstance(layer, int):
-      return branches[windows[layer]](*args)
-    if len(branches) == 1:
-      return branches[windows[0]](*args)
+    windows, kinds = self.config.windows, self.config.kinds
+    kind = kinds[layer.like]
+    branches = {
+        w: functools.partial(fn, window=w)
+        for w, other in zip(windows, kinds)
+        if other == kind
+    }
+    if isinstance(layer.index, int) or len(branches) == 1:
+      return branches[windows[layer.like]](*args)
     is_local_N = jnp.asarray([w > 0 for w in windows])
     local = branches[self.config.sliding_window]
-    return jax.lax.cond(is_local_N[layer], local, branches[0], *args)
+    return jax.lax.cond(is_local_N[layer.index], local, branches[0], *args)
 
   def tables_of(
-      self, layer: jax.Array | int, tables: PyTree
+      self, layer: "_Layer", tables: PyTree
   ) -> tuple[jax.Array, ...] | None:
     """Returns the rotary tables of a layer from the tables by window.
 
@@ -242,9 +258,9 @@ class _Forward:
     is_rotary = self.config.rotary_layers
     if all(is_rotary):
       return found
-    if isinstance(layer, int):
-      return found if is_rotary[layer] else None
-    is_rotary = jnp.asarray(is_rotary)[layer]
+    if isinstance(layer.index, int):
+      return found if is_rotary[layer.index] else None
+    is_rotary = jnp.asarray(is_rotary)[layer.index]
     cos, sin, *factors = found
     cos = jnp.where(is_rotary, cos, 1.0)
     return cos, jnp.where(is_rotary, sin, 0.0), *factors
@@ -256,38 +272,68 @@ class _Forward:
       tables: PyTree,
       attend: Callable[..., tuple[jax.Array, object]],
       recur: delta.RecurFn,
+      inputs_Nx: jax.Array | None = None,
       routes_Nx: jax.Array | None = None,
   ) -> tuple[jax.Array, PyTree, PyTree]:
     """Returns the stream [..., D], the mixers' outputs, and tokens' experts.
 
     With decode params, the outputs are a list over layers, otherwise None. The
-    experts are a list over layers, or otherwise [N, ..., A].
+    experts are a list over layers, or otherwise [N, ..., A] for the N layers
+    with experts; None without any.
 
     Args:
       x: [..., D].
       tables: rotary tables by window.
-      attend: `layers.AttendFn` with the layer's index as `layer`.
+      attend: `layers.AttendFn` with the layer as `layer`; keys and values of a
+        shared layer are of its source.
       recur: function that runs layers with a state.
+      inputs_Nx: [N, ..., P], results of `Decoder.layer_inputs`.
       routes_Nx: [N, ..., A], experts to use; None lets the routers choose.
     """
 
+    sources = self.config.kv_sources
+    shared = sources[self.config.num_own_layers :]
+    is_source = [n in shared for n in range(self.config.num_layers)]
+    stored = {}  # Keys and values of a source.
+
     def run(
         x: jax.Array,
-        kind_of: int,
-        n: jax.Array | int,
+        layer: _Layer,
         layer_params: PyTree,
-        routes: jax.Array | None = None,
-    ) -> tuple[jax.Array, PyTree, PyTree]:
-      own = self.tables_of(n, tables)
-      attend_n = functools.partial(attend, layer=n)
-      block = self.block(kind_of, layer_params)
-      return block(x, own, attend_n, n, routes, recur)
+        extras: dict[str, jax.Array],
+    ) -> tuple[jax.Array, PyTree, PyTree, tuple[jax.Array, ...]]:
+      source, pair = sources[layer.like], ()
 
+      def attend_n(q, k, v, sinks):
+        nonlocal pair
+        if k is None:
+          out, _ = attend(q, *stored[source], sinks, layer=layer)
+          return out, {}
+        if is_source[layer.like]:
+          pair = k, v
+        return attend(q, k, v, sinks, layer=layer)
+
+      block = self.block(layer.like, layer_params)
+      x, kept, chosen = block(
+          x,
+          self.tables_of(layer, tables),
+          attend_n,
+          layer.index,
+          extras.get("mlp"),
+          recur,
+          extras.get("layer_input"),
+      )
+      return x, kept, chosen, pair
+
+    # By the names of params: like these, they may exist in some layers only.
+    extras = {"mlp": routes_Nx, "layer_input": inputs_Nx}
+    extras = {name: x for name, x in extras.items() if x is not None}
     if isinstance(params, DecodeParams):
       # Unrolled like decode steps: a scan would need stacked params.
       kept, chosen = [], []
       for n, layer_params in enumerate(params.layers):
-        x, kept_n, chosen_n = run(x, n, n, layer_params)
+        own = {name: x[n] for name, x in extras.items()}
+        x, kept_n, chosen_n, stored[n] = run(x, _Layer(n, n), layer_params, own)
         kept.append(kept_n)
         chosen.append(chosen_n)
       return x, kept, chosen
@@ -295,9 +341,10 @@ class _Forward:
     # The stream before each layer is saved too, see `products.keep`.
     stream = jnp.float32 if parts.platform == "cpu" else dtype
 
-    def step(kind_of, x, layer):
-      x, _, chosen = run(x.astype(dtype), kind_of, *layer)
-      return parts.place(x.astype(stream), "batch", "length"), chosen
+    def step(like, x, layer):
+      n, *others = layer
+      x, _, *kept = run(x.astype(dtype), _Layer(n, like), *others)
+      return parts.place(x.astype(stream), "batch", "length"), tuple(kept)
 
     def run_segment(x, segment):
       start, period = segment.start, segment.period
@@ -309,34 +356,35 @@ class _Forward:
       )
 
       def steps(x, layers):
-        first, period_params, routes = layers
+        first, period_params, extras = layers
         chosen = []
         for place in range(period):
           pick = functools.partial(
-              stacks.pick, self.config, period_params, segment, place
+              stacks.pick, self.config, segment=segment, place=place
           )
-          own = None if routes is None else routes[place]
-          x, own = step_of(place)(x, (first + place, pick(), own))
-          chosen.append(own)
-        return x, None if chosen[0] is None else jnp.stack(chosen)
+          layer = first + place, pick(period_params), pick(extras)
+          x, (own, _) = step_of(place)(x, layer)
+          if own is not None:
+            chosen.append(own)
+        return x, (jnp.stack(chosen) if chosen else None, ())
 
       run = steps if period > 1 else step_of(0)
       first = jnp.arange(start, segment.stop, period, dtype=jnp.int32)
-      routes = None if routes_Nx is None else routes_Nx[start : segment.stop]
-      if routes is not None and period > 1:
-        routes = routes.reshape(-1, period, *routes.shape[1:])
-      layers = first, stacks.cut(self.config, params["blocks"], segment), routes
-      x, chosen = jax.lax.scan(run, x, layers)
+      cut = functools.partial(stacks.cut, self.config, segment=segment)
+      layers = first, cut(params["blocks"]), cut(extras)
+      x, (chosen, pair) = jax.lax.scan(run, x, layers)
+      stored[start] = [leaf[0] for leaf in pair]
       if chosen is not None and period > 1:
         chosen = chosen.reshape(-1, *chosen.shape[2:])
       return x, chosen
 
     x, chosen = x.astype(stream), []
-    for segment in stacks.segments(self.config.kinds):
+    # A source is a segment of its own, whose keys and values leave the scan.
+    for segment in stacks.segments([*zip(self.config.kinds, is_source)]):
       x, own = run_segment(x, segment)
-      chosen.append(own)
-    chosen = None if chosen[0] is None else jnp.concatenate(chosen)
-    return x.astype(dtype), None, chosen
+      if own is not None:
+        chosen.append(own)
+    return x.astype(dtype), None, jnp.concatenate(chosen) if chosen else None
 
   def run_self(
       self, params: PyTree, tokens_BxL: jax.Array, mask_BxL: jax.Array
@@ -359,7 +407,7 @@ class _Forward:
           self.config, parts, q, k, v, mask, window, sinks
       )
 
-    def attend(q, k, v, sinks, layer):
+    def attend(q, k, v, sinks, layer: _Layer):
       out = self.by_window(layer, attend_within, q, k, v, sinks)
       return out, {"k": k, "v": v}
 
@@ -367,11 +415,15 @@ class _Forward:
         delta.over_rows, self.config, packed.whole(mask), False
     )
     x_BxLxD = module.embed_tokens(tokens_BxL, positions_BxL)
+    inputs_Nx = module.layer_inputs(tokens_BxL, x_BxLxD)
     x_BxLxD, kept, chosen = self.run_blocks(
-        params, x_BxLxD, tables, attend, recur
+        params, x_BxLxD, tables, attend, recur, inputs_Nx
     )
-    if self.config.num_experts and isinstance(params, DecodeParams):
-      kept = [{**kv, "routes": routes} for kv, routes in zip(kept, chosen)]
+    if isinstance(params, DecodeParams):
+      kept = [
+          kv if routes is None else {**kv, "routes": routes}
+          for kv, routes in zip(kept, chosen)
+      ]
     cache = {"layers": kept}
     if self.config.sliding_window:
       cache["position"] = positions_BxL
@@ -417,7 +469,7 @@ class _Forward:
           self.config, parts, q, k, v, places, window, sinks
       )
 
-    def attend(*inputs, layer):
+    def attend(*inputs, layer: _Layer):
       return self.by_window(layer, attend_within, *inputs), None
 
     recur = functools.partial(delta.over_rows, self.config, places, True)
@@ -426,12 +478,15 @@ class _Forward:
     inputs_RxL = parts.place(inputs_RxL, "batch", "length")
     x_RxLxD = module.embed_tokens(inputs_RxL, places.position)
     x_RxLxD = parts.place(x_RxLxD, "batch", "length")
+    inputs_Nx = module.layer_inputs(inputs_RxL, x_RxLxD)
+    if inputs_Nx is not None:
+      inputs_Nx = parts.place(inputs_Nx, None, "batch", "length")
     routes_NxRxLxA = None
     if routes is not None:
       fed = packed.fed(rows, routes.prompts, routes.completions)
       routes_NxRxLxA = jnp.moveaxis(fed, 2, 0)
     x_RxLxD, _, chosen_NxRxLxA = self.run_blocks(
-        params, x_RxLxD, tables, attend, recur, routes_NxRxLxA
+        params, x_RxLxD, tables, attend, recur, inputs_Nx, routes_NxRxLxA
     )
 
     def predicting(x_RxLx: jax.Array) -> jax.Array:
@@ -561,17 +616,25 @@ class _Forward:
     )
     layers, routes = [], []
     x = module.embed_tokens(tokens, positions)
+    inputs_Nx = module.layer_inputs(tokens, x)
     updates = [updates[window] for window in self.config.windows]
+    sources = self.config.kv_sources
     is_fed = cache_lib.writes(updates[0])
     for n, layer_params in enumerate(decode_params.layers):
       layer = [b["layers"][n] for b in cache]
-      attend = functools.partial(attend_fn, layer, updates[n])
+      # The columns of a source may still have to be written.
+      read = layer if sources[n] == n else layers[sources[n]]
+      attend = functools.partial(attend_fn, read, updates[n])
       recur = functools.partial(
           cache_lib.recur, self.config, layer, is_fed, recur_fn
       )
-      block, own = self.block(n, layer_params), self.tables_of(n, tables)
-      x, layer, chosen = block(x, own, attend, n, recur=recur)
-      layers.append(layer)
+      block = self.block(n, layer_params)
+      own = self.tables_of(_Layer(n, n), tables)
+      own_input = None if inputs_Nx is None else inputs_Nx[n]
+      x, written, chosen = block(
+          *(x, own, attend, n, None, recur, own_input), absorbs=True
+      )
+      layers.append(written if sources[n] == n else layer)
       routes.append(chosen)
     x, layers = cache_lib.write_columns(x, layers, updates)
     layers = list(map(cache_lib.put_routes, layers, updates, routes))

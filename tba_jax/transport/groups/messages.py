@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages of the queue: their keys, fields and arrays.
 
-    q/P/SID/SEQ      searcher   block: the groups of one sampling round
+    q/P/SID/SEQ      searcher   block: groups that were finished together
     new/P/SID/SEQ    searcher   delivers the block: it is complete
     live/SID         searcher   lease, renewed while the searcher lives
     join/SLOT/N      searcher   order in which the processes of a slot started
-    work/SID         trainer    granted blocks and acknowledgements
+    work/SID         trainer    grants and acknowledgements
     ctl/stop         trainer    asks all searchers to leave
     status/run       trainer    live state, for people
     meta/trainer     trainer    lock: the directory whose trainer uses the store
@@ -290,8 +290,18 @@ def reject_reason(
   if (sampled & past).any() or not sampled.any(axis=1).all():
     return "mask"
   for experts in (group.routes, group.prompt_routes):
-    if experts is not None and experts.max(initial=0) >= num_experts:
+    if experts is None:
+      continue
+    if num_experts > 256:
+      experts = np.ascontiguousarray(experts).view("<u2")
+    if experts.max(initial=0) >= num_experts:
       return "routes"
+  if group.kept_ids is not None:
+    kept, tokens = group.kept_ids, group.completion_tokens[..., None]
+    if (kept < -1).any() or (kept >= vocab_size).any():
+      return "kept_ids"
+    if (sampled & ~(kept == tokens).any(axis=-1)).any():
+      return "kept_ids"
   for tokens in (group.completion_tokens, group.prompt_tokens):
     if (tokens < 0).any() or (tokens >= vocab_size).any():
       return "token"

@@ -218,9 +218,9 @@ class ReplayService:
     """Returns the batch of a step that has begun."""
     return self.buffer.draw(num_prompts, num_completions, step)
 
-  def mark_trained(self, draw: types.Draw) -> None:
+  def mark_drawn(self, draw: types.Draw) -> None:
     """Counts the drawn completions as used."""
-    self.ledger.train_first(self.buffer.mark_trained(draw.ids))
+    self.ledger.train_first(self.buffer.mark_drawn(draw.ids))
 
   def get_state(self) -> dict[str, Any]:
     """Returns the state for a checkpoint; "applied" is the prefix's end."""

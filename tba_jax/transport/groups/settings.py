@@ -47,8 +47,9 @@ SETTINGS = {
             "in lockstep (config.search.lockstep) it pins the version of every"
             " prompt",
             lambda old, new: new["search.lockstep"])),
-    "search.wait_for_fresh": _s(True, rules.FLAG, "True: step t waits for its"
-        " own fresh prompts, or where searchers run free, every"
+    "search.wait_for_fresh": _s(True, rules.FLAG, "True: step t waits until"
+        " the fresh prompts of steps 0 to t have arrived (unless in lockstep,"
+        " any as many), or where searchers run free, every"
         " publish.every_steps for all that they have in work; False: the"
         " trainer draws from the buffer as it is",
         fixed="what has arrived is counted with it from step 0"),

@@ -323,6 +323,45 @@ class AdapterTest(parameterized.TestCase):
     expected = jax.nn.log_softmax(_logits(model, merged))
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
+  @parameterized.parameters(
+      ("all", "all-linear", tiny_model.STATES),
+      # For experts peft has another format.
+      (
+          "q,o,in_qkvz,in_ba,out",
+          ["q_proj", "in_proj_qkvz", "in_proj_ba", "shared_expert_gate"],
+          tiny_model.SPARSE,
+      ),
+  )
+  @absltest.skipIf(peft is None, "peft or torch is not installed")
+  @pytest.mark.slow
+  def test_delta_nets_have_the_adapters_of_peft(self, ours, theirs, family):
+    model, _, merged = self.make(ours, **family)
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    logprobs = lambda theirs: (
+        theirs(torch.tensor(_TOKENS)).logits.log_softmax(-1).detach().numpy()
+    )
+    loaded = peft.PeftModel.from_pretrained(
+        load(self.folder / "base"), self.folder / "adapter"
+    )
+    own = lambda params: jax.nn.log_softmax(_logits(model, params))
+    np.testing.assert_allclose(logprobs(loaded), own(merged), atol=1e-4)
+    params = hf.load(self.folder / "adapter")[1]
+    chex.assert_trees_all_close(params, merged, rtol=1e-6, atol=1e-7)
+    torch.manual_seed(0)
+    settings = peft.LoraConfig(
+        r=3, init_lora_weights=False, target_modules=theirs,
+        task_type="CAUSAL_LM",
+    )  # fmt: skip
+    loaded = peft.get_peft_model(load(self.folder / "base"), settings)
+    loaded.save_pretrained(self.folder / "theirs")
+    names = safetensors.numpy.load_file(
+        self.folder / "theirs" / adapter_folder.WEIGHTS
+    )
+    self.assertTrue(any("linear_attn.in_proj" in name for name in names))
+    params = hf.load(self.folder / "theirs")[1]
+    np.testing.assert_allclose(logprobs(loaded), own(params), atol=1e-4)
+    self.assertGreater(np.abs(own(params) - own(merged)).max(), 0.01)
+
   @parameterized.product(
       family=("llama", "gpt2", "gpt_neox"), use_rslora=(False, True)
   )

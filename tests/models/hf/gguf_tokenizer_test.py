@@ -131,6 +131,32 @@ class GgufTokenizerTest(parameterized.TestCase):
     ours, _ = gguf_tokenizer.make(keys)
     self.assert_same(ours, theirs, 300)
 
+  def test_runs_of_blanks_defined_by_user_are_whole_tokens(self):
+    """Gemma's, which a file spells as spaces."""
+    runs = [_SPACE * count for count in range(2, 6)]
+    theirs = _sentencepiece(prefix=False)
+    file = json.loads(theirs.to_str())
+    model = file["model"]
+    first = len(model["vocab"])
+    model["vocab"] |= {token: first + i for i, token in enumerate(runs)}
+    # They are formed first, from the longest first part: so runs grow.
+    pairs = [(run[:at], run[at:]) for run in runs for at in range(1, len(run))]
+    pairs.sort(key=lambda pair: (len(pair[0]), len(pair[1])), reverse=True)
+    model["merges"] = [*pairs, *model["merges"]]
+    theirs = tokenizers.Tokenizer.from_str(json.dumps(file))
+    keys = _convert(theirs, "default", add_bos_token=False)
+    keys["tokenizer.ggml.add_space_prefix"] = False
+    for name, value in (("tokens", None), ("token_type", 4), ("scores", -1e3)):
+      values = keys[f"tokenizer.ggml.{name}"]
+      for run in runs:
+        at = theirs.token_to_id(run)
+        values[at] = run.replace(_SPACE, " ") if value is None else value
+    ours, _ = gguf_tokenizer.make(keys)
+    self.assert_same(ours, theirs)
+    tokens = ours.encode(f"a{' ' * 12}b").tokens
+    self.assertEqual(tokens[1:-1], [runs[-1], runs[-1], runs[0]])
+    self.assertEqual(ours.token_to_id(runs[0]), theirs.token_to_id(runs[0]))
+
   def test_prefix_behind_special_tokens(self):
     ours, _ = gguf_tokenizer.make(_convert(_sentencepiece(), "default"))
     tokens = ours.encode("<|turn|>the\n<|turn|> the").tokens

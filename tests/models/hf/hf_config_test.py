@@ -10,7 +10,8 @@ v0.1 and v0.3 (its Instruct's), Pythia 1B (not the deduped one's), GPT-2, MiniLM
 and SmolLM2 135M.
 SmolLM3 3B has the keys and values of a public test of its config.json. OLMo 3
 7B Instruct and 32B Think are taken from a public survey, their token ids from
-their tokenizer. Ministral 3 and Qwen3.5 are put together from public code.
+their tokenizer. Ministral 3, Qwen3.5 and Qwen3-Next are put together from
+public code.
 The larger Qwen2.5 base, Math and distilled models have the keys of
 R1-Distill-Qwen 7B, the other Pythias those of the 1B. Gemma 3 1B, rho-math,
 Llama Guard 3 and the RoBERTa classifier have those of copies on the hub that
@@ -24,6 +25,7 @@ import inspect
 import json
 import pathlib
 import re
+import types
 
 from absl.testing import parameterized
 import transformers
@@ -59,6 +61,9 @@ _LLAMA = {
 _QWEN = {**_LLAMA, "model_type": "qwen3", "rope_theta": 5000.0}
 _MOE = _PUBLISHED["Qwen/Qwen3-30B-A3B"]
 _OSS = _PUBLISHED["openai/gpt-oss-20b"]
+_DEEPSEEK = _PUBLISHED["deepseek-ai/DeepSeek-V3"]
+_GLM = _PUBLISHED["zai-org/GLM-4.5-Air"]
+_KIMI = _PUBLISHED["moonshotai/Kimi-K2-Instruct"]
 _SMOL = _PUBLISHED["HuggingFaceTB/SmolLM3-3B"]
 _OLMO = _PUBLISHED["allenai/Olmo-3-7B-Instruct"]
 # The multimodal model's, without the sizes of its vision tower.
@@ -162,7 +167,159 @@ _QWEN3_5 = {
     "vision_end_token_id": 248054,
     "vision_start_token_id": 248053,
 }  # fmt: skip
+GEMMA4_SHAPE = dict(
+    num_layers=4,
+    sliding_window=9,
+    global_layers=(False, True, False, True),
+    global_head_dim=24,
+    local_rope_theta=7.0,
+    rope_theta=99.0,
+    rope_type="proportional",
+    rotary_fraction=0.5,
+    activation="gelu_new",
+)
+# E2B; see `GEMMA4_31B` for 31B.
+GEMMA4 = {
+    "architectures": ["Gemma4ForConditionalGeneration"],
+    "audio_config": {"model_type": "gemma4_audio"},
+    "audio_token_id": 258881,
+    "boa_token_id": 256000,
+    "boi_token_id": 255999,
+    "dtype": "bfloat16",
+    "eoa_token_id": 258883,
+    "eoa_token_index": 258883,
+    "eoi_token_id": 258882,
+    "eos_token_id": [1, 106],
+    "image_token_id": 258880,
+    "initializer_range": 0.02,
+    "model_type": "gemma4",
+    "text_config": {
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "attention_k_eq_v": False,
+        "bos_token_id": 2,
+        "dtype": "bfloat16",
+        "enable_moe_block": False,
+        "eos_token_id": 1,
+        "final_logit_softcapping": 30.0,
+        "global_head_dim": 512,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 1536,
+        "hidden_size_per_layer_input": 256,
+        "initializer_range": 0.02,
+        "intermediate_size": 6144,
+        "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
+        "max_position_embeddings": 131072,
+        "model_type": "gemma4_text",
+        "moe_intermediate_size": None,
+        "num_attention_heads": 8,
+        "num_experts": None,
+        "num_global_key_value_heads": None,
+        "num_hidden_layers": 35,
+        "num_key_value_heads": 1,
+        "num_kv_shared_layers": 20,
+        "pad_token_id": 0,
+        "rms_norm_eps": 1e-06,
+        "rope_parameters": {
+            "full_attention": {
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1000000.0,
+                "rope_type": "proportional",
+            },
+            "sliding_attention": {
+                "rope_theta": 10000.0,
+                "rope_type": "default",
+            },
+        },
+        "sliding_window": 512,
+        "tie_word_embeddings": True,
+        "top_k_experts": None,
+        "use_bidirectional_attention": None,
+        "use_cache": True,
+        "use_double_wide_mlp": True,
+        "vocab_size": 262144,
+        "vocab_size_per_layer_input": 262144,
+    },
+    "tie_word_embeddings": True,
+    "transformers_version": "5.5.0.dev0",
+    "video_token_id": 258884,
+    "vision_config": {"model_type": "gemma4_vision"},
+    "vision_soft_tokens_per_image": 280,
+}
+GEMMA4_31B = {
+    **GEMMA4,
+    "audio_config": None,
+    "text_config": {
+        **GEMMA4["text_config"],
+        "attention_k_eq_v": True,
+        "hidden_size": 5376,
+        "hidden_size_per_layer_input": 0,
+        "intermediate_size": 21504,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10,
+        "max_position_embeddings": 262144,
+        "num_attention_heads": 32,
+        "num_global_key_value_heads": 4,
+        "num_hidden_layers": 60,
+        "num_key_value_heads": 16,
+        "num_kv_shared_layers": 0,
+        "sliding_window": 1024,
+        "use_bidirectional_attention": "vision",
+        "use_double_wide_mlp": False,
+    },
+}
+GEMMA4_26B = {
+    **GEMMA4_31B,
+    "text_config": {
+        **GEMMA4_31B["text_config"],
+        "enable_moe_block": True,
+        "hidden_size": 2816,
+        "intermediate_size": 2112,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5,
+        "moe_intermediate_size": 704,
+        "num_attention_heads": 16,
+        "num_experts": 128,
+        "num_global_key_value_heads": 2,
+        "num_hidden_layers": 30,
+        "num_key_value_heads": 8,
+        "top_k_experts": 8,
+    },
+}
+_QWEN3_5_MOE = {
+    **_QWEN3_5,
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+    "language_model_only": False,
+    "model_type": "qwen3_5_moe",
+    "text_config": {
+        **{k: v for k, v in _QWEN3_5["text_config"].items()
+           if k != "intermediate_size"},
+        "bos_token_id": 248044,
+        "hidden_size": 2048,
+        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 10,
+        "model_type": "qwen3_5_moe_text",
+        "moe_intermediate_size": 512,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "output_gate_type": "swish",
+        "output_router_logits": False,
+        "pad_token_id": None,
+        "partial_rotary_factor": 0.25,
+        "router_aux_loss_coef": 0.001,
+        "shared_expert_intermediate_size": 512,
+    },
+    "vision_config": {"depth": 27, "model_type": "qwen3_5_moe"},
+}  # fmt: skip
+_NEXT = _PUBLISHED["Qwen/Qwen3-Next-80B-A3B-Instruct"]
 _CLASSIFIER = "LlamaForSequenceClassification"
+
+
+def _class_of(hf):
+  """Returns transformers' class for a config.json; Kimi K2 is DeepSeek-V3."""
+  kind = hf["model_type"]
+  kind = "deepseek_v3" if kind == "kimi_k2" else kind
+  return transformers.CONFIG_MAPPING[kind]
 
 
 class PublishedTest(parameterized.TestCase):
@@ -171,7 +328,7 @@ class PublishedTest(parameterized.TestCase):
       (name.replace("/", "_"), hf) for name, hf in _PUBLISHED.items()
   )
   def test_reads_what_transformers_reads(self, hf):
-    theirs = transformers.CONFIG_MAPPING[hf["model_type"]](**hf)
+    theirs = _class_of(hf)(**hf)
     if hf["model_type"] in encoder.FAMILIES:
       config = encoder.encoder_config_from_hf(hf)
       epsilon = theirs.layer_norm_eps
@@ -226,7 +383,7 @@ class PublishedTest(parameterized.TestCase):
     read = hf_config.from_hf
     if hf["model_type"] in encoder.FAMILIES:
       read = encoder.encoder_config_from_hf
-    theirs = transformers.CONFIG_MAPPING[hf["model_type"]](**hf)
+    theirs = _class_of(hf)(**hf)
     saved = json.loads(theirs.to_json_string())
     self.assertNotEqual(saved, hf)
     self.assertEqual(read(saved), read(hf))
@@ -256,6 +413,11 @@ class PublishedTest(parameterized.TestCase):
   @parameterized.parameters(*family_lib.FAMILIES)
   def test_defaults_are_those_of_transformers(self, family):
     theirs = transformers.CONFIG_MAPPING[family]()
+    if family == "gemma4_text":
+      # Its class keeps the shape of global layers apart.
+      width = theirs.per_layer_config[5].head_dim
+      settings = {**theirs.to_dict(), "global_head_dim": width}
+      theirs = types.SimpleNamespace(**settings)
     for name, _, default in family_lib.FAMILIES[family].keys.values():
       if default is not ... and default is not None:
         self.assertEqual(default, getattr(theirs, name), name)
@@ -337,7 +499,10 @@ class EverySettingTest(parameterized.TestCase):
   """Settings of the families' classes: ignored, or a wrong value refused."""
 
   @parameterized.parameters(
+      ("deepseek_v3", _DEEPSEEK),
       ("gemma3_text", _PUBLISHED["google/gemma-3-1b-it"]),
+      ("gemma4_text", hf_config.language_model(GEMMA4)),
+      ("glm4_moe", _GLM),
       ("gpt2", _GPT2),
       ("gpt_neox", _NEOX),
       ("gpt_oss", _OSS),
@@ -348,6 +513,8 @@ class EverySettingTest(parameterized.TestCase):
       ("qwen2", _PUBLISHED["Qwen/Qwen2.5-0.5B"]),
       ("qwen3", _PUBLISHED["Qwen/Qwen3-0.6B"]),
       ("qwen3_5_text", hf_config.language_model(_QWEN3_5)),
+      ("qwen3_5_moe_text", hf_config.language_model(_QWEN3_5_MOE)),
+      ("qwen3_next", _NEXT),
       ("qwen3_moe", _PUBLISHED["Qwen/Qwen3-30B-A3B"]),
       ("smollm3", _PUBLISHED["HuggingFaceTB/SmolLM3-3B"]),
       ("bert", _PUBLISHED["sentence-transformers/all-MiniLM-L6-v2"]),
@@ -358,7 +525,7 @@ class EverySettingTest(parameterized.TestCase):
     read, names = hf_config.from_hf, _settings_of_class(family)
     # Settings of a scalar head, which this file has not.
     names -= {"id2label", "num_labels"}
-    if family.startswith(("qwen", "smollm")) and family != "qwen3_5_text":
+    if family.startswith(("qwen", "smollm")) and "_5_" not in family:
       names -= {"sliding_window"}  # Only with use_sliding_window, refused.
     if family in encoder.FAMILIES:
       read = encoder.encoder_config_from_hf
@@ -494,12 +661,93 @@ class EverySettingTest(parameterized.TestCase):
       ("allenai/Olmo-3-7B-Instruct", 7.298),
       ("allenai/Olmo-3-32B-Think", 32.234),
       ("Ministral 3 8B", 8.490),
+      ("Qwen3.5 35B A3B", 34.661),
+      ("Qwen/Qwen3-Next-80B-A3B-Instruct", 79.674),
+      # Without multi-token prediction; the papers have 671B and 1T.
+      ("deepseek-ai/DeepSeek-V3", 671.026),
+      ("moonshotai/Kimi-K2-Instruct", 1026.408),
+      ("zai-org/GLM-4.5-Air", 106.852),
+      # Without towers, which have 0.5B of the 5.1B.
+      ("Gemma 4 E2B", 4.629),
+      ("Gemma 4 31B", 30.697),
   )
   def test_sizes_are_those_of_the_published_models(self, name, billions):
-    hf = {**_PUBLISHED, "Ministral 3 8B": _MINISTRAL}[name]
+    others = {
+        "Ministral 3 8B": _MINISTRAL, "Qwen3.5 35B A3B": _QWEN3_5_MOE,
+        "Gemma 4 E2B": GEMMA4, "Gemma 4 31B": GEMMA4_31B,
+    }  # fmt: skip
+    hf = {**_PUBLISHED, **others}[name]
     config = hf_config.from_hf(hf_config.language_model(hf))
     size = hf_names.num_params(config) / 1e9
     self.assertAlmostEqual(size, billions, delta=0.001)
+
+  @parameterized.parameters((GEMMA4,), (GEMMA4_31B,), (GEMMA4_26B,))
+  def test_reads_gemma_4_as_transformers_does(self, hf):
+    read = lambda hf: hf_config.from_hf(hf_config.language_model(hf))
+    config, theirs = read(hf), transformers.Gemma4Config(**hf)
+    saved = json.loads(theirs.to_json_string())
+    self.assertIn("per_layer_config", saved["text_config"])
+    self.assertEqual(read(saved), config)
+    text = theirs.text_config
+    for n, theirs in enumerate(text.per_layer_config):
+      heads = theirs.num_key_value_heads, theirs.head_dim
+      self.assertEqual(config.kv_shape(n), heads)
+    modes = [mode == "reuse" for mode in text.kv_sharing_modes]
+    own = list(range(config.num_layers))
+    self.assertEqual([n != m for n, m in zip(config.kv_sources, own)], modes)
+    self.assertEqual(text.final_logit_softcapping, config.logit_cap)
+    # What the class leaves out has its defaults.
+    plain = json.loads(transformers.Gemma4TextConfig().to_json_string())
+    self.assertEqual(hf_config.from_hf({"model_type": "gemma4_text"}),
+                     hf_config.from_hf(plain))  # fmt: skip
+
+  def test_gemma_4_saved_by_transformers_has_settings_of_its_layers_alone(self):
+    hf = hf_config.language_model(GEMMA4_31B)
+    layers = {str(n): {"head_dim": 256} for n in range(5, 60, 6)}
+    hf = {**hf, "per_layer_config": layers}
+    theirs = transformers.Gemma4TextConfig(**hf).per_layer_config[5]
+    self.assertEqual(
+        hf_config.from_hf(hf).kv_shape(5),
+        (theirs.num_key_value_heads, theirs.head_dim),
+    )
+
+  def test_shared_layers_read_last_own_layer_of_their_type(self):
+    config = hf_config.from_hf(hf_config.language_model(GEMMA4))
+    self.assertEqual(config.kv_sources[:15], tuple(range(15)))
+    self.assertEqual(config.kv_sources[15:], (13, 13, 13, 13, 14) * 4)
+    # 12 local layers with a head of 256 and 3 global ones with one of 512.
+    self.assertEqual(config.cached_numbers, 2 * (12 * 256 + 3 * 512))
+    self.assertEqual(config.num_own_layers, 15)
+
+  @parameterized.parameters(
+      (dict(enable_moe_block=True), "num_experts and top_k_experts must be 1"),
+      (dict(enable_moe_block=True, num_experts=8, top_k_experts=2,
+            moe_intermediate_size=64), "without experts, the last"),
+      (dict(use_bidirectional_attention="all"), "use_bidirectional_attention"),
+      (dict(vocab_size_per_layer_input=7), "vocab_size_per_layer_input=7"),
+      (dict(num_kv_shared_layers=35), "num_shared_layers=35"),
+      (dict(num_kv_shared_layers=31), "num_shared_layers=31"),
+      (dict(num_kv_shared_layers=-1), "num_shared_layers=-1"),
+      (dict(global_head_dim=15), "global_head_dim=15"),
+      (dict(sliding_window=0), "sliding_window=0"),
+      (dict(rope_theta=5.0), "rope_theta=5.0 is an unknown setting"),
+      (dict(attn_logit_softcapping=5.0), "attn_logit_softcapping=5.0"),
+      (dict(per_layer_config={"3": {"head_dim": 8}}), "per_layer_config"),
+      (dict(per_layer_config={"4": {"head_dim": 8}}), "per_layer_config"),
+      (dict(per_layer_config={str(n): {"num_key_value_heads": 2}
+                              for n in range(4, 35, 5)}), "per_layer_config"),
+      (dict(attention_k_eq_v=True, num_global_key_value_heads=3),
+       "global_kv_heads=3"),
+      (dict(rope_parameters={"full_attention":
+       {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}}),
+       "partial_rotary_factor=1.0, or rope_type='proportional'"),
+      (dict(rope_parameters={"sliding_attention":
+       {"rope_type": "proportional"}}), "proportional"),
+  )  # fmt: skip
+  def test_refuses_other_gemma_4(self, changes, named):
+    hf = hf_config.language_model(GEMMA4)
+    with self.assertRaisesRegex(ValueError, named):
+      hf_config.from_hf({**hf, **changes})
 
   def test_reads_delta_nets_as_transformers_does(self):
     theirs = transformers.Qwen3_5Config(**_QWEN3_5).text_config
@@ -533,6 +781,99 @@ class EverySettingTest(parameterized.TestCase):
     hf = hf_config.language_model(_QWEN3_5)
     with self.assertRaisesRegex(ValueError, named):
       hf_config.from_hf({**hf, **changes})
+
+  def test_reads_experts_of_qwen3_5_as_transformers_does(self):
+    theirs = transformers.Qwen3_5MoeConfig(**_QWEN3_5_MOE).text_config
+    read = lambda hf: hf_config.from_hf(hf_config.language_model(hf))
+    config = read(_QWEN3_5_MOE)
+    saved = json.loads(theirs.to_json_string())
+    self.assertEqual(read(saved), dataclasses.replace(config, stop_ids=()))
+    self.assertEqual(
+        (config.mlp_width, config.shared_expert_width, config.norm_router),
+        (theirs.moe_intermediate_size, 512, True),
+    )
+    self.assertEqual(config.kinds[3], ("attention", "mlp", "shared_mlp"))
+    plain = json.loads(transformers.Qwen3_5MoeTextConfig().to_json_string())
+    self.assertEqual(
+        hf_config.from_hf({"model_type": "qwen3_5_moe_text"}),
+        hf_config.from_hf(plain),
+    )
+
+  @parameterized.parameters(
+      (dict(mlp_only_layers=[1, 3]), {1, 3}),
+      (dict(decoder_sparse_step=2), {0, 2}),
+      (dict(decoder_sparse_step=2, mlp_only_layers=[1]), {0, 1, 2}),
+      (dict(mlp_only_layers=[7]), set()),
+      (dict(mlp_only_layers=None), set()),
+  )
+  def test_reads_layers_without_experts_as_transformers_does(
+      self, settings, dense
+  ):
+    for hf, family in ((_NEXT, "qwen3_next"), (_MOE, "qwen3_moe")):
+      small = dict(num_experts=4, num_experts_per_tok=1, hidden_size=8,
+                   vocab_size=8, head_dim=2, moe_intermediate_size=2,
+                   intermediate_size=2, num_hidden_layers=4)  # fmt: skip
+      config = hf_config.from_hf({**hf, **small, **settings})
+      is_dense = config.dense_layers or (False,) * 4
+      self.assertEqual({n for n in range(4) if is_dense[n]}, dense, family)
+      self.assertEqual(config.num_expert_layers, 4 - len(dense))
+      again = hf_config.from_hf(hf_config.to_hf(config))
+      self.assertEqual(again, config)
+
+  def test_reads_latents_as_transformers_does(self):
+    without = {k: v for k, v in _DEEPSEEK.items() if k != "auto_map"}
+    theirs = transformers.DeepseekV3Config(**without)
+    saved = json.loads(theirs.to_json_string())
+    config = hf_config.from_hf(_DEEPSEEK)
+    self.assertEqual(hf_config.from_hf(saved), config)
+    self.assertEqual((config.head_dim, config.rotary_dim), (192, 64))
+    # 1,152 bytes in bfloat16; keys and values of all heads have 81,920.
+    self.assertEqual(config.cached_numbers, 61 * (512 + 64))
+    self.assertEqual(config.kinds[2:4], (
+        ("attention", "dense_mlp"), ("attention", "mlp", "shared_mlp")
+    ))  # fmt: skip
+    # The technical report has 37B active params, with embeddings.
+    active = (hf_names.num_params(config) - config.idle_params) / 1e9
+    self.assertAlmostEqual(active, 37.5, delta=0.1)
+    # Null is no latent of queries, and what the class leaves out has defaults.
+    plain = json.loads(transformers.DeepseekV3Config().to_json_string())
+    default = hf_config.from_hf({"model_type": "deepseek_v3"})
+    self.assertEqual(hf_config.from_hf(plain), default)
+    self.assertEqual(default.query_rank, 1536)
+    config = hf_config.from_hf({**_DEEPSEEK, "q_lora_rank": None})
+    self.assertEqual(config.query_rank, 0)
+    self.assertIsNone(hf_config.to_hf(config)["q_lora_rank"])
+
+  def test_kimi_k2_is_read_and_written_as_deepseek_v3(self):
+    config = hf_config.from_hf(_KIMI)
+    self.assertEqual(config.family, "deepseek_v3")
+    self.assertEqual((config.num_experts, config.num_dense_layers), (384, 1))
+    saved = hf_config.to_hf(config)
+    self.assertEqual(saved["model_type"], "deepseek_v3")
+    self.assertEqual(hf_config.from_hf(saved), config)
+
+  @parameterized.parameters(
+      (dict(rope_interleave=False), "rope_interleave"),
+      (dict(scoring_func="softmax"), "scoring_func"),
+      (dict(topk_method="group_limited_greedy"), "topk_method"),
+      (dict(moe_layer_freq=2), "moe_layer_freq"),
+      (dict(head_dim=128), "head_dim=128"),
+      (dict(qk_head_dim=128), "qk_head_dim=128"),
+      (dict(num_key_value_heads=8), "num_kv_heads=8"),
+      (dict(n_group=3), "num_expert_groups=3"),
+      (dict(n_group=256, topk_group=8), "num_expert_groups=256"),
+      (dict(topk_group=9), "groups_per_token=9"),
+      (dict(n_group=128, topk_group=2), "groups_per_token=2"),
+      (dict(first_k_dense_replace=61), "first_k_dense_replace=61"),
+      (dict(n_shared_experts=-1), "n_shared_experts=-1"),
+      (dict(kv_lora_rank=0), "latent_rank=0"),
+      (dict(v_head_dim=0), "value_dim=0"),
+      (dict(qk_rope_head_dim=7), "rope_dim=7"),
+      (dict(quantization_config={"quant_method": "awq"}), "awq"),
+  )
+  def test_refuses_other_latents_and_routers(self, changes, named):
+    with self.assertRaisesRegex(ValueError, named):
+      hf_config.from_hf({**_DEEPSEEK, **changes})
 
   def test_null_is_no_setting(self):
     hf = {**_LLAMA, "quantization_config": None, "novelty": None}
@@ -606,8 +947,14 @@ class FromHfTest(parameterized.TestCase):
       (_QWEN, "use_mrope", True),
       (_QWEN, "layer_types", ["full_attention", "sliding_attention"]),
       (_QWEN, "head_dim", "wide"),
-      (_MOE, "decoder_sparse_step", 2),
-      (_MOE, "mlp_only_layers", [1]),
+      (_MOE, "decoder_sparse_step", 0),
+      (_MOE, "decoder_sparse_step", 49),
+      (_MOE, "mlp_only_layers", [-1]),
+      (_MOE, "mlp_only_layers", [*range(48)]),
+      (_NEXT, "shared_expert_intermediate_size", "wide"),
+      (hf_config.language_model(_QWEN3_5_MOE), "mlp_only_layers", [1]),
+      (hf_config.language_model(_QWEN3_5_MOE), "norm_topk_prob", False),
+      (hf_config.language_model(_QWEN3_5_MOE), "output_gate_type", "sigmoid"),
       (_MOE, "num_local_experts", 64),
       (_OLMO, "sliding_window", None),
       (_OLMO, "sliding_window_pattern", 4),
@@ -838,12 +1185,28 @@ class ToHfTest(parameterized.TestCase):
       ("qwen3_5_text", {}),
       ("qwen3_moe", dict(num_experts=6, experts_per_token=3, norm_router=False,
                          dense_mlp_width=96)),
+      ("qwen3_moe", dict(num_experts=6, experts_per_token=3,
+                         dense_layers=(False, True))),
+      ("qwen3_5_moe_text", dict(num_experts=6, experts_per_token=3,
+                                shared_expert_width=7,
+                                delta_layers=(False, True))),
+      ("qwen3_next", dict(num_experts=6, experts_per_token=3, delta_taps=3,
+                          shared_expert_width=7, norm_router=False,
+                          dense_layers=(True, False), dense_mlp_width=9)),
       ("gemma3_text", dict(sliding_window=9, activation="gelu_new",
                            score_dim=16)),
       ("gemma3_text", dict(global_layers=(True, False), sliding_window=9,
                            score_dim=12, rope_theta=99.0, rope_type="linear",
                            rope_factor=8.0, local_rope_theta=7.0)),
       ("gemma3_text", dict(sliding_window=0, score_dim=8)),
+      ("gemma4_text", dict(GEMMA4_SHAPE, layer_input_width=8,
+                           num_shared_layers=2, dense_mlp_width=96,
+                           dense_layers=(False, False, True, True))),
+      ("gemma4_text", dict(GEMMA4_SHAPE, global_kv_heads=1, logit_cap=9.0,
+                           keys_as_values=True, rope_factor=3.0)),
+      ("gemma4_text", dict(GEMMA4_SHAPE, rope_type="yarn", rope_factor=2.0,
+                           rotary_fraction=1.0, attention_bias=True,
+                           global_layers=(False, True, True, True))),
       ("gpt_oss", dict(num_experts=6, experts_per_token=3, sliding_window=9,
                        global_layers=(True, False), attention_bias=True,
                        swiglu_alpha=1.5, swiglu_limit=3.0, rope_type="yarn",
@@ -866,6 +1229,8 @@ class ToHfTest(parameterized.TestCase):
       ("gpt_neox", dict(activation="gelu_new", attention_bias=True,
                         parallel_residual=True, rotary_fraction=0.25,
                         rope_theta=50.0, rope_type="linear", rope_factor=2.0)),
+      ("deepseek_v3", hf_case.DEEPSEEK),
+      ("glm4_moe", hf_case.GLM),
       ("gpt2", dict(activation="gelu_new", tie_embeddings=True)),
       ("gpt2", dict(activation="relu", scale_attention=False,
                     scale_attention_by_layer=True)),
@@ -873,7 +1238,7 @@ class ToHfTest(parameterized.TestCase):
   def test_writes_each_family_and_reads_it_back(self, family, changes):
     if not family_lib.FAMILIES[family].has_grouped_heads:
       changes = dict(num_kv_heads=4, head_dim=8) | changes
-    config = hf_case.make_config(family=family, **changes)
+    config = hf_case.make_config(**(dict(family=family) | changes))
     found = hf_config.to_hf(config)
     self.assertEqual(found["model_type"], family)
     self.assertEqual(hf_config.from_hf(found), config)

@@ -7,6 +7,7 @@ import math
 import pathlib
 from unittest import mock
 
+from absl import logging
 from absl.testing import parameterized
 import chex
 import jax
@@ -62,6 +63,27 @@ class RoundTripTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.folder = pathlib.Path(self.create_tempdir().full_path) / "a" / "model"
+
+  @parameterized.parameters("", "language_model.")
+  def test_keys_of_shared_layers_are_not_read(self, prefix):
+    config = _config(**hf_case.GEMMA4)
+    params = _params(config)
+    hf.save(self.folder, config, params)
+    path = self.folder / "model.safetensors"
+    tensors = {
+        name.replace("model.", f"model.{prefix}", 1): tensor
+        for name, tensor in safetensors.numpy.load_file(path).items()
+    }
+    # Published folders have them.
+    for name in ("k_proj", "v_proj", "k_norm"):
+      unread = f"model.{prefix}layers.3.self_attn.{name}.weight"
+      tensors[unread] = np.ones(3, np.float32)
+    safetensors.numpy.save_file(tensors, path)
+    chex.assert_trees_all_equal(hf.load(self.folder)[1], params)
+    tensors[f"model.{prefix}layers.2.self_attn.k_proj.bias"] = np.ones(3)
+    safetensors.numpy.save_file(tensors, path)
+    with self.assertRaisesRegex(ValueError, "unused tensor .*layers.2"):
+      hf.load(self.folder)
 
   @parameterized.parameters("language_model.model.", "model.language_model.")
   def test_reads_the_language_model_of_a_multimodal_one(self, prefix):
@@ -128,6 +150,36 @@ class RoundTripTest(parameterized.TestCase):
     self.assertEqual(loaded_config, config)
     chex.assert_trees_all_equal(loaded, params)
     chex.assert_trees_all_equal_dtypes(loaded, params)
+
+  @parameterized.parameters("qwen3_5_moe_text", "qwen3_next", "qwen3_moe")
+  def test_reads_experts_stacked_in_a_tensor(self, family):
+    """As Qwen3.5-MoE is published; multi-token prediction is not read."""
+    settings = next(s for s in hf_case.FAMILIES if s["family"] == family)
+    config = _config(**settings)
+    params = _params(config)
+    hf.save(self.folder, config, params)
+    path = self.folder / hf.WEIGHTS
+    tensors = safetensors.numpy.load_file(path)
+    for layer in config.expert_layers:
+      experts = f"model.layers.{layer}.mlp.experts"
+      stack = lambda name, experts=experts: np.stack(
+          [
+              tensors.pop(f"{experts}.{i}.{name}_proj.weight")
+              for i in range(config.num_experts)
+          ]
+      )
+      pair = np.concatenate([stack("gate"), stack("up")], axis=1)
+      tensors[f"{experts}.gate_up_proj"] = pair
+      tensors[f"{experts}.down_proj"] = stack("down")
+    has_others = family != "qwen3_moe"
+    if has_others:
+      tensors["mtp.layers.0.mlp.gate.weight"] = np.ones((4, 8), np.float32)
+    safetensors.numpy.save_file(tensors, path)
+    with self.assertLogs(level="INFO") as logs:
+      logging.info("a line")
+      chex.assert_trees_all_equal(hf.load(self.folder)[1], params)
+    named = [x for x in logs.output if "1 tensors are not read: mtp." in x]
+    self.assertLen(named, has_others)
 
   def test_a_stack_saved_without_its_head_loads(self):
     # GPT-2's own files leave "transformer." out of all names.

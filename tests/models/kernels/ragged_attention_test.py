@@ -162,6 +162,8 @@ class RaggedTest(parameterized.TestCase):
        dict(num_rows=1024, lengths=(512, 32768))),
       ("tpu", "needs a TPU v4 or later, this one is a TPU v3",
        dict(device_kind="TPU v3")),
+      ("tpu", "needs keys and values, the cache has latents",
+       dict(tiny_model.LATENTS, head_dim=10)),
   )  # fmt: skip
   def test_says_once_why_it_is_plain(self, platform, words, changes):
     ragged_attention.tell_choice.cache_clear()

@@ -261,6 +261,27 @@ class ChooseTest(parameterized.TestCase):
   def test_attention_without_a_mesh_is_plain(self):
     self.assertEqual(self._choose("splash", sequence.WHOLE), "plain")
 
+  def test_wide_heads_of_global_layers_alone_are_plain(self):
+    parts = _one_device("gpu", compute_capability="9.0")
+    wide = dict(compute_dtype="bfloat16", head_dim=256, global_head_dim=512)
+    model = tiny_model.SHARED | wide
+    config = tiny_model.make_model(**model).config
+    seen = []
+    own = lambda name: lambda *args, **kwargs: seen.append(name)
+    mask = np.ones((1, 2), bool)
+    with (
+        mock.patch.object(kernels, "attend_last", own("cudnn")),
+        mock.patch.object(kernels.attention, "attend_causal", own("plain")),
+        mock.patch.object(logging, "warning"),
+    ):
+      for head_dim in (256, 512):
+        q, k = (jnp.zeros((1, 2, *heads, head_dim)) for heads in ((2, 2), (2,)))
+        kernels.attend_causal(config, parts, q, k, k, mask, 0)
+    kernels.tell_choice.cache_clear()
+    self.assertEqual(seen, ["cudnn", "plain"])
+    with self.assertRaisesRegex(ValueError, "up to 256, it is 512"):
+      self._choose("cudnn", parts, **model)
+
   @parameterized.parameters(
       ("splash", "cpu", "'splash' needs a mesh of tpu, this one is of cpu"),
       ("cudnn", "tpu", "'cudnn' needs a mesh of gpu, this one is of tpu"),

@@ -95,12 +95,13 @@ class GroupedTest(parameterized.TestCase):
 
 class ExpertsTest(parameterized.TestCase):
 
-  @parameterized.parameters("qwen3_moe", "gpt_oss")
+  @parameterized.parameters("qwen3_moe", "gpt_oss", "deepseek_v3")
   def test_few_tokens_get_the_same_of_all_products(self, family):
     """As accelerators compute them; of all experts, and of some."""
-    config = hf_case.make_config(
-        family=family, num_experts=6, experts_per_token=3
-    )
+    shape = dict(family=family, num_experts=6, experts_per_token=3)
+    if family == "deepseek_v3":
+      shape = hf_case.DEEPSEEK | shape | dict(num_expert_groups=3)
+    config = hf_case.make_config(**shape)
     E, D, F = 6, config.width, config.mlp_width
     x, *arrays = _arrays(
         (2, 5, D), (E, D), (E,), (E, F, D), (E, F, D), (E, D, F), (E, F),
@@ -109,25 +110,57 @@ class ExpertsTest(parameterized.TestCase):
     router, kernels, biases = arrays[:2], arrays[2:5], arrays[5:]
     if family == "qwen3_moe":
       router, biases = (router[0], None), None
+    elif family == "deepseek_v3":
+      router, biases = (router[0], 0.2 * router[1]), None
     apply = jax.jit(
         functools.partial(experts._apply, config=config),
         static_argnames="platform",
     )
     of_all = functools.partial(
-        apply, x, None, router, kernels, biases, first_expert=0
+        apply, x, None, None, router, kernels, biases, first_expert=0
     )
     whole, chosen = of_all(platform="cpu")
     few, same = of_all(platform="gpu")
     np.testing.assert_allclose(few, whole, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(chosen, same, strict=True)
     for platform in ("cpu", "gpu"):
+      of_some = functools.partial(apply, platform=platform)
       pair = lambda i: jax.tree.map(lambda k: k[i : i + 2], (kernels, biases))
       parts = [
-          apply(x, None, router, *pair(i), first_expert=i, platform=platform)[0]
+          of_some(x, None, None, router, *pair(i), first_expert=i)[0]
           for i in range(0, E, 2)
       ]
       np.testing.assert_allclose(sum(parts), whole, rtol=1e-4, atol=1e-4)
       self.assertGreater(np.abs(parts[1]).max(), 1e-2)
+
+  @parameterized.product(
+      num_expert_groups=[1, 2, 4], groups_per_token=[1, 2], norm_router=[0, 1]
+  )
+  def test_sigmoid_routes_are_those_of_a_loop_over_tokens(self, **changes):
+    if changes["groups_per_token"] > changes["num_expert_groups"]:
+      return
+    changes["norm_router"] = bool(changes["norm_router"])
+    shape = hf_case.DEEPSEEK | dict(experts_per_token=2) | changes
+    config = hf_case.make_config(**shape)
+    E, G = 8, config.num_expert_groups
+    x, router, bias = _arrays((30, config.width), (E, config.width), (E,))
+    bias *= 0.3
+    weights, chosen = experts.route(x, 0.3 * router, config, bias_E=bias)
+    scores = 1 / (1 + np.exp(-0.3 * np.asarray(x, float) @ router.T))
+    counts = np.zeros(E)
+    for token, own in enumerate(scores):
+      biased = own + bias
+      best = [sum(sorted(group)[-2:]) for group in biased.reshape(G, -1)]
+      groups = np.argsort(best)[-config.groups_per_token :]
+      among = [e for e in range(E) if e * G // E in groups]
+      expected = sorted(among, key=lambda e: -biased[e])[:2]
+      np.testing.assert_array_equal(chosen[token], expected)
+      of_chosen = own[expected]
+      if config.norm_router:
+        of_chosen = of_chosen / of_chosen.sum()
+      np.testing.assert_allclose(weights[token], 1.7 * of_chosen, rtol=1e-4)
+      counts[expected] += 1
+    self.assertGreater(np.count_nonzero(counts), 2)
 
   def test_given_routes_take_the_place_of_the_choice(self):
     """Weights stay the router's, those of the chosen experts."""

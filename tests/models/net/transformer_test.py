@@ -241,6 +241,9 @@ class DecodeTest(parameterized.TestCase):
       dict(num_parts=1),
       dict(num_parts=2, num_kv_heads=4),
       dict(family="gpt_oss", num_parts=1, num_experts=4, experts_per_token=2),
+      dict(hf_case.DEEPSEEK, num_parts=1),
+      dict(hf_case.GEMMA4, num_parts=1),
+      dict(hf_case.GEMMA4, num_parts=2),
   )
   @pytest.mark.slow
   def test_decoding_equals_full_sequences(self, num_parts=None, **settings):
@@ -283,6 +286,10 @@ class DecodeTest(parameterized.TestCase):
       dict(family="gemma3_text", sliding_window=3),
       dict(num_parts=2, num_kv_heads=4),
       dict(family="gpt_oss", num_parts=1, num_experts=4, experts_per_token=2),
+      hf_case.DEEPSEEK,
+      dict(hf_case.DEEPSEEK, num_parts=1),
+      hf_case.GEMMA4,
+      dict(hf_case.GEMMA4, num_parts=2),
   )
   @pytest.mark.slow
   def test_tokens_fed_at_once_are_those_of_steps(

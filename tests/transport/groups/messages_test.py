@@ -183,6 +183,40 @@ class RejectTest(parameterized.TestCase):
       getattr(wrong, name)[0] = 6
       self.assertEqual(reason(wrong), "routes")
 
+  def test_experts_past_256_take_two_bytes(self):
+    reason = functools.partial(self.reason, columns=_ROUTES, num_experts=1536)
+    for name in ("routes", "prompt_routes"):
+      group = with_routes(make_group())
+      getattr(group, name)[0] = 255, 5  # Expert 1535.
+      self.assertIsNone(reason(group))
+      getattr(group, name)[0] = 0, 6
+      self.assertEqual(reason(group), "routes")
+
+  def test_kept_tokens_contain_the_sampled_ones(self):
+    columns = {"kept_ids": (3,)}
+    reason = functools.partial(self.reason, columns=columns)
+    group = make_group()
+    kept = np.full((*group.completion_tokens.shape, 3), -1, np.int32)
+    kept[..., 1] = group.completion_tokens
+    group = dataclasses.replace(group, kept_ids=kept)
+    header, arrays = messages.pack_groups([group])
+    (back,) = messages.unpack_groups(header, arrays)
+    np.testing.assert_array_equal(back.kept_ids, kept, strict=True)
+    self.assertIsNone(reason(back))
+    self.assertEqual(reason(make_group()), "kept_ids")
+    self.assertEqual(self.reason(group), "kept_ids")
+    self.assertEqual(self.reason(group, columns={"kept_ids": (4,)}), "kept_ids")
+    for wrong in (9, -2):
+      for place in (0, 1):
+        changed = kept.copy()
+        changed[0, 0, place] = wrong
+        changed = dataclasses.replace(group, kept_ids=changed)
+        self.assertEqual(reason(changed), "kept_ids")
+    changed = kept.copy()
+    changed[0, 0, 1] = (group.completion_tokens[0, 0] + 1) % 9
+    changed = dataclasses.replace(group, kept_ids=changed)
+    self.assertEqual(reason(changed), "kept_ids")
+
   def test_rewards_of_turns_are_there_if_the_loss_reads_them(self):
     reason = functools.partial(self.reason, columns={"turn_rewards": ()})
     without, group = make_group(), with_turn_rewards(make_group())

@@ -151,7 +151,7 @@ class TrainerSide:
     """Does a step of the trainer's loop."""
     if not self.service.begin_step(step, lambda: False):
       raise AssertionError(f"step {step} did not begin")
-    self.service.mark_trained(self.buffer.sample(2, SAMPLES, step))
+    self.service.mark_drawn(self.buffer.sample(2, SAMPLES, step))
 
   @property
   def num_journaled(self) -> int:

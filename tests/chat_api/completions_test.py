@@ -6,8 +6,8 @@ import json
 
 from absl.testing import absltest
 
-from tba_jax.serving import completions
-from tba_jax.serving import schemas
+from tba_jax.chat_api import chat_requests
+from tba_jax.chat_api import completions
 
 _USER = {"role": "user", "content": "a"}
 _TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
@@ -25,6 +25,8 @@ def _answered(call, text, tokens=("a", "b")):
       created_s=5.5,
       model="m",
       message=completions.answer(call, text, "e:1"),
+      usage=(3, len(tokens)),
+      stopped=True,
       tokens=tokens,
       record={
           "token_ids": list(range(len(tokens))),
@@ -39,7 +41,7 @@ def _answered(call, text, tokens=("a", "b")):
 class AnswerTest(absltest.TestCase):
 
   def test_calls_tools_if_all_calls_can_be_read(self):
-    call = schemas.read_completions(_body(tools=[_TOOL]))
+    call = chat_requests.read_completions(_body(tools=[_TOOL]))
     text = (
         'so\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
     )
@@ -54,12 +56,16 @@ class AnswerTest(absltest.TestCase):
         (text, _body()),
         (text, _body(tools=[_TOOL], tool_choice="none")),
     ):
-      (choice,) = _answered(schemas.read_completions(body), other)["choices"]
+      (choice,) = _answered(chat_requests.read_completions(body), other)[
+          "choices"
+      ]
       self.assertEqual(choice["message"]["content"], other)
       self.assertEqual(choice["finish_reason"], "stop")
 
   def test_contains_sampled_tokens(self):
-    whole = _answered(schemas.read_completions(_body(logprobs=True)), "ab")
+    whole = _answered(
+        chat_requests.read_completions(_body(logprobs=True)), "ab"
+    )
     (choice,) = whole["choices"]
     self.assertEqual(choice["token_ids"], [0, 1])
     self.assertEqual(choice["version"], 7)
@@ -75,19 +81,19 @@ class AnswerTest(absltest.TestCase):
     ]
     self.assertEqual([part["bytes"] for part in parts], [[97], None])
     for number in (0, 1):
-      text = schemas.read_completions(
+      text = chat_requests.read_completions(
           {"model": "m", "prompt": "a", "logprobs": number}
       )
       (choice,) = _answered(text, "ab")["choices"]
       self.assertEqual(choice["text"], "ab")
       self.assertEqual(choice["logprobs"]["token_logprobs"], [-0.25, -0.25])
-    text = schemas.read_completions(
+    text = chat_requests.read_completions(
         {"model": "m", "prompt": "a", "logprobs": False}
     )
     self.assertIsNone(_answered(text, "ab")["choices"][0]["logprobs"])
 
   def test_streams_same_answer(self):
-    call = schemas.read_completions(_body(tools=[_TOOL]))
+    call = chat_requests.read_completions(_body(tools=[_TOOL]))
     text = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
     for response in ("ab", text):
       whole = _answered(call, response)

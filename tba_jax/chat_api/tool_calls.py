@@ -14,16 +14,24 @@
     </function>
     </tool_call>
 
+    <|python_tag|>{"name": "calculate",             Llama 3; as the whole turn
+     "parameters": {"expression": "3*4"}}           also without the tag
+
+    <|channel|>commentary to=functions.calculate    gpt-oss (harmony)
+     <|constrain|>json<|message|>{"expression": "3*4"}<|call|>
+
 A turn has one or more calls. For models without a template, its last line may
 be a call, `calculate: 3*4`, with the text of the only argument or a JSON object
-of all. Calls in a thinking part (`<think>`) do not count. A malformed call has
-an error in place of its arguments, so that it does not run with wrong ones.
+of all. Calls in a thinking part (`<think>`, or harmony's channel `analysis`) do
+not count. A malformed call has an error in place of its arguments, so that it
+does not run with wrong ones.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import json
 import math
+import os
 import re
 from typing import Any
 
@@ -49,6 +57,17 @@ _PARAMETER = re.compile(
     r"(?=<parameter=|</function>)",
     re.DOTALL,
 )
+# A message of harmony; its recipient stands before or behind the channel.
+_MESSAGE = re.compile(
+    r"(?:<\|start\|>)?(?P<head>[^<]*<\|channel\|>[^<]*"
+    r"(?:<\|constrain\|>[^<]*)?)<\|message\|>(?P<body>.*?)"
+    r"(?:<\|end\|>|<\|call\|>|<\|return\|>|(?=<\|start\|>)|\Z)",
+    re.DOTALL,
+)
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
+_ANALYSIS = re.compile(r"<\|channel\|>\s*analysis\b")
+# What Llama's template writes after a call.
+_LLAMA_ENDS = ("", "<|eom_id|>", "<|eot_id|>")
 # Python's spelling of JSON values, which templates use that write values as
 # text.
 _LITERALS = {"True": True, "False": False, "None": None}
@@ -71,9 +90,29 @@ class ParsedCall:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Form:
-  """A form of calls.
+class ParsedTurn:
+  """Parts of a turn.
 
+  reasoning: thinking part, without its tags.
+  content: text between the thinking part and the first call in a chat
+    template's form.
+  rest: text from that call on; of harmony, the bodies of all calls.
+  calls: parsed calls, in their order.
+  is_chat: whether the calls are in a chat template's form.
+  """
+
+  reasoning: str
+  content: str
+  rest: str
+  calls: Sequence[ParsedCall]
+  is_chat: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class _Form:
+  """A form of calls between tags.
+
+  name: models that use the form.
   opens, closes: texts around a call.
   begins: text with which a call of the form begins, after white space.
   read: function (turn, start, parameters) -> name, arguments and end; raises
@@ -81,6 +120,7 @@ class _Form:
   example: a call of the form.
   """
 
+  name: str
   opens: str
   begins: str
   closes: str
@@ -104,7 +144,11 @@ def find(text: str, parameters: Parameters) -> tuple[list[ParsedCall], bool]:
     parameters: known tools, from `parameters_of`; calls without tags must name
       one of them.
   """
-  calls, answer = _in_chat(text, parameters)
+  if is_harmony(text):
+    return _in_harmony(text).calls, True
+  answer, calls = "", _whole_turn(text, parameters)
+  if not calls:
+    calls, answer = _in_chat(text, parameters)
   if calls:
     return calls, True
   match = _LINE.search(answer.rstrip().rpartition("\n")[2])
@@ -117,6 +161,68 @@ def find(text: str, parameters: Parameters) -> tuple[list[ParsedCall], bool]:
     except (ValueError, RecursionError):
       pass  # The argument is a text.
   return [ParsedCall(match[1], arguments)], False
+
+
+def read_turn(text: str, parameters: Parameters) -> ParsedTurn:
+  """Returns the parts of a turn; see `find`."""
+  if is_harmony(text):
+    return _in_harmony(text)
+  calls, is_chat = find(text, parameters)
+  end = calls[0].start if calls and is_chat else len(text)
+  # Without its opening tag, the template has opened the thinking part.
+  reasoning, closed, content = text[:end].rpartition(_THOUGHT)
+  if not closed and content.lstrip().startswith(_THINK):
+    reasoning, content = content, ""  # The turn was cut off.
+  reasoning = reasoning.strip().removeprefix(_THINK)
+  return ParsedTurn(
+      reasoning.strip(), content.strip(), text[end:], calls, is_chat
+  )
+
+
+def is_harmony(text: str) -> bool:
+  """Returns whether a turn consists of harmony's messages."""
+  return _MESSAGE.match(text) is not None
+
+
+def check_template(chat_text: Callable[..., str]) -> None:
+  """Checks that calls in a chat template's form can be parsed.
+
+  A template that writes no calls passes: messages then name the form.
+
+  Args:
+    chat_text: function (messages, asks, tools) -> text of a chat.
+
+  Raises:
+    ValueError: `find` does not parse the template's calls.
+  """
+  name, arguments = "look_up", {"word": "value"}
+  parameters = {"type": "object", "properties": {"word": {"type": "string"}}}
+  function = {"name": name, "description": name, "parameters": parameters}
+  tools = [{"type": "function", "function": function}]
+  chat = [{"role": "user", "content": "question"}]
+  for given in (arguments, json.dumps(arguments)):
+    call = {"name": name, "arguments": given}
+    # Some templates accept only ids of nine characters.
+    calls = [{"id": "call00000", "type": "function", "function": call}]
+    answer = {"role": "assistant", "content": "", "tool_calls": calls}
+    try:
+      before = chat_text(chat, asks=True, tools=tools)
+      text = chat_text([*chat, answer], asks=False, tools=tools)
+    except ValueError:
+      continue
+    turn = text[len(os.path.commonprefix([before, text])) :]
+    parsed, is_chat = find(turn, parameters_of(tools))
+    if (
+        name not in turn
+        or is_chat
+        and [(call.name, call.arguments) for call in parsed]
+        == [(name, arguments)]
+    ):
+      return
+    raise ValueError(
+        f"tools: the chat template writes a call as {turn.strip()!r}; must be a"
+        f" form that is parsed: {', '.join(FORMS)}"
+    )
 
 
 def parameters_of(schemas: Sequence[Mapping[str, Any]]) -> Parameters:
@@ -162,6 +268,65 @@ def fits(value: Any, form: Mapping[str, Any]) -> bool:
   return all(fits(one, form["items"]) for one in value)
 
 
+def _in_harmony(text: str) -> ParsedTurn:
+  """Returns the parts of a turn of harmony's messages."""
+  reasoning, content, rest, calls = [], [], [], []
+  for match in _messages(text):
+    recipient = _RECIPIENT.search(match["head"])
+    if recipient is not None:
+      calls.append(_read_message(recipient[1], match))
+      rest.append(match["body"])
+    elif _ANALYSIS.search(match["head"]):
+      reasoning.append(match["body"])
+    else:
+      content.append(match["body"])
+  texts = ("\n".join(texts) for texts in (reasoning, content, rest))
+  return ParsedTurn(*texts, calls, True)
+
+
+def _messages(text: str) -> Iterator[re.Match]:
+  """Yields the messages of a turn; skips text up to the next start of one."""
+  at = 0
+  while 0 <= at < len(text):
+    match = _MESSAGE.match(text, at)
+    if match is not None:
+      yield match
+      at = match.end()
+    else:
+      at = text.find("<|start|>", at + 1)
+
+
+def _read_message(name: str, match: re.Match) -> ParsedCall:
+  """Returns the call of a message of harmony."""
+  start, body = match.start(), match["body"].strip()
+  try:
+    arguments, end = _decode(body, 0)
+    if end < len(body):
+      raise _Error("expected the end of the message after it", end)
+    if not isinstance(arguments, dict):
+      raise _Error("arguments: must be a JSON object", end)
+  except _Error as error:
+    example = "<|channel|>commentary to=functions.NAME<|message|>{…}"
+    return ParsedCall("", {}, f"{error}; a call is {example}", start)
+  return ParsedCall(name, arguments, start=start)
+
+
+def _whole_turn(text: str, parameters: Parameters) -> list[ParsedCall]:
+  """Returns the call of a turn that is Llama's JSON of a known tool, or []."""
+  is_thinking = not text.lstrip().startswith("{")
+  answer = text.partition(_THOUGHT)[2] if is_thinking else text
+  start = len(text) - len(answer.lstrip())
+  if not text.startswith("{", start):
+    return []
+  try:
+    name, arguments, _ = _read_llama(text, start, parameters)
+  except _Error:
+    return []
+  if name not in parameters:
+    return []
+  return [ParsedCall(name, arguments, start=start)]
+
+
 def _in_chat(text: str, parameters: Parameters) -> tuple[list[ParsedCall], str]:
   """Returns the calls between tags, and the text after the thinking part."""
   calls: list[ParsedCall] = []
@@ -176,7 +341,8 @@ def _in_chat(text: str, parameters: Parameters) -> tuple[list[ParsedCall], str]:
     elif tag == _THOUGHT:  # The template opened the thinking part.
       calls, start = [], at
     elif tag in _CLOSES:
-      message = _expected(f"{tag} ends no call", _FORMS)
+      forms = [form for form in _FORMS if form.closes == tag]
+      message = _expected(f"{tag} ends no call", forms)
       calls.append(ParsedCall("", {}, message, match.start()))
     else:
       call, at = _read(text, match, parameters)
@@ -232,10 +398,8 @@ _JSON = json.JSONDecoder(
 )
 
 
-def _read_json(
-    text: str, start: int, parameters: Parameters
-) -> tuple[str, dict[str, Any], int]:
-  del parameters  # JSON values carry their types.
+def _decode(text: str, start: int) -> tuple[Any, int]:
+  """Returns the JSON value at a character, and its end."""
   try:
     call, end = _JSON.raw_decode(text, start)
     # Half a surrogate pair can be escaped, but is not text.
@@ -244,10 +408,18 @@ def _read_json(
     raise _Error(f"not JSON: {error.msg}", error.pos) from error
   except (ValueError, RecursionError) as error:
     raise _Error(f"not JSON: {error}", start) from error
-  if not {"name"} <= {*call} <= {"name", "arguments"}:
+  return call, end
+
+
+def _read_json(
+    text: str, start: int, parameters: Parameters, key: str = "arguments"
+) -> tuple[str, dict[str, Any], int]:
+  del parameters  # JSON values carry their types.
+  call, end = _decode(text, start)
+  if not {"name"} <= {*call} <= {"name", key}:
     keys = ", ".join(map(json.dumps, call)) or "none"
-    raise _Error(f'expected the keys "name" and "arguments", not {keys}', end)
-  name, given = call["name"], call.get("arguments", {})
+    raise _Error(f'expected the keys "name" and "{key}", not {keys}', end)
+  name, given = call["name"], call.get(key, {})
   if isinstance(given, str):  # Some templates write arguments as text.
     try:
       given = _JSON.decode(given)
@@ -256,7 +428,16 @@ def _read_json(
   if not isinstance(name, str) or not name:
     raise _Error("name: must be a text", end)
   if not isinstance(given, dict):
-    raise _Error("arguments: must be a JSON object", end)
+    raise _Error(f"{key}: must be a JSON object", end)
+  return name, given, end
+
+
+def _read_llama(
+    text: str, start: int, parameters: Parameters
+) -> tuple[str, dict[str, Any], int]:
+  name, given, end = _read_json(text, start, parameters, "parameters")
+  if text[end:].strip() not in _LLAMA_ENDS:
+    raise _Error("expected the end of the turn after it", end)
   return name, given, end
 
 
@@ -288,6 +469,7 @@ def _read_tags(
 
 _FORMS = (
     _Form(
+        "Hermes (Qwen)",
         "<tool_call>",
         "{",
         "</tool_call>",
@@ -295,6 +477,7 @@ _FORMS = (
         '<tool_call>{"name": NAME, "arguments": {…}}</tool_call>',
     ),
     _Form(
+        "Qwen3-Coder",
         "<tool_call>",
         "<function=",
         "</tool_call>",
@@ -302,8 +485,18 @@ _FORMS = (
         "<tool_call><function=NAME><parameter=NAME>VALUE</parameter></function>"
         "</tool_call>",
     ),
+    _Form(
+        "Llama 3",
+        "<|python_tag|>",
+        "{",
+        "",
+        _read_llama,
+        '<|python_tag|>{"name": NAME, "parameters": {…}}',
+    ),
 )
-_CLOSES = frozenset(form.closes for form in _FORMS)
+# Names of all forms that are parsed.
+FORMS = (*(form.name for form in _FORMS), "harmony (gpt-oss)")
+_CLOSES = frozenset(form.closes for form in _FORMS if form.closes)
 _TAG = re.compile(
     "|".join(
         map(

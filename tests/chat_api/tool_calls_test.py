@@ -8,7 +8,7 @@ import random
 from absl.testing import parameterized
 import jinja2
 
-from tba_jax.environments import tool_calls
+from tba_jax.chat_api import tool_calls
 
 # More than Python reads.
 _DEEP = '{"x": ' + "[" * 5000
@@ -35,6 +35,19 @@ _TAGS = (
     "{{ v | json if v is mapping or (v is sequence and v is not string) else v"
     " | string }}\n</parameter>\n{% endfor %}</function>\n</tool_call>\n"
     "{% endfor %}"
+)
+# As Llama 3's and gpt-oss's templates write a call.
+_LLAMA = (
+    '{"name": "{{ calls[0].name }}", "parameters":'
+    " {{ calls[0].arguments | json }}}<|eot_id|>"
+)
+_HARMONY = (
+    " to=functions.{{ calls[0].name }}<|channel|>commentary json<|message|>"
+    "{{ calls[0].arguments | json }}<|call|>"
+)
+_SAMPLED = (
+    "<|channel|>analysis<|message|>so<|end|><|start|>assistant<|channel|>"
+    "commentary to=functions.f <|constrain|>json<|message|>"
 )
 _PIECES = (
     "a", " ", "\n", "\t", '"', "'", "\\", "{", "}", "\u00e9", "\u65e5", "1",
@@ -81,6 +94,8 @@ class ToolCallsTest(parameterized.TestCase):
   @parameterized.parameters(
       (_JSON, _JSON_PIECES, 0), (_JSON, _JSON_PIECES, 1),
       (_TAGS, _PIECES, 0), (_TAGS, _PIECES, 1),
+      (_LLAMA, _JSON_PIECES, 0), ("<|python_tag|>" + _LLAMA, _JSON_PIECES, 1),
+      (_HARMONY, _JSON_PIECES, 0),
   )  # fmt: skip
   def test_reads_template_tool_calls_exactly(self, template, pieces, seed):
     rng = random.Random(seed)
@@ -96,11 +111,16 @@ class ToolCallsTest(parameterized.TestCase):
           "n": lambda: rng.choice([None, 3]),
       }
       calls = []
-      for _ in range(rng.randrange(1, 4)):
+      most = 4 if template in (_JSON, _TAGS) else 2
+      for _ in range(rng.randrange(1, most)):
         names = rng.sample([*makers], rng.randrange(len(makers) + 1))
         arguments = {name: makers[name]() for name in names}
         calls.append({"name": "f", "arguments": arguments})
       before = rng.choice(["", "So\n", "<think>f: 1 <tool_call></think>\n"])
+      if template == _HARMONY:
+        before = rng.choice(["", _SAMPLED.partition("<|channel|>comm")[0]])
+      elif template == _LLAMA:
+        before = before.removeprefix("So")
       actual, is_chat = self.find(before + _render(template, calls))
       expected = [(c["name"], c["arguments"]) for c in calls]
       self.assertEqual(repr(actual), repr(expected))
@@ -192,3 +212,63 @@ class ToolCallsTest(parameterized.TestCase):
   def test_thought_calls_nothing(self, text):
     for call in (_tags(), '<tool_call>{"name": "g"}</tool_call>'):
       self.assertEqual(self.find(text.format(call)), ([], False))
+
+  @parameterized.parameters(
+      (_SAMPLED + '{"i": 1}', "so", "", [("f", {"i": 1})]),
+      (
+          "<|channel|>commentary<|message|>I call.<|end|><|start|>assistant"
+          '<|channel|>commentary to=functions.g<|message|>{}<|end|>',
+          "", "I call.", [("g", {})],
+      ),
+      ("<|channel|>final<|message|>a < b", "", "a < b", []),
+      ('<think>a</think> b\n<tool_call>{"name": "g"}</tool_call>',
+       "a", "b", [("g", {})]),
+      ("a\n</think>\n\nb", "a", "b", []),
+      ("<think>a", "a", "", []),
+      ('{"name": "h", "parameters": {}}', "",
+       '{"name": "h", "parameters": {}}', []),
+      ("so\nf: 1", "", "so\nf: 1", [("f", "1")]),
+  )  # fmt: skip
+  def test_splits_turn(self, text, reasoning, content, calls):
+    turn = tool_calls.read_turn(text, _PARAMETERS)
+    self.assertEqual((turn.reasoning, turn.content), (reasoning, content))
+    self.assertEqual([(c.name, c.arguments) for c in turn.calls], calls)
+
+  @parameterized.parameters(
+      (_SAMPLED + "{oops", "not JSON"),
+      (_SAMPLED + "[1]", "arguments: must be a JSON object"),
+      (_SAMPLED + "{} {}", "expected the end of the message"),
+      ('<|python_tag|>{"name": "f", "arguments": {}}', "expected the keys"),
+      ("<|python_tag|>f.call(i=1)", "expected { after"),
+      (
+          '<|python_tag|>{"name": "g", "parameters": {}}; {"name": "g"}',
+          "expected the end of the turn",
+      ),
+  )
+  def test_wrong_call_of_llama_or_harmony_is_error(self, text, error):
+    (result,), is_chat = self.find(text)
+    self.assertRegex(result, f"^{error}.*; a call is <|")
+    self.assertTrue(is_chat)
+
+  @parameterized.parameters(
+      (_JSON, ""), (_TAGS, ""), (_LLAMA, ""), (_HARMONY, ""), ("silent", ""),
+      ('[TOOL_CALLS][{"name": "{{ calls[0].name }}"}]', r"\[TOOL_CALLS\]"),
+      ("<c>{{ calls[0].name + calls[0].arguments }}</c>", "<c>look_up"),
+  )  # fmt: skip
+  def test_unparsed_form_of_template_is_refused(self, template, error):
+    def chat_text(messages, *, asks, tools):
+      del tools
+      calls = [
+          call["function"] for m in messages for call in m.get("tool_calls", ())
+      ]
+      try:
+        end = _render(template, calls) if calls else ""
+      except TypeError as problem:
+        raise ValueError("the template refuses it") from problem
+      return "<user>question<assistant>" * (asks or bool(calls)) + end
+
+    if not error:
+      tool_calls.check_template(chat_text)
+    else:
+      with self.assertRaisesRegex(ValueError, f"{error}.*Hermes.*harmony"):
+        tool_calls.check_template(chat_text)

@@ -3,9 +3,9 @@
 """Answers of OpenAI's chat and text completions.
 
 Besides OpenAI's fields, an answer has `prompt_token_ids`, and each choice has
-`token_ids` and `version`: the optimizer steps of the params that sampled it. A
-streamed answer is sent as two server-sent events per choice, once sampled: its
-text, then its finish reason.
+`token_ids`, `version`, the optimizer steps of the params that sampled it, and
+`stop_reason`, the stop string that ended it. A streamed answer is sent as two
+server-sent events per choice, once sampled: its text, then its finish reason.
 
 Source: package `openai`, majors 2 and 3, whose client works unchanged.
 """
@@ -14,74 +14,63 @@ from collections.abc import Iterator, Mapping, Sequence
 import json
 from typing import Any
 
-from tba_jax.environments import tool_calls
-from tba_jax.serving import schemas
+from tba_jax.chat_api import chat_requests
+from tba_jax.chat_api import tool_calls
 
 
-def for_template(message: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a message for chat templates: call arguments become objects."""
-  out = dict(message)
-  if "tool_calls" in message:
+def answer(
+    call: chat_requests.CompletionRequest, text: str, request_id: str
+) -> dict[str, Any]:
+  """Returns the assistant's message for a sampled text.
+
+  Tool calls that `tool_calls.py` finds in a chat template's form
+  become `tool_calls` if every one can be parsed; otherwise they stay in the
+  text. The thinking part is separate if the call asks for it, and always in
+  harmony, whose template accepts no channels in a text.
+  """
+  out = {"role": "assistant", "content": text}
+  if call.chat is None:
+    return out
+  parameters = tool_calls.parameters_of(call.offered_tools)
+  turn = tool_calls.read_turn(text, parameters)
+  calls = turn.calls if turn.is_chat and call.offered_tools else ()
+  if any(sampled.error for sampled in calls):
+    calls = ()
+  if call.separate_reasoning or tool_calls.is_harmony(text):
+    rest = "" if calls else turn.rest
+    out["content"] = f"{turn.content}\n{rest}".strip()
+    if turn.reasoning:
+      out["reasoning_content"] = turn.reasoning
+  elif calls:
+    out["content"] = text[: calls[0].start].strip()
+  if calls:
     out["tool_calls"] = [
         {
-            **call,
+            "id": f"call_{request_id.rpartition(':')[2]}_{n}",
+            "type": "function",
             "function": {
-                **call["function"],
-                "arguments": _arguments(call["function"]["arguments"]),
+                "name": sampled.name,
+                "arguments": json.dumps(sampled.arguments),
             },
         }
-        for call in message["tool_calls"]
+        for n, sampled in enumerate(calls)
     ]
   return out
 
 
-def _arguments(text: Any) -> Any:
-  try:
-    return json.loads(text)
-  except (ValueError, TypeError):
-    return text
-
-
-def answer(
-    call: schemas.CompletionRequest, text: str, request_id: str
-) -> dict[str, Any]:
-  """Returns the assistant's message for a sampled text.
-
-  Tool calls that `environments/tool_calls.py` finds in tags become
-  `tool_calls` if every one can be parsed; otherwise they stay in the text.
-  """
-  if call.offered_tools:
-    parameters = tool_calls.parameters_of(call.offered_tools)
-    calls, is_chat = tool_calls.find(text, parameters)
-    if is_chat and not any(sampled.error for sampled in calls):
-      return {
-          "role": "assistant",
-          "content": text[: calls[0].start].strip(),
-          "tool_calls": [
-              {
-                  "id": f"call_{request_id.rpartition(':')[2]}_{n}",
-                  "type": "function",
-                  "function": {
-                      "name": sampled.name,
-                      "arguments": json.dumps(sampled.arguments),
-                  },
-              }
-              for n, sampled in enumerate(calls)
-          ],
-      }
-  return {"role": "assistant", "content": text}
-
-
 def completion(
-    call: schemas.CompletionRequest,
+    call: chat_requests.CompletionRequest,
     *,
     id: str,
     created_s: float,
     model: str,
     message: Mapping[str, Any],
-    tokens: Sequence[str],
-    record: Mapping[str, Any],
-    prompt_ids: Sequence[int],
+    usage: tuple[int, int],
+    stopped: bool,
+    record: Mapping[str, Any] | None = None,
+    tokens: Sequence[str] = (),
+    prompt_ids: Sequence[int] = (),
+    stop: str | None = None,
 ) -> dict[str, Any]:
   """Returns the answer to a call.
 
@@ -91,12 +80,15 @@ def completion(
     created_s: Unix time.
     model: name of the model.
     message: result of `answer`.
+    usage: number of tokens of the prompt, and of the answer.
+    stopped: whether a stop token or stop string ended it.
+    record: result of `episodes.Episode.end`; None leaves out all token ids.
     tokens: text of each sampled token.
-    record: result of `episodes.Episode.end`.
     prompt_ids: token ids that the model saw.
+    stop: text that ended it, if a stop string did.
   """
-  is_chat, ids = call.chat is not None, record["token_ids"]
-  reason = "stop" if record["stopped"] else "length"
+  is_chat = call.chat is not None
+  reason = "stop" if stopped else "length"
   if "tool_calls" in message:
     reason = "tool_calls"
   what: dict[str, Any] = {"text": message["content"]}
@@ -107,7 +99,7 @@ def completion(
   logprobs = None
   if call.has_logprobs:
     logprobs = _logprobs(is_chat, tokens, record["logprobs"])
-  return {
+  out = {
       "id": f"chatcmpl-{id}" if is_chat else f"cmpl-{id}",
       "object": "chat.completion" if is_chat else "text_completion",
       "created": int(created_s),
@@ -116,19 +108,29 @@ def completion(
           {
               "index": 0,
               "finish_reason": reason,
+              "stop_reason": stop,
               "logprobs": logprobs,
-              "token_ids": ids,
-              "version": record["version"],
               **what,
           }
       ],
       "usage": {
-          "prompt_tokens": len(prompt_ids),
-          "completion_tokens": len(ids),
-          "total_tokens": len(prompt_ids) + len(ids),
+          "prompt_tokens": usage[0],
+          "completion_tokens": usage[1],
+          "total_tokens": sum(usage),
       },
-      "prompt_token_ids": list(prompt_ids),
   }
+  if record is not None:
+    out["prompt_token_ids"] = list(prompt_ids)
+    for name in ("token_ids", "version"):
+      out["choices"][0][name] = record[name]
+  return out
+
+
+def recorded(answer: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the fields of an answer with one choice that OpenAI's lack."""
+  both = {**answer["choices"][0], **answer}
+  names = ("prompt_token_ids", "token_ids", "version")
+  return {name: both[name] for name in names if name in both}
 
 
 def join(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
