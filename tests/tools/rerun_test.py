@@ -112,7 +112,7 @@ class ReplayTest(reruns.TestCase):
       if line.get("step") == 8 and "config" in line:
         line["config"]["trainer"]["heartbeat_s"] = 50.0
 
-    status, out, _ = reruns.call(self.change(edit), "0", "8")
+    status, out, _ = reruns.call(self.change(edit), "0", "9")
     self.assertEqual(status, 0, out)
     self.assertIn("steps 0 to 8 have the same bits", out)
 
