@@ -768,7 +768,5 @@ def _write_report(
     workdir: str, runs: Sequence[SweepRun], results: Results
 ) -> None:
   folder = pathlib.Path(workdir)
-  partial = folder / ".sweep.md"
-  partial.write_text(markdown_table(runs, results))
-  partial.replace(folder / "sweep.md")
+  jsonl.replace_file(folder / "sweep.md", markdown_table(runs, results))
   plot_table(runs, results, folder / "sweep.png")
