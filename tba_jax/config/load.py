@@ -81,7 +81,7 @@ def load_config(
   """
   path, has_arg, arg = path_and_arg.partition(":")
   with _errors_of(path_and_arg):
-    get_config = _get_config_fn(path, arg)
+    get_config = _get_config_fn(path)
     takes_arg = inspect.signature(get_config).parameters.values()
     if has_arg and not takes_arg:
       raise ConfigError(f"--config={path_and_arg}: {path} takes no arguments")
@@ -295,7 +295,7 @@ def unknown_key(key: str, value: Any, known: Sequence[str]) -> str:
   return f"{message}; must be one of {', '.join(names)}"
 
 
-def _get_config_fn(path: str, arg: str) -> Any:
+def _get_config_fn(path: str) -> Any:
   """Imports a config file and returns its `get_config`."""
   try:
     module = variants.import_config(path)
