@@ -427,7 +427,14 @@ def deciding_metric(*evaluations: Mapping[str, Any]) -> str | None:
   is_share = all_have("pass_at_1")
   if not all_have("mean_reward"):
     return "pass_at_1" if is_share else None
-  equal = is_share and all(e.get("binary_rewards") for e in evaluations)
+  # Results of earlier versions lack `binary_rewards`.
+  equal = is_share and all(
+      e.get(
+          "binary_rewards",
+          math.isclose(e["mean_reward"], e["pass_at_1"], abs_tol=1e-6),
+      )
+      for e in evaluations
+  )
   return "pass_at_1" if equal else "mean_reward"
 
 
