@@ -27,7 +27,6 @@ from tba_jax.config import arguments
 from tba_jax.config import load
 from tba_jax.config import other_names
 from tba_jax.config import reference
-from tba_jax.config import renamed
 from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.policy import prompt_preview
@@ -453,7 +452,7 @@ def parse_flags(argv: list[str]) -> list[str]:
   try:
     return flags.FLAGS(argv)
   except flags.Error as error:
-    message = renamed.explain(str(error))
+    message = str(error)
     unknown = re.match(r"Unknown command line flag '([\w.]+)'", message)
     if unknown and (answer := _setting_of(unknown[1])):
       message = f"--{unknown[1]}: there is no such flag; {answer}"

@@ -114,7 +114,7 @@ def make_config(
       config.task.source = environment
       config.reward.backend = "pool"
     elif data or reward:
-      _set_rows(config, data or {}, reward, values)
+      _set_rows(config, data or {}, reward)
   return load.set_values(config, values)
 
 
@@ -122,7 +122,6 @@ def _set_rows(
     config: ml_collections.ConfigDict,
     data: Mapping[str, str],
     reward: str,
-    values: Mapping[str, Any],
 ) -> None:
   """Makes `config.task` a custom task with this data and reward."""
   is_custom = config.task.name == "custom"

@@ -16,7 +16,6 @@ from typing import Any
 import ml_collections
 
 from tba_jax.config import other_names
-from tba_jax.config import renamed
 from tba_jax.config import settings
 from tba_jax.config import variants
 from tba_jax.system import named_paths
@@ -31,9 +30,6 @@ _OVERRIDE = re.compile(
 
 class ConfigError(ValueError):
   """An unknown setting or an invalid value."""
-
-  def __init__(self, message: str):
-    super().__init__(renamed.explain_values(message))
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -85,7 +81,7 @@ def load_config(
   """
   path, has_arg, arg = path_and_arg.partition(":")
   with _errors_of(path_and_arg):
-    get_config = _get_config_fn(path, arg)
+    get_config = _get_config_fn(path)
     takes_arg = inspect.signature(get_config).parameters.values()
     if has_arg and not takes_arg:
       raise ConfigError(f"--config={path_and_arg}: {path} takes no arguments")
@@ -113,11 +109,8 @@ def _errors_of(path_and_arg: str) -> Iterator[None]:
   except (Exception, SystemExit) as error:
     where = user_code.place_of(error) or path_and_arg
     what = "" if type(error) is ValueError else f"{type(error).__name__}: "
-    why = str(error)
-    if isinstance(error, (AttributeError, KeyError)):
-      why = renamed.explain(why)
     raise ConfigError(
-        f"--config={path_and_arg}: {what}{why} ({where})"
+        f"--config={path_and_arg}: {what}{error} ({where})"
     ) from error
 
 
@@ -281,8 +274,6 @@ def _parse(key: str, text: str, default: Any) -> Any:
 def unknown_key(key: str, value: Any, known: Sequence[str]) -> str:
   """Returns the error message for an unknown key."""
   message = f"config.{key} = {value!r}: there is no such key"
-  if (new := renamed.new_key(key)) is not None:
-    return f"{message}; it is now config.{new}"
   if answer := other_names.answer(key):
     return f"{message}; {answer}"
   whole = re.sub(r"_(final|decay_steps|stop_steps)$", "", key)
@@ -304,18 +295,16 @@ def unknown_key(key: str, value: Any, known: Sequence[str]) -> str:
   return f"{message}; must be one of {', '.join(names)}"
 
 
-def _get_config_fn(path: str, arg: str) -> Any:
+def _get_config_fn(path: str) -> Any:
   """Imports a config file and returns its `get_config`."""
   try:
     module = variants.import_config(path)
   except FileNotFoundError as error:
     if variants.find_config(path) is not None:
       raise  # A file that the config itself reads.
-    now = f"there are {', '.join(variants.config_names())}"
-    if (new := renamed.new_config(f"{path}:{arg}")) is not None:
-      now = f"it is now --config={new}"
     raise ConfigError(
-        f"--config={path}: there is no such file; {now}"
+        f"--config={path}: there is no such file; there are"
+        f" {', '.join(variants.config_names())}"
     ) from error
   if not hasattr(module, "get_config"):
     raise ConfigError(f"--config={path}: it defines no get_config")

@@ -137,7 +137,7 @@ def make_task_judge(
   return rewards_red_team.RedTeamJudge(
       red_team_models.load_victim(config, task, mesh),
       red_team_models.load_classifier(config, task, mesh),
-      red_team_models.load_embed(config, task, mesh),
+      red_team_models.load_embed(task, mesh),
       success_threshold=task.setting("success_threshold"),
       on_event=on_event,
   )

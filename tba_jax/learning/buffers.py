@@ -32,7 +32,7 @@ def make_buffer(
         tokenizer_lib.content_mask, policy.tokenizer
     )
   if config.replay_filter.similarity == "cosine":
-    of_texts = red_team_models.load_embed(config, policy.task, mesh)
+    of_texts = red_team_models.load_embed(policy.task, mesh)
     embed = lambda tokens: of_texts(
         [policy.tokenizer.decode(t) for t in tokens]
     )

@@ -95,7 +95,6 @@ def _victim(
 
 
 def load_embed(
-    config: ml_collections.ConfigDict,
     task: task_lib.RedTeam,
     mesh: jax.sharding.Mesh | None = None,
 ) -> red_team_judge.EmbedFn:

@@ -55,7 +55,7 @@ class RequestQueue:
     self._gap_deadline_s = gap_deadline_s
     self._on_done = on_done
     self.lock = threading.Condition()
-    self._is_stopping = False
+    self.is_stopping = False
     # Requests of each model by number, and its next number.
     self._waiting: dict[str, dict[int, request_journal.ServerRequest]] = {}
     self._expected: dict[str, int] = {}
@@ -101,12 +101,8 @@ class RequestQueue:
   def stop(self) -> None:
     """Makes `next_batch` return and `insist` give up."""
     with self.lock:
-      self._is_stopping = True
+      self.is_stopping = True
       self.lock.notify_all()
-
-  @property
-  def is_stopping(self) -> bool:
-    return self._is_stopping
 
   def has_waiting(self, owner: str) -> bool:
     """Returns whether a model has waiting requests."""
@@ -119,7 +115,7 @@ class RequestQueue:
       Requests; none after `stop`.
     """
     with self.lock:
-      while not self._is_stopping:
+      while not self.is_stopping:
         if batch := self._take():
           return batch
         self.lock.wait(timeout=1.0)
@@ -133,7 +129,7 @@ class RequestQueue:
       except OSError as error:
         logging.error("%s; trying again", error)
         with self.lock:
-          if self._is_stopping:
+          if self.is_stopping:
             raise
           self.lock.wait(timeout=DISK_S)
 

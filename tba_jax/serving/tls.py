@@ -104,19 +104,9 @@ def _signed(
     *,
     is_authority: bool,
 ) -> x509.Certificate:
-  named = lambda text: x509.Name(
-      [x509.NameAttribute(x509.NameOID.COMMON_NAME, f"tba_jax {text}")]
-  )
   public = authority.public_key()
   builder = (
-      x509.CertificateBuilder(
-          issuer_name=named("authority"),
-          subject_name=named(label),
-          public_key=key.public_key(),
-          serial_number=x509.random_serial_number(),
-          not_valid_before=certificates.BEGIN,
-          not_valid_after=certificates.END,
-      )
+      certificates.builder(label, key.public_key(), x509.random_serial_number())
       .add_extension(
           x509.BasicConstraints(
               ca=is_authority, path_length=0 if is_authority else None

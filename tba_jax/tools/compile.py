@@ -326,9 +326,7 @@ def trainer(
       memory_model.num_bytes(copied),
       _REMEDIES["publish"],
   )
-  return RolePrograms(
-      programs | _frozen_programs(config, memory), memory.resident
-  )
+  return RolePrograms(programs | _frozen_programs(memory), memory.resident)
 
 
 def searcher(
@@ -383,11 +381,10 @@ def searcher(
     size = packing.make(groups).sizes()[0]
     batch = packing.abstract_batch(groups, mesh, size)
     out["reference"] = _reference(config, memory, batch, _SEARCHER_REMEDIES)
-  return RolePrograms(out | _frozen_programs(config, memory), memory.resident)
+  return RolePrograms(out | _frozen_programs(memory), memory.resident)
 
 
 def _frozen_programs(
-    config: ml_collections.ConfigDict,
     memory: memory_model.TrainerMemory | memory_model.SearcherMemory,
 ) -> dict[str, Program]:
   """Returns the scoring programs of a role's frozen models.

@@ -494,7 +494,7 @@ def _frozen(
       fn = model.label_scores
       if source.key == "task.encoder":
         fn = model.mean_pooled
-    params = _frozen_params(config, mesh, model)
+    params = _frozen_params(mesh, model)
     out.append(FrozenShapes(source, fn, params, (num_rows, length)))
   return out
 
@@ -505,9 +505,7 @@ def _cached_model(make: Callable[[Any], Any], shape: Any) -> Any:
   return make(shape)
 
 
-def _frozen_params(
-    config: ml_collections.ConfigDict, mesh: Mesh, model: Any
-) -> types.PyTree:
+def _frozen_params(mesh: Mesh, model: Any) -> types.PyTree:
   shapes = jax.eval_shape(model.init, jax.random.key(0))
   shardings = sharding.frozen_shardings(mesh, model)
   if shardings is None:
@@ -535,7 +533,7 @@ def reference(
       compute_dtype=config_lib.compute_dtype(config.model, platform_of(mesh)),
   )
   model = transformer.make_model(shape)
-  return model, _in_dtypes(_frozen_params(config, mesh, model), dtypes)
+  return model, _in_dtypes(_frozen_params(mesh, model), dtypes)
 
 
 def teacher(

@@ -84,9 +84,7 @@ def least_seconds(compiled: compiler.Compiled, chip: targets.Chip) -> float:
   )
 
 
-def training_s(
-    config: ml_collections.ConfigDict, programs: Programs, chip: targets.Chip
-) -> float:
+def training_s(programs: Programs, chip: targets.Chip) -> float:
   """Returns the minimum seconds of a train step with its reference pass."""
   seconds = least_seconds(programs["train_step"], chip)
   if "reference" in programs:
@@ -126,7 +124,7 @@ def try_trainer(
     candidate = config.copy_and_resolve_references()
     candidate.mesh.update(sizes)
     programs = _compile(compiler.trainer(candidate, devices, workdir), devices)
-    return programs, training_s(candidate, programs, chip)
+    return programs, training_s(programs, chip)
 
   chip = targets.CHIPS[devices[0].device_kind]
   yield from _try("mesh", trainer_meshes(len(devices)), compile_on, chip)

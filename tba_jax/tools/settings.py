@@ -27,7 +27,6 @@ SETTINGS = {
     "sweep.mini_batches": _s("2,16", rules.INTEGERS, "lags: rounds of this many"
         " mini-batches are sampled at their start"),
     "sweep.seeds": _s("0,1,2", rules.INTEGERS, ""),
-    "sweep.workers": _s(1, rules.COUNT, "runs at the same time"),
 }
 # fmt: on
 

@@ -8,7 +8,7 @@ yet: objectives x staleness x seeds. WORKDIR gets `config.json`, `sft/`,
 run starts over.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
 import fnmatch
@@ -17,7 +17,6 @@ import itertools
 import math
 import pathlib
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -629,10 +628,7 @@ def _summary(result: Mapping[str, Any]) -> str:
 
 # The program
 
-_WORKER = "worker"  # Operand of a worker process, before its index.
 _PLOT_EVERY_S = 60.0
-_POLL_S = 0.5
-_STOP_S = 30.0  # Workers that have not stopped by then are killed.
 
 Results = dict[str, Mapping[str, Any]]
 
@@ -642,7 +638,7 @@ def run(
 ) -> int:
   """Runs the program; returns its exit status."""
   try:
-    if operands and (operands[0] != _WORKER or len(operands) != 2):
+    if operands:
       raise ValueError(f"--program=sweep takes no operands, not {operands}")
     if importlib.util.find_spec("matplotlib") is None:
       raise ValueError(
@@ -650,22 +646,11 @@ def run(
           " install 'tba_jax[plots]'"
       )
     runs = expand_runs(config)
-    if not operands:
-      run_directory.lock(workdir)  # Held until this process exits.
+    run_directory.lock(workdir)  # Held until this process exits.
     _read_results(workdir, runs)
   except ValueError as error:
     return processes.refuse(error)
   stop = processes.stop_on_signals()
-  if operands:
-    processes.die_with_parent()
-    cores = processes.available_cores()[
-        int(operands[1]) :: config.sweep.workers
-    ]
-    if cores:
-      processes.pin(cores)
-    processes.prepare_compiling()
-    _make_runs(config, workdir, runs, stop)
-    return processes.EXIT_INTERRUPTED if stop.is_set() else processes.EXIT_OK
   processes.prepare_compiling()
   try:
     return _sweep(config, workdir, runs, stop)
@@ -722,22 +707,17 @@ def _sweep(
       )
     run_directory.update(workdir, config)
   progress = _Progress(workdir, runs)
-  failed, is_tuned = "", True
+  is_tuned = True
   if config.init == "sft":
     made = sft.run(config, workdir, stop=stop, on_progress=_print_fine_tuning)
     is_tuned = not made["interrupted"]
-  if is_tuned and config.sweep.workers == 1:
+  if is_tuned:
     _make_runs(config, workdir, runs, stop, progress)
-  elif is_tuned:
-    failed = _run_workers(config, workdir, stop, progress)
   results = progress.update()
   if results:
     _write_report(workdir, runs, results)
     rich.console.Console().print(progress_table(runs, results))
     print(f"{workdir}/sweep.md and sweep.png: {len(results)}/{len(runs)} runs")
-  if failed:
-    print(f"error: {failed}", file=sys.stderr)
-    return processes.EXIT_FATAL
   if len(results) < len(runs):
     print("interrupted; the same command continues")
     return processes.EXIT_INTERRUPTED
@@ -753,25 +733,13 @@ def _make_runs(
     workdir: str,
     runs: Sequence[SweepRun],
     stop: threading.Event,
-    progress: _Progress | None = None,
+    progress: _Progress,
 ) -> None:
-  """Executes the runs that no process has done or is doing."""
+  """Executes the runs that have no result."""
   with contextlib.ExitStack() as closing:
-    _make_missing(config, workdir, runs, stop, progress, closing)
-
-
-def _make_missing(
-    config: ml_collections.ConfigDict,
-    workdir: str,
-    runs: Sequence[SweepRun],
-    stop: threading.Event,
-    progress: _Progress | None,
-    closing: contextlib.ExitStack,
-) -> None:
-  bench = None
-  for run in runs:
-    with claim(workdir, run) as is_mine:
-      if not is_mine or read_result(workdir, run) is not None:
+    bench = None
+    for run in runs:
+      if read_result(workdir, run) is not None:
         continue
       if stop.is_set():
         return
@@ -786,73 +754,7 @@ def _make_missing(
           result_path(workdir, run),
           {**result, "settings": run_settings(run)},
       )
-    if progress is not None:
       progress.update()
-
-
-@contextlib.contextmanager
-def claim(workdir: str, run: SweepRun) -> Iterator[bool]:
-  """Locks a run; yields False if another process has locked it."""
-  path = result_path(workdir, run).with_suffix(".lock")
-  path.parent.mkdir(parents=True, exist_ok=True)
-  with path.open("w") as file:
-    if not processes.try_lock(file.fileno()):
-      yield False
-      return
-    yield True
-    # Removed while locked: the next process will find the result.
-    path.unlink(missing_ok=True)
-
-
-def _run_workers(
-    config: ml_collections.ConfigDict,
-    workdir: str,
-    stop: threading.Event,
-    progress: _Progress,
-) -> str:
-  """Executes the runs in several processes; returns an error message or ""."""
-  folder = pathlib.Path(workdir) / "logs"
-  folder.mkdir(parents=True, exist_ok=True)
-  command = [sys.executable, "-m", "tba_jax.main", "--program=sweep"]
-  workers: dict[pathlib.Path, subprocess.Popen] = {}
-  failed = ""
-  try:
-    for i in range(config.sweep.workers):
-      log = folder / f"worker-{i}.log"
-      with log.open("ab") as file:
-        workers[log] = subprocess.Popen(
-            [*command, f"--workdir={workdir}", _WORKER, str(i)],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
-    running = True
-    while running and not failed:
-      progress.update()
-      # Check this before the exit statuses, since a worker may end in between.
-      running = any(worker.poll() is None for worker in workers.values())
-      for log, worker in workers.items():
-        if worker.poll() and not stop.is_set():
-          failed = f"a worker ended with status {worker.returncode}: see {log}"
-      if running and stop.wait(_POLL_S):
-        break
-  finally:
-    _end(workers.values())
-  return failed
-
-
-def _end(workers: Sequence[subprocess.Popen]) -> None:
-  """Stops the workers and waits for them."""
-  for worker in workers:
-    if worker.poll() is None:
-      worker.terminate()
-  deadline = time.monotonic() + _STOP_S
-  for worker in workers:
-    try:
-      worker.wait(max(deadline - time.monotonic(), 0.0))
-    except subprocess.TimeoutExpired:
-      worker.kill()
-      worker.wait()
 
 
 def _read_results(workdir: str, runs: Sequence[SweepRun]) -> Results:
@@ -866,7 +768,5 @@ def _write_report(
     workdir: str, runs: Sequence[SweepRun], results: Results
 ) -> None:
   folder = pathlib.Path(workdir)
-  partial = folder / ".sweep.md"
-  partial.write_text(markdown_table(runs, results))
-  partial.replace(folder / "sweep.md")
+  jsonl.replace_file(folder / "sweep.md", markdown_table(runs, results))
   plot_table(runs, results, folder / "sweep.png")

@@ -206,10 +206,15 @@ def decode_placed(
     WireError: `decode_message` fails, or the message has another run or key.
   """
   message = decode_message(data, secret, schema)
-  for name, expected in (("run", run_id), ("key", key)):
-    if message.get(name) != expected:
-      raise WireError("header", f"{name} is {message.get(name)!r}")
+  check_place(message, run_id, key)
   return message
+
+
+def check_place(header: Mapping[str, Any], run_id: str, key: str) -> None:
+  """Raises WireError unless a message's `run` and `key` match."""
+  for name, expected in (("run", run_id), ("key", key)):
+    if header.get(name) != expected:
+      raise WireError("header", f"{name} is {header.get(name)!r}")
 
 
 def load_or_make_secret(path: str | os.PathLike[str]) -> bytes:

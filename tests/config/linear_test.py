@@ -22,7 +22,7 @@ _PLACES = (
     "tests/**/*.py", "tests/**/*.md",
 )  # fmt: skip
 # Old names, and names of no file.
-_LEFT_OUT = ("CHANGELOG.md", "load_test.py", "renamed.py", "renamed_test.py")
+_LEFT_OUT = ("CHANGELOG.md", "load_test.py")
 _TEXTS = (".ipynb", ".md", ".py", ".sh", ".yml")
 _CONFIG = re.compile(r"\bconfigs/((?:\w+/)*\w+\.py)(?::([\w.=,-]*\w))?")
 # Functions that may set a key again, at the end of a config.

@@ -27,7 +27,6 @@ class SweepTest(absltest.TestCase):
   def start(self, *args):
     command = [sys.executable, "-m", "tba_jax.main", "--program=sweep",
                f"--workdir={self.workdir}", *args]  # fmt: skip
-    # In a group of its own, so that all of it can be killed at once.
     return subprocess.Popen(
         command,
         cwd=harness.ROOT,
@@ -44,9 +43,9 @@ class SweepTest(absltest.TestCase):
         for path in (self.workdir / "runs").glob("*.json")
     }
 
-  def test_resumes_after_kill_and_ends_on_worker_failure(self):
+  def test_resumes_after_kill(self):
     config = "--config=configs/staleness.py:smoke"
-    sweep = self.start(config, "--config.sweep.workers=2")
+    sweep = self.start(config)
     waiting.wait_until(
         self.results,
         "the first run",
@@ -58,7 +57,6 @@ class SweepTest(absltest.TestCase):
     before = self.results()
     self.assertLess(len(before), _NUM_RUNS)
 
-    # In one process this time.
     sweep = self.start(config)
     out, _ = sweep.communicate(timeout=_DEADLINE_S)
     self.assertEqual(sweep.returncode, 0, out)
@@ -74,14 +72,3 @@ class SweepTest(absltest.TestCase):
     self.assertIn(f"{_NUM_RUNS}/{_NUM_RUNS} runs", out)
     for name in ("sweep.md", "sweep.png"):
       self.assertTrue((self.workdir / name).exists(), name)
-
-    # A worker fails: the weights are damaged, which a run finds out.
-    for path in (self.workdir / "runs").glob("*.json"):
-      path.unlink()
-    (self.workdir / "sft/model/model.safetensors").write_bytes(b"torn")
-    sweep = self.start(config, "--config.sweep.workers=2")
-    out, _ = sweep.communicate(timeout=_DEADLINE_S)
-    self.assertEqual(sweep.returncode, 3, out)
-    self.assertRegex(
-        out, r"a worker ended with status \d+: see .*worker-\d.log"
-    )

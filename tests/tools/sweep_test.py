@@ -410,15 +410,6 @@ class SweepTest(absltest.TestCase):
     self.assertIn("the same command continues", out)
     self.assertEmpty(FakeBench.made)
 
-  def test_skips_run_of_other_process(self):
-    runs = sweep.expand_runs(load())
-    with sweep.claim(self.workdir, runs[0]) as first:
-      with sweep.claim(self.workdir, runs[0]) as second:
-        with sweep.claim(self.workdir, runs[1]) as third:
-          self.assertEqual((first, second, third), (True, False, True))
-    with sweep.claim(self.workdir, runs[0]) as again:
-      self.assertTrue(again)
-
   def test_refuses_before_anything_is_made(self):
     status, _, errors = self.run_sweep(load("sweep.objectives="))
     self.assertEqual(status, processes.EXIT_CONFIG)

@@ -23,6 +23,7 @@ from tba_jax.transport import ports
 from tba_jax.transport import wire
 from tba_jax.transport.groups import inbox
 from tba_jax.transport.groups import memory_journal
+from tba_jax.transport.groups import messages
 from tba_jax.transport.groups import receiver
 from tba_jax.transport.params import version as version_lib
 
@@ -257,11 +258,7 @@ class MemorySink:
       groups: Sequence[types.Group],
       should_stop: Callable[[], bool] = lambda: False,
   ) -> bool:
-    amount = {
-        "prompts": len(groups),
-        "completions": sum(g.num_completions for g in groups),
-        "tokens": sum(g.num_tokens for g in groups),
-    }
+    amount = messages.amount_of(groups)
     header = {
         "sid": self._sid,
         "sequence": self._sequence,

@@ -133,14 +133,21 @@ def decode(
     WireError: run, key, kind or generation differ.
   """
   header, arrays = wire.decode(data, run.secret)
-  for name, wanted in (("run", run.run_id), ("key", key)):
-    if header.get(name) != wanted:
-      raise wire.WireError("header", f"{name} is {header.get(name)!r}")
+  wire.check_place(header, run.run_id, key)
   if error := jsonl.schema_error(header, _SCHEMAS[kind]):
     raise wire.WireError("header", error)
   if generation is not None and header["generation"] != generation:
     raise wire.WireError("header", f"generation is {header['generation']}")
   return header, arrays
+
+
+def amount_of(groups: Sequence[types.Group]) -> dict[str, int]:
+  """Returns how much groups hold, by unit."""
+  return {
+      "prompts": len(groups),
+      "completions": sum(g.num_completions for g in groups),
+      "tokens": sum(g.num_tokens for g in groups),
+  }
 
 
 def pack_groups(

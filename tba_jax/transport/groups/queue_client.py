@@ -295,10 +295,6 @@ class QueueClient:
     with self._lock:
       return dict(self._totals)
 
-  @property
-  def unacked(self) -> int:
-    return len(self.unacked_blocks)
-
   def next_assignment(self, timeout_s: float) -> ports.Assignment | None:
     """Returns the next assignment, None after a timeout.
 
@@ -340,11 +336,7 @@ class QueueClient:
         self._check()
         if should_stop() and len(self.unacked_blocks) >= self._credits:
           return False
-      amount = {
-          "prompts": len(groups),
-          "completions": sum(g.num_completions for g in groups),
-          "tokens": sum(g.num_tokens for g in groups),
-      }
+      amount = messages.amount_of(groups)
       for name, value in amount.items():
         self._totals[name] += value
       header, arrays = messages.pack_groups(groups)

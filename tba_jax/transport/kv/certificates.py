@@ -99,6 +99,23 @@ def make(folder: str | os.PathLike[str], secret: bytes) -> Tls:
   return Tls(*paths, peer_uri_prefix=_URI)
 
 
+def builder(label: str, public_key: Any, serial_number: int) -> Any:
+  """Returns an `x509.CertificateBuilder` for the authority to sign."""
+  from cryptography import x509  # pylint: disable=g-import-not-at-top
+
+  named = lambda text: x509.Name(
+      [x509.NameAttribute(x509.NameOID.COMMON_NAME, f"tba_jax {text}")]
+  )
+  return x509.CertificateBuilder(
+      issuer_name=named("authority"),
+      subject_name=named(label),
+      public_key=public_key,
+      serial_number=serial_number,
+      not_valid_before=BEGIN,
+      not_valid_after=END,
+  )
+
+
 def _contents(secret: bytes) -> dict[str, bytes]:
   """Returns certificate, key and authority by file name."""
   # Imported here: a run without a port needs no certificates.
@@ -117,26 +134,12 @@ def _contents(secret: bytes) -> dict[str, bytes]:
     number = int.from_bytes(text) % (_ORDER - 1) + 1
     return ec.derive_private_key(number, ec.SECP256R1())
 
-  def certificate(
-      label: str, serial_number: int, extension: x509.ExtensionType
-  ) -> x509.CertificateBuilder:
-    named = lambda text: x509.Name(
-        [x509.NameAttribute(x509.NameOID.COMMON_NAME, f"tba_jax {text}")]
-    )
-    return x509.CertificateBuilder(
-        issuer_name=named("authority"),
-        subject_name=named(label),
-        public_key=derive(label).public_key(),
-        serial_number=serial_number,
-        not_valid_before=BEGIN,
-        not_valid_after=END,
-    ).add_extension(extension, critical=True)
-
-  authority = certificate(
-      "authority", 1, x509.BasicConstraints(ca=True, path_length=0)
-  )
+  authority = builder(
+      "authority", derive("authority").public_key(), 1
+  ).add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
   names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(_URI)])
-  host = certificate("host", 2, names).add_extension(
+  host = builder("host", derive("host").public_key(), 2)
+  host = host.add_extension(names, critical=True).add_extension(
       x509.ExtendedKeyUsage(
           [
               x509.ExtendedKeyUsageOID.SERVER_AUTH,

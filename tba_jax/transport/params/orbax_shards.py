@@ -85,11 +85,6 @@ def write_folder(path: epath.Path, leaves: Mapping[str, Any]) -> Shards:
     }
 
 
-def merge_folder(path: epath.Path) -> None:
-  """Merges the shards of all processes in a folder."""
-  _handler().finalize(path)
-
-
 def open_array(path: epath.Path, i: int, context: ts.Context) -> ts.Future:
   """Returns a future of the `ts.TensorStore` of a folder's i-th array."""
   spec = {"driver": "zarr", "kvstore": bucket.ocdbt(path, _key(i))}
@@ -319,7 +314,7 @@ class OrbaxShards(carrier.Carrier):
     parts = []
     if self._peers is not None:
       parts = self._peers.collect(self._num_bytes)
-    merge_folder(path)
+    _handler().finalize(path)
     for part in parts:
       for name, entries in part["shards"].items():
         shards[name] += entries

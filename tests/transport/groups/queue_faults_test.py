@@ -32,7 +32,7 @@ class RejectionTest(queue_case.QueueTestCase):
     other = np.append(group.prompt_tokens, 1)
     trainer.buffer.insert(dataclasses.replace(group, prompt_tokens=other), 0)
     self.assertTrue(searcher.client.submit([self.group(p) for p in range(8)]))
-    wait_until(lambda: searcher.client.unacked == 0, "acknowledged")
+    wait_until(lambda: len(searcher.client.unacked_blocks) == 0, "acknowledged")
     trainer.step(0)
     ledger = trainer.service.account()
     self.assertEqual(ledger["rejected"]["prompt"]["prompts"], 1)
@@ -166,7 +166,7 @@ class AnnouncedTest(queue_case.QueueTestCase):
     trainer = self.trainer(num_steps=1, lease_s=600.0)
     searcher = self.searcher("a", works=False)
     searcher.submit(0, 1, 2, 3)
-    wait_until(lambda: searcher.client.unacked == 0, "acknowledged")
+    wait_until(lambda: len(searcher.client.unacked_blocks) == 0, "acknowledged")
     with mock.patch.object(trainer.server.leases, "read", return_value={}):
       with mock.patch.object(trainer.server.ingest, "download") as download:
         download.return_value = [], []
@@ -292,7 +292,9 @@ class RestartTest(queue_case.QueueTestCase):
     state = first.service.get_state()
     searcher.submit(4, 5)
     searcher.submit(6)
-    wait_until(lambda: searcher.client.unacked == 0, "all acknowledged")
+    wait_until(
+        lambda: len(searcher.client.unacked_blocks) == 0, "all acknowledged"
+    )
     later = first.service.get_state()
     first.close()
     searcher.client.close(0.0)
@@ -470,7 +472,7 @@ class FullDiskTest(queue_case.QueueTestCase):
       ):
         trainer.step(0)
       self.assertLen(self.queue(), 2)
-      self.assertEqual(searcher.client.unacked, 2)
+      self.assertEqual(len(searcher.client.unacked_blocks), 2)
       self.assertEmpty(trainer.waiting)
       # Nor is a searcher written off that the journal could not hold.
       self.lease("gone", totals=7)
@@ -513,8 +515,8 @@ class FullDiskTest(queue_case.QueueTestCase):
     ):
       searcher.submit(0)
       wait_until(lambda: trainer.server.obstacle, "no room")
-      self.assertEqual(searcher.client.unacked, 1)
-    wait_until(lambda: searcher.client.unacked == 0, "acknowledged")
+      self.assertEqual(len(searcher.client.unacked_blocks), 1)
+    wait_until(lambda: len(searcher.client.unacked_blocks) == 0, "acknowledged")
     self.assertIsNone(trainer.server.obstacle)
     self.assertEqual(trainer.server.counts["wire_duplicates"], 0)
 

@@ -52,12 +52,14 @@ class DeliveryTest(queue_case.QueueTestCase):
     self.assertFalse(searcher.client.submit(groups, given_up))
     # A block that was given up does not count as generated.
     self.assertEqual(searcher.client.totals, before)
-    self.assertEqual(searcher.client.unacked, 2)
+    self.assertEqual(len(searcher.client.unacked_blocks), 2)
     wait_until(lambda: len(self.queue()) == 2, "two blocks in the store")
     trainer.server.start()
     self.assertTrue(searcher.submit(2))
     self.assertTrue(searcher.submit(3))
-    wait_until(lambda: searcher.client.unacked == 0, "all acknowledged")
+    wait_until(
+        lambda: len(searcher.client.unacked_blocks) == 0, "all acknowledged"
+    )
     self.assertEmpty(self.queue())
     trainer.step(0)
     self.assertEqual(trainer.inserted, [0, 1, 2, 3])
@@ -176,10 +178,12 @@ class TrainerMessagesTest(queue_case.QueueTestCase):
     for position in range(3):
       searcher.submit(position)
     self._work(2, 1, acked=1)
-    wait_until(lambda: searcher.client.unacked == 2, "the first ack")
+    wait_until(
+        lambda: len(searcher.client.unacked_blocks) == 2, "the first ack"
+    )
     self._work(1, 5, acked=3)
     self.assertFalse(searcher.client.close(0.1))
-    self.assertEqual(searcher.client.unacked, 2)
+    self.assertEqual(len(searcher.client.unacked_blocks), 2)
 
   def test_invalid_messages_are_refused_and_counted(self):
     searcher = self.searcher("a", works=False)
@@ -200,7 +204,7 @@ class TrainerMessagesTest(queue_case.QueueTestCase):
     wait_until(
         lambda: len(searcher.events.of("refused_message")) == 2, "both reasons"
     )
-    self.assertEqual(searcher.client.unacked, 1)
+    self.assertEqual(len(searcher.client.unacked_blocks), 1)
     self.assertFalse(searcher.client.stop_requested)
     self._work(1, 1, 7)
     self.assertEqual(searcher.client.next_assignment(20.0).number, 7)
@@ -260,7 +264,9 @@ class ForgeryTest(queue_case.QueueTestCase):
     return searcher
 
   def assert_both_taken(self, trainer, searcher):
-    wait_until(lambda: searcher.client.unacked == 0, "all acknowledged")
+    wait_until(
+        lambda: len(searcher.client.unacked_blocks) == 0, "all acknowledged"
+    )
     positions = [r.groups[0].position for r in trainer.waiting]
     self.assertEqual(positions, [0, 1])
     self.assertEmpty(trainer.events.of("gap"))
@@ -294,7 +300,9 @@ class ForgeryTest(queue_case.QueueTestCase):
     trainer = self.trainer()
     self.assert_both_taken(trainer, searcher)
     searcher.submit(2)
-    wait_until(lambda: searcher.client.unacked == 0, "the third block")
+    wait_until(
+        lambda: len(searcher.client.unacked_blocks) == 0, "the third block"
+    )
 
   def test_keys_of_no_searcher_are_deleted(self):
     for key in ("new/0/x/000000000003", "new/0/y/000000000000", "new/0/z"):
@@ -423,7 +431,9 @@ class UnlockedTest(queue_case.QueueTestCase):
     self.assertTrue(inserting.wait(20.0))
     try:
       searcher.submit(4)
-      wait_until(lambda: searcher.client.unacked == 0, "acked", wait_s=5.0)
+      wait_until(
+          lambda: len(searcher.client.unacked_blocks) == 0, "acked", wait_s=5.0
+      )
       wait_until(lambda: trainer.living(), "a lease", wait_s=5.0)
     finally:
       inserted.set()
