@@ -20,6 +20,7 @@ from absl import logging
 
 from tba_jax.models import config as config_lib
 from tba_jax.models.families import family as family_lib
+from tba_jax.models.hf import fp8_tensors
 from tba_jax.models.hf import hf_files
 from tba_jax.models.hf import hf_hub
 
@@ -295,7 +296,9 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
   lists_dense = _lists_dense(facts)
   if lists_dense:
     others += ("decoder_sparse_step", "mlp_only_layers")
-  fields, problems = read_settings(hf, facts.keys, facts.only(hf), others)
+  fp8 = fp8_tensors.allowed(hf.get("quantization_config"))
+  only = {"quantization_config": fp8, **facts.only(hf)}
+  fields, problems = read_settings(hf, facts.keys, only, others)
   num_layers = fields["num_layers"]
   if _is_a(num_layers, int) and num_layers > config_lib.MAX_LAYERS:
     raise ValueError(

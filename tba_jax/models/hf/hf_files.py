@@ -36,6 +36,8 @@ TOKENIZER_FILES = (
     "chat_template.jinja", "chat_template.json", "additional_chat_templates",
 )  # fmt: skip
 DTYPES = ("BF16", "F16", "F32", "F64")
+# Read as bytes, since numpy has no such type.
+FP8 = "F8_E4M3"
 REMEDY = "fetch or save the folder again"
 # Metadata entry of a file: JSON that maps each tensor's name to its digest.
 _DIGESTS = "blake2b"
@@ -114,8 +116,10 @@ class WeightFiles:
           self._digests[name] = digests[name]
 
   def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-    """Returns a slice of a tensor, as a copy."""
+    """Returns a slice of a tensor, as a copy; bytes of FP8."""
     path = self._path_of[name]
+    if self.dtypes[name] == FP8:
+      return np.array(_bytes(path, name)[index])
     with safetensors.safe_open(str(path), framework="np") as file:
       return file.get_slice(name)[index]
 
@@ -137,6 +141,15 @@ class WeightFiles:
   def _whole(self, name: str) -> np.ndarray:
     with safetensors.safe_open(str(self._path_of[name]), framework="np") as f:
       return f.get_tensor(name)
+
+
+def _bytes(path: pathlib.Path, name: str) -> np.ndarray:
+  """Returns a tensor of 8-bit numbers as uint8, mapped from its file."""
+  with path.open("rb") as file:
+    size = int.from_bytes(file.read(8), "little")
+    entry = json.loads(file.read(size))[name]
+  start = 8 + size + entry["data_offsets"][0]
+  return np.memmap(path, np.uint8, "r", start, tuple(entry["shape"]))
 
 
 def damage(path: pathlib.Path) -> Iterator[str]:

@@ -16,6 +16,7 @@ import JAX.
 
 import numpy as np
 
+from tba_jax.models.hf import fp8_tensors
 from tba_jax.models.hf import hf_files
 
 # Numbers per block, and bytes per block.
@@ -54,7 +55,7 @@ class Mxfp4Files:
   dtypes: tensor name -> safetensors' name of the type.
   """
 
-  def __init__(self, files: hf_files.AnyFiles):
+  def __init__(self, files: hf_files.AnyFiles | fp8_tensors.Fp8Files):
     """Wraps the folder's tensors.
 
     Raises:
