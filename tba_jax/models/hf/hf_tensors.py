@@ -23,9 +23,7 @@ from tba_jax.models.hf import mxfp4_tensors
 # not listed one by one.
 _MAX_TIMES = 100
 # What a model's tensors are read from.
-AnyFiles = (
-    hf_files.AnyFiles | fp8_tensors.Fp8Files | mxfp4_tensors.Mxfp4Files
-)
+AnyFiles = hf_files.AnyFiles | fp8_tensors.Fp8Files | mxfp4_tensors.Mxfp4Files
 # Start and stop of each axis.
 Ranges = tuple[tuple[int, int], ...]
 
