@@ -14,20 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from tba_jax.models.hf import hf_files
-
 BLOCK = 128
+# Names that safetensors gives to FP8, and to the types of factors.
+TYPE = "F8_E4M3"
+_FLOATS = ("BF16", "F16", "F32")
 _SCALE = "_scale_inv"
-_SETTINGS = {
-    "activation_scheme": "dynamic",
-    "fmt": "e4m3",
-    "quant_method": "fp8",
-    "weight_block_size": [BLOCK, BLOCK],
-}
-# Settings of transformers, with their defaults.
-_DEFAULTS = {"expert_dtype": "fp8", "modules_to_convert": None}
-# Settings without effect: the files show which tensors are in FP8.
-_OTHERS = ("dequantize", "modules_to_not_convert", "scale_fmt")
 
 
 def _values() -> np.ndarray:
@@ -39,15 +30,6 @@ def _values() -> np.ndarray:
 
 
 _VALUES = _values()
-
-
-def allowed(settings: Any) -> tuple[Any, ...]:
-  """Returns the values that `quantization_config` of config.json may have."""
-  if isinstance(settings, dict):
-    read = {k: v for k, v in settings.items() if k not in _OTHERS}
-    if {"fmt": "e4m3", **_DEFAULTS, **read} == _SETTINGS | _DEFAULTS:
-      return None, settings
-  return None, _SETTINGS
 
 
 def dequantize(
@@ -77,26 +59,26 @@ class Fp8Files:
   dtypes: tensor name -> safetensors' name of the type.
   """
 
-  def __init__(self, files: hf_files.AnyFiles):
-    """Wraps the folder's tensors.
+  def __init__(self, files: Any):
+    """Wraps a folder's tensors, such as `hf_files.WeightFiles`.
 
     Raises:
       ValueError: a tensor's factors are missing or do not match.
     """
     self._files = files
     self.shapes, self.dtypes = dict(files.shapes), dict(files.dtypes)
-    packed = [n for n, dtype in files.dtypes.items() if dtype == hf_files.FP8]
+    packed = [n for n, dtype in files.dtypes.items() if dtype == TYPE]
     self._packed = set(packed)
     for name in sorted(packed):
       shape = files.shapes[name]
       blocks = *shape[:-2], *(-(-size // BLOCK) for size in shape[-2:])
       scales = self.shapes.pop(name + _SCALE, None)
       dtype = self.dtypes.pop(name + _SCALE, None)
-      if scales != blocks or dtype not in hf_files.DTYPES or len(shape) < 2:
+      if scales != blocks or dtype not in _FLOATS or len(shape) < 2:
         actual = "missing" if scales is None else f"{list(scales)} of {dtype}"
         raise ValueError(
             f"tensor {name} {list(shape)} in FP8: {name}{_SCALE} is {actual};"
-            f" must be {list(blocks)} of {', '.join(hf_files.DTYPES)}, with a"
+            f" must be {list(blocks)} of {', '.join(_FLOATS)}, with a"
             f" factor per block of {BLOCK} x {BLOCK}"
         )
       self.dtypes[name] = "F32"

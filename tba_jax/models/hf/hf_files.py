@@ -21,6 +21,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from tba_jax.models.hf import fp8_tensors
 from tba_jax.models.hf import gguf_tensors
 
 WEIGHTS = "model.safetensors"
@@ -36,8 +37,6 @@ TOKENIZER_FILES = (
     "chat_template.jinja", "chat_template.json", "additional_chat_templates",
 )  # fmt: skip
 DTYPES = ("BF16", "F16", "F32", "F64")
-# Read as bytes, since numpy has no such type.
-FP8 = "F8_E4M3"
 REMEDY = "fetch or save the folder again"
 # Metadata entry of a file: JSON that maps each tensor's name to its digest.
 _DIGESTS = "blake2b"
@@ -118,7 +117,7 @@ class WeightFiles:
   def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
     """Returns a slice of a tensor, as a copy; bytes of FP8."""
     path = self._path_of[name]
-    if self.dtypes[name] == FP8:
+    if self.dtypes[name] == fp8_tensors.TYPE:  # numpy has no such type.
       return np.array(_bytes(path, name)[index])
     with safetensors.safe_open(str(path), framework="np") as file:
       return file.get_slice(name)[index]

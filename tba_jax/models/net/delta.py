@@ -325,11 +325,10 @@ def _within(
     paths: of the chunks' places.
   """
   by_head = lambda x: jnp.moveaxis(x, 2, 3)
-  k, q, v, log_decay, beta = map(by_head, (k, q, v, log_decay, beta))
-  N, R, G, C, M = beta.shape
-  seen = paths.seen[:, :, None].astype(jnp.float32)
-  seen = jnp.broadcast_to(seen, (N, R, G, C, C))
-  log_decay = _product("nrgcs,nrgsm->nrgcm", seen, log_decay)
+  k, q, v, beta = map(by_head, (k, q, v, beta))
+  seen = paths.seen.astype(jnp.float32)
+  log_decay = _product("nrcs,nrsgm->nrgcm", seen, log_decay)
+  seen = seen[:, :, None]
   of_head = jnp.swapaxes(log_decay, 3, 4)
   # γ_t / γ_s, [N, R, G, M, C, C].
   between = of_head[..., :, None] - of_head[..., None, :]
@@ -346,7 +345,7 @@ def _within(
   weights = last[:, :, :, None] - log_decay[:, :, :, :, None]
   weights = jnp.exp(jnp.where(seen_last, weights, -jnp.inf))
   moves = paths.moves[:, :, None, ..., None]
-  merged = lambda x, axes: x.reshape(N, -1, *x.shape[2 + axes :])
+  merged = lambda x, axes: x.reshape(len(x), -1, *x.shape[2 + axes :])
   return _Chunk(
       keys=merged(keys, 1),
       values=merged(v, 1),
@@ -470,11 +469,10 @@ def _backward(residuals, grads):
     d_states = _turned_times(chunk.keys, d_read)
     d_states += _moved(jnp.swapaxes(chunk.faded, 1, 2), d_new)
     apart = lambda x: x.reshape(B, -1, S, M, Dv)
-    d_faded = jnp.stack(
-        [jnp.sum(apart(d_new) * apart(states)[:, :, s, None], axis=-1)
-         for s in range(S)],
-        axis=3,
-    )  # fmt: skip
+    d_faded = [
+        jnp.sum(apart(d_new) * apart(states)[:, :, old, None], axis=-1)
+        for old in range(S)
+    ]
     d_chunk = _Chunk(
         keys=d_keys,
         values=d_values,
@@ -483,8 +481,7 @@ def _backward(residuals, grads):
         system=d_system,
         scores=d_scores,
         weights=jnp.sum(at_keys * u[:, :, None], axis=-1),
-        # One sum over both axes would need the states in another order.
-        faded=jnp.sum(jax.lax.optimization_barrier(d_faded), axis=1),
+        faded=jnp.sum(jnp.stack(d_faded, axis=3), axis=1),
     )
     return d_states, d_chunk
 
