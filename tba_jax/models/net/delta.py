@@ -322,7 +322,7 @@ def _within(
     q, k: [N, R, C, G, Dk].
     v: [N, R, C, G, M, Dv].
     log_decay, beta: [N, R, C, G, M], log α and β.
-    paths: of the chunks' places.
+    paths: result of `_paths`.
   """
   by_head = lambda x: jnp.moveaxis(x, 2, 3)
   k, q, v, beta = map(by_head, (k, q, v, beta))

@@ -7,7 +7,7 @@ import pathlib
 
 from absl.testing import absltest
 from absl.testing import parameterized
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
@@ -45,7 +45,7 @@ def _packed(*shape: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _as_fp8(codes: np.ndarray) -> np.ndarray:
-  return codes.view(ml_dtypes.float8_e4m3fn)
+  return codes.view(jnp.dtype("float8_e4m3fn"))
 
 
 class DequantizeTest(parameterized.TestCase):
@@ -80,10 +80,10 @@ class FilesTest(parameterized.TestCase):
     safetensors.numpy.save_file(tensors, self.folder / hf_files.WEIGHTS)
     return hf_tensors.open_files(self.folder)
 
-  @parameterized.parameters(np.float32, ml_dtypes.bfloat16)
+  @parameterized.parameters("float32", "bfloat16")
   def test_slices_equal_those_of_the_whole(self, dtype):
     codes, scales = _packed(2, 200, 300)
-    scales = scales.astype(dtype)
+    scales = scales.astype(jnp.dtype(dtype))
     bias = np.ones(200, np.float32)
     files = self.write(**{
         _NAME: _as_fp8(codes), _SCALE: scales, "bias": bias,

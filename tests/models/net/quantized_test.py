@@ -41,7 +41,7 @@ def _plain(params):
       return x
     num_in = x.values.ndim - x.scale.ndim
     scale = np.asarray(x.scale).reshape(*x.scale.shape, *[1] * num_in)
-    if x.scale.shape != x.shape[: x.scale.ndim]:  # Of an expert's inputs.
+    if x.scale.shape != x.shape[: x.scale.ndim]:  # An expert's inputs.
       scale = np.asarray(x.scale)[:, None]
     return np.asarray(x.values, np.float32) * scale
 
