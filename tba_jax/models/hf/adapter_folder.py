@@ -27,7 +27,6 @@ import numpy as np
 import safetensors.numpy
 
 from tba_jax.models.families import family as family_lib
-from tba_jax.models.hf import fp8_tensors
 from tba_jax.models.hf import hf_files
 from tba_jax.system import processes
 
@@ -295,7 +294,7 @@ def _merge(
   if not (folder / WEIGHTS).is_file():
     raise ValueError(f"has no {WEIGHTS}; must be an adapter in safetensors")
   tensors = safetensors.numpy.load_file(folder / WEIGHTS)
-  files = fp8_tensors.Fp8Files(hf_files.open_files(base))
+  files = hf_files.Fp8Files(hf_files.open_files(base))
   hf = hf_files.read_json(base / "config.json")
   family = _family(hf)
   factors: dict[str, dict[str, np.ndarray]] = {}

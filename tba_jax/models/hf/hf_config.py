@@ -44,7 +44,7 @@ _ONLY = {
     "use_mrope": (False,),
     "use_sliding_window": (False,),
 }
-# Blocks of FP8, which `fp8_tensors.py` reads; settings of transformers with
+# Blocks of FP8, which `hf_files.Fp8Files` reads; settings of transformers with
 # their defaults; and settings without effect, since the files show which
 # tensors are in FP8.
 _FP8 = {

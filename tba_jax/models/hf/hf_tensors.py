@@ -14,7 +14,6 @@ import re
 import numpy as np
 
 from tba_jax.models import config as config_lib
-from tba_jax.models.hf import fp8_tensors
 from tba_jax.models.hf import hf_files
 from tba_jax.models.hf import hf_names
 from tba_jax.models.hf import mxfp4_tensors
@@ -23,7 +22,7 @@ from tba_jax.models.hf import mxfp4_tensors
 # not listed one by one.
 _MAX_TIMES = 100
 # What a model's tensors are read from.
-AnyFiles = hf_files.AnyFiles | fp8_tensors.Fp8Files | mxfp4_tensors.Mxfp4Files
+AnyFiles = hf_files.AnyFiles | hf_files.Fp8Files | mxfp4_tensors.Mxfp4Files
 # Start and stop of each axis.
 Ranges = tuple[tuple[int, int], ...]
 
@@ -32,10 +31,10 @@ def open_files(folder: pathlib.Path) -> AnyFiles:
   """Returns the tensors of a model's folder.
 
   Raises:
-    ValueError: `hf_files.WeightFiles`, `fp8_tensors.Fp8Files` or
+    ValueError: `hf_files.WeightFiles`, `hf_files.Fp8Files` or
       `mxfp4_tensors.Mxfp4Files` fails.
   """
-  files = fp8_tensors.Fp8Files(hf_files.open_files(folder))
+  files = hf_files.Fp8Files(hf_files.open_files(folder))
   return mxfp4_tensors.Mxfp4Files(files)
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import safetensors.numpy
 
 from tba_jax.models.hf import adapter_folder
-from tba_jax.models.hf import fp8_tensors
 from tba_jax.models.hf import hf
 from tba_jax.models.hf import hf_config
 from tba_jax.models.hf import hf_files
@@ -52,7 +51,7 @@ class DequantizeTest(parameterized.TestCase):
 
   def test_codes_are_those_of_e4m3(self):
     codes = np.arange(256, dtype=np.uint8).reshape(2, 128)
-    values = fp8_tensors.dequantize(codes, np.ones((1, 1), np.float32))
+    values = hf_files.dequantize_fp8(codes, np.ones((1, 1), np.float32))
     expected = _as_fp8(codes).astype(np.float32)
     np.testing.assert_array_equal(values, expected, strict=True)
 
@@ -66,7 +65,7 @@ class DequantizeTest(parameterized.TestCase):
         [128, 128],
         torch.float32,
     )
-    values = fp8_tensors.dequantize(codes, scales)
+    values = hf_files.dequantize_fp8(codes, scales)
     np.testing.assert_array_equal(values, expected.numpy(), strict=True)
 
 
@@ -90,7 +89,7 @@ class FilesTest(parameterized.TestCase):
     })  # fmt: skip
     self.assertEqual(files.shapes, {_NAME: (2, 200, 300), "bias": (200,)})
     self.assertEqual(files.dtypes, {_NAME: "F32", "bias": "F32"})
-    whole = fp8_tensors.dequantize(codes, scales)
+    whole = hf_files.dequantize_fp8(codes, scales)
     for index in (
         (slice(None), slice(None), slice(None)),
         (slice(1, 2), slice(127, 129), slice(255, 257)),
@@ -146,7 +145,7 @@ class FolderTest(parameterized.TestCase):
         codes, scales = _packed(*tensors[key].shape)
         scales /= 1000
         tensors |= {key: _as_fp8(codes), f"{key}_scale_inv": scales}
-        values.append(fp8_tensors.dequantize(codes, scales))
+        values.append(hf_files.dequantize_fp8(codes, scales))
       mlp[name] = {"kernel": np.stack(values)}
     path.write_bytes(safetensors.numpy.save(tensors))
 
