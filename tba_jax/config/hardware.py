@@ -168,6 +168,19 @@ def usable_gb(gib: int) -> float:
   return (_SHARE * gib - _LOGITS_GIB) * 2**30 / 1e9
 
 
+def searcher_copies(c: ml_collections.ConfigDict) -> dict[str, str]:
+  """Returns the copies of the policy's params in a searcher, by name.
+
+  Values are the dtypes of the copy: "decode", as the sampler decodes, or
+  "param", as `model.param_dtype`.
+  """
+  copies = {"params": "decode", "params of a version that comes in": "decode"}
+  if c.lora.rank:
+    copies["base of the adapters"] = "param"
+    copies["base with a version's adapters merged"] = "param"
+  return copies
+
+
 def bytes_a_param(
     c: ml_collections.ConfigDict, hardware: Hardware
 ) -> dict[str, int]:
@@ -175,12 +188,11 @@ def bytes_a_param(
 
   trainer: params, gradients and two Adam moments in float32; a copy to publish;
     the reference, in the compute dtype if it is fixed; the proximal policy and
-    the previous round's params, if they differ. With LoRA, the base model and a
-    copy with merged adapters.
+    the previous round's params, if they differ. With LoRA, the base model, and
+    for evaluations a copy with merged adapters and the params to decode with.
   value_model: params, gradients and two Adam moments; older params if the
     proximal policy has some.
-  searcher: two versions of the params in float32. With LoRA, two versions in
-    the compute dtype, the base model and a copy with merged adapters.
+  searcher: `searcher_copies`; int8 counts as the compute dtype.
 
   The reference counts towards the trainer or the searcher, whichever holds it.
   """
@@ -188,22 +200,22 @@ def bytes_a_param(
   round_steps = max(rounds.mini_batches, 1) * rounds.passes
   holds = (loss.proximal_every_steps or round_steps) > 1
   copy = 4 if _is_float32(c, hardware) else 2
+  base = 4 if c.model.param_dtype == "float32" else 2
   reference = copy if c.reference.mode == "fixed" else 4
   is_searchers = objective_table.holds_reference(c, "searcher")
-  is_narrow = copy == 2 and c.model.param_dtype != "float32"
   trainer = 16 + copy + reference * (not is_searchers)
   if loss.behavior_logprobs == "recomputed" or loss.correction == "decoupled":
     trainer += 4 * holds
   trainer += 4 * (rounds.mini_batches > 0 and rounds.lag_rounds > 0)
+  sizes = {"decode": copy, "param": base}
+  searcher = sum(sizes[dtypes] for dtypes in searcher_copies(c).values())
+  if not c.lora.rank:  # The base of adapters is the reference.
+    searcher += reference * is_searchers
   return {
-      "trainer": 8 if c.lora.rank else trainer,
+      "trainer": 2 * base + copy if c.lora.rank else trainer,
       "value_model": (16 + 4 * holds)
       * objective_table.find(loss.name).has_values,
-      "searcher": (
-          (4 if is_narrow else 8) + 2 * copy
-          if c.lora.rank
-          else 8 + reference * is_searchers
-      ),
+      "searcher": searcher,
   }
 
 

@@ -61,6 +61,10 @@ def lora_targets(c: rules.Values) -> rules.Problems:
   lacked += ("q",) if has_rank else settings.LATENT_QUERIES
   has_inputs = shape is not None and shape.layer_input_width
   lacked += () if has_inputs else settings.LAYER_INPUTS
+  if not models.num_experts(c):
+    lacked += settings.EXPERTS
+  elif not (shape and (shape.shared_expert_width or any(shape.dense_layers))):
+    lacked += settings.MLP
   known = [n for n in settings.LORA_TARGETS if n not in lacked]
   lacking = set(settings.lora_names(c["lora.targets"])) - set(known)
   if c["lora.rank"] and lacking:

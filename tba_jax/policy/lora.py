@@ -10,7 +10,8 @@ computes the formula above; sampling, evaluation and export merge B A into W.
 
 Source: Hu et al. 2021 (arXiv:2106.09685), eq. 3 and §4.1.
 
-Each expert of a layer of experts has factors of its own.
+Each expert of a layer of experts has factors of its own. Its kernels are
+targets apart from dense and shared MLPs' (`expert_gate`).
 
 Axes: N layers, E experts, r rank.
 """
@@ -228,13 +229,13 @@ def check_base(saved: str, present: str) -> None:
 def kernel_names(model: Any) -> dict[str, bool]:
   """Returns the matrices that may have an adapter, True for the MLP's."""
   kernels = _kernels(("blocks",), model.logical_axes["blocks"])
-  return {_place(path)[-1]: "mlp" in path[1] for path, _ in kernels}
+  return {_target(path, axes): "mlp" in path[1] for path, axes in kernels}
 
 
 def _targets(text: str, logical_axes: PyTree) -> dict[_Path, tuple[str, ...]]:
   """Returns the logical axes of each adapted kernel by its path."""
   kernels = dict(_kernels(("blocks",), logical_axes["blocks"]))
-  known = sorted({_place(path)[-1] for path in kernels})
+  known = sorted({_target(*item) for item in kernels.items()})
   wanted = settings_lib.lora_names(text) or known
   lacking = sorted(set(wanted) - set(known))
   if lacking:
@@ -243,7 +244,9 @@ def _targets(text: str, logical_axes: PyTree) -> dict[_Path, tuple[str, ...]]:
         f" 'all' or some of {known}"
     )
   return {
-      path: axes for path, axes in kernels.items() if _place(path)[-1] in wanted
+      path: axes
+      for path, axes in kernels.items()
+      if _target(path, axes) in wanted
   }
 
 
@@ -261,6 +264,12 @@ def _kernels(
 def _place(path: _Path) -> _Path:
   """Returns the path of a kernel's factors: of experts the kernel's own."""
   return path[:-1] if path[-1] == _KERNEL else path
+
+
+def _target(path: _Path, axes: tuple[str, ...]) -> str:
+  """Returns the name of a kernel in `lora.targets`."""
+  name = _place(path)[-1]
+  return f"expert_{name}" if "experts" in axes else name
 
 
 def _num_lead(axes: tuple[str, ...]) -> int:

@@ -14,8 +14,11 @@ LATENT_QUERIES = ("q_a", "q_b")
 LATENTS = ("kv_a", "kv_b")
 # Matrices of the embeddings that layers have of tokens (Gemma 4).
 LAYER_INPUTS = ("input_gate", "input_out")
+# Matrices of dense and shared MLPs, and of each expert.
+MLP = ("gate", "up", "down")
+EXPERTS = ("expert_gate", "expert_up", "expert_down")
 LORA_TARGETS = (
-    *("q", "k", "v", "o", "gate", "up", "down"),
+    *("q", "k", "v", "o", *MLP, *EXPERTS),
     *(*DELTA, *LATENT_QUERIES, *LATENTS, *LAYER_INPUTS),
 )
 

@@ -7,7 +7,6 @@ import os
 
 from tba_jax.losses import checks as losses
 from tba_jax.losses import objective_table
-from tba_jax.models import checks as models
 from tba_jax.sampling import samplers
 from tba_jax.sampling import settings
 from tba_jax.system import processes
@@ -102,17 +101,6 @@ def _logs(c: rules.Values) -> rules.Problems:
       )
 
 
-def _weights(c: rules.Values) -> rules.Problems:
-  """Refuses to quantize models with experts."""
-  if not c["search.quantization"]:
-    return
-  if models.num_experts(c):
-    yield "search.quantization", (
-        "must be '' for a model with experts, as config.init ="
-        f" {c['init']!r} has"
-    )
-
-
 def _sampler(c: rules.Values) -> rules.Problems:
   """Refuses settings that the sampler does not support or read."""
   name = c["search.sampler"]
@@ -171,6 +159,6 @@ CHECKS = (
     # Each completion needs one version.
     rules.require("sampling.in_flight", lambda v: v != "off",
                   {"search.lockstep": (False,), "rounds.mini_batches": (0,)}),
-    _kept, _lengths, _logs, _weights, _sampler, _searcher_mesh,
+    _kept, _lengths, _logs, _sampler, _searcher_mesh,
 )
 # fmt: on

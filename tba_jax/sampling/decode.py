@@ -101,11 +101,6 @@ class JaxSampler:
           " include the tokens that a stop string cuts off; its stop tokens end"
           " turns too"
       )
-    if settings.weights and model.config.num_experts:
-      raise ValueError(
-          f"search.quantization={settings.weights!r}: must be '' for a model"
-          " with experts"
-      )
     self._model = model
     self._settings, self._on_progress = settings, on_progress
     self._convert_on_host = functools.partial(

@@ -20,6 +20,7 @@ import ml_collections
 
 from tba_jax import collect
 from tba_jax import types
+from tba_jax.config import hardware
 from tba_jax.evaluation import evaluations
 from tba_jax.learning import packing
 from tba_jax.learning import published as published_lib
@@ -214,19 +215,16 @@ def searcher(
   settings = policy_samplers.searcher_settings(config, policy)
   source = params if config.lora.rank else published(config, params)
   programs, decode_params = _sampler(model, settings, source, mesh)
-  resident = {
-      "params": num_bytes(decode_params),
-      "params of a version that comes in": num_bytes(decode_params),
-      "rows and KV cache": num_bytes(programs.abstract_state),
-  }
-  if not samplers.SAMPLERS[config.search.sampler].is_here:
-    resident = {"params of a version that comes in": num_bytes(decode_params)}
+  sizes = {"decode": num_bytes(decode_params), "param": num_bytes(params)}
+  copies = hardware.searcher_copies(config)
+  resident = {name: sizes[dtypes] for name, dtypes in copies.items()}
+  if samplers.SAMPLERS[config.search.sampler].is_here:
+    resident["rows and KV cache"] = num_bytes(programs.abstract_state)
+  else:
+    del resident["params"]
   if settings.num_waiting:
     aside = num_bytes(programs.abstract_aside)
     resident["rows that wait for environments"] = aside
-  if config.lora.rank:
-    resident["base of the adapters"] = num_bytes(params)
-    resident["base with a version's adapters merged"] = num_bytes(params)
   shares = config.lora.rank and not config.reference.init
   if objective_table.holds_reference(config, "searcher") and not shares:
     resident["reference"] = num_bytes(reference(config, mesh, model, params)[1])

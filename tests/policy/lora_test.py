@@ -146,13 +146,15 @@ class AdaptersTest(parameterized.TestCase):
 
   @parameterized.parameters(*_FAMILIES)
   def test_names_agree_with_the_jax_free_ones(self, **family):
-    moved = make(**family)[3]
-    found = {}
-    for part in moved["blocks"].values():
-      found |= part
+    model, base, _, moved = make(**family)
+    found = lora.kernel_names(model)
     lacking = set(policy_settings.LORA_TARGETS) - set(found)
     expected = {"gate", *policy_settings.DELTA, *policy_settings.LAYER_INPUTS}
     expected -= set(found)
+    if not model.config.num_experts:
+      expected |= {*policy_settings.EXPERTS}
+    elif not model.config.shared_expert_width:
+      expected |= {*policy_settings.MLP}
     latents = {*policy_settings.LATENTS, *policy_settings.LATENT_QUERIES}
     if family["family"] == "deepseek_v3":
       latents = {"k", "v"}
@@ -162,8 +164,8 @@ class AdaptersTest(parameterized.TestCase):
     self.assertContainsSubset(found, policy_settings.LORA_TARGETS)
     init = "scratch"
     # Models from scratch have none of these.
-    if "delta" in moved["blocks"] or {"kv_b", "input_gate"} & found.keys():
-      model, base, *_ = make(**family)
+    others = {"delta", "shared_mlp", "layer_input"}
+    if others & moved["blocks"].keys() or "kv_b" in found:
       init = self.create_tempdir().full_path
       hf.save(init, model.config, base)
     for name in policy_settings.LORA_TARGETS:
@@ -173,6 +175,7 @@ class AdaptersTest(parameterized.TestCase):
               "lora.targets": name,
               "init": init,
               "model.family": family["family"],
+              "model.num_experts": family.get("num_experts", 0),
           }
       )
       self.assertEqual(bool([*problems]), name in lacking)
@@ -195,6 +198,21 @@ class AdaptersTest(parameterized.TestCase):
         ValueError, "config.export.adapter=True: peft has no"
     ):
       lora.peft_tensors(make(**_FAMILIES[5])[0].config, moved)
+
+  @parameterized.parameters(
+      (tiny_model.BOTH, {"shared_mlp"}),
+      (tiny_model.SPARSE, {"shared_mlp", "dense_mlp"}),
+      (tiny_model.LATENTS, {"shared_mlp", "dense_mlp"}),
+  )
+  def test_experts_have_adapters_only_by_name(self, family, modules):
+    model = tiny_model.make_model(**family)
+    axes = lambda targets: lora.make(
+        settings(targets=targets), model
+    ).logical_axes["blocks"]
+    self.assertEqual(axes("gate,up,down").keys(), modules)
+    self.assertEqual(axes("expert_up").keys(), {"mlp"})
+    self.assertEqual(axes("expert_up")["mlp"].keys(), {"up"})
+    self.assertEqual({*axes("up,expert_up")}, {*modules, "mlp"})
 
   def test_refuses_an_unknown_target(self):
     gpt2 = make(**_FAMILIES[-1])[0]
@@ -308,16 +326,21 @@ class TrainTest(parameterized.TestCase):
     model = tiny_model.make_model(
         family="gpt_oss", num_experts=4, experts_per_token=2
     )
-    names = ("q", "k", "v", "o", "gate", "up", "down")
+    names = ("q", "k", "v", "o", *policy_settings.EXPERTS)
     self.assertCountEqual(lora.kernel_names(model), names)
 
   def test_matrices_of_latents_are_attentions_and_shared_ones_of_the_mlp(self):
     names = lora.kernel_names(tiny_model.make_model(**tiny_model.LATENTS))
     self.assertCountEqual(
-        names, ("q_a", "q_b", "kv_a", "kv_b", "o", "gate", "up", "down")
+        names,
+        (
+            *("q_a", "q_b", "kv_a", "kv_b", "o"),
+            *(*policy_settings.MLP, *policy_settings.EXPERTS),
+        ),
     )
     is_mlp = {name for name, of_mlp in names.items() if of_mlp}
-    self.assertEqual(is_mlp, {"gate", "up", "down"})
+    expected = {*policy_settings.MLP, *policy_settings.EXPERTS}
+    self.assertEqual(is_mlp, expected)
 
   @parameterized.parameters(
       dict(num_layers=1),

@@ -260,7 +260,7 @@ class PlanTest(parameterized.TestCase):
     self.config.mesh.update(data=1, fsdp=4, tensor=1)
     self.config.search.mesh.update(data=1, fsdp=1, tensor=4)
     size = hardware.bytes_a_param(self.config, hardware.HARDWARE["8xh100"])
-    self.assertEqual((size["trainer"], size["searcher"]), (8, 8))
+    self.assertEqual((size["trainer"], size["searcher"]), (6, 8))
     rows = _rows(self.config, None, ["h100"])
     # OpenAI's model card: 20.9B params.
     self.assertStartsWith(rows["parameters"], "20,914,757,184, bfloat16")

@@ -63,15 +63,6 @@ def _attention(c: Any) -> Iterator[family.Line]:
   yield from linear("o_proj", "o", "width", "heads*value_dim", bias=bias)
 
 
-# How folders are published; only their config.json can be read.
-_FP8 = {
-    "activation_scheme": "dynamic",
-    "fmt": "e4m3",
-    "quant_method": "fp8",
-    "weight_block_size": [128, 128],
-}
-
-
 def _only(hf: Mapping[str, Any]) -> dict[str, tuple]:
   """Returns settings with fixed values."""
   rope = hf.get("qk_rope_head_dim", 64)
@@ -82,7 +73,6 @@ def _only(hf: Mapping[str, Any]) -> dict[str, tuple]:
       "head_dim": (None, rope),
       "qk_head_dim": (None, whole),
       "moe_layer_freq": (1,),
-      "quantization_config": (None, _FP8),
       "rope_interleave": (True,),
       "scoring_func": ("sigmoid",),
       "topk_method": ("noaux_tc",),

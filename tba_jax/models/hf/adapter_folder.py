@@ -294,7 +294,7 @@ def _merge(
   if not (folder / WEIGHTS).is_file():
     raise ValueError(f"has no {WEIGHTS}; must be an adapter in safetensors")
   tensors = safetensors.numpy.load_file(folder / WEIGHTS)
-  files = hf_files.open_files(base)
+  files = hf_files.Fp8Files(hf_files.open_files(base))
   hf = hf_files.read_json(base / "config.json")
   family = _family(hf)
   factors: dict[str, dict[str, np.ndarray]] = {}

@@ -44,6 +44,17 @@ _ONLY = {
     "use_mrope": (False,),
     "use_sliding_window": (False,),
 }
+# Blocks of FP8, which `hf_files.Fp8Files` reads; settings of transformers with
+# their defaults; and settings without effect, since the files show which
+# tensors are in FP8.
+_FP8 = {
+    "activation_scheme": "dynamic",
+    "fmt": "e4m3",
+    "quant_method": "fp8",
+    "weight_block_size": [128, 128],
+}
+_FP8_DEFAULTS = {"expert_dtype": "fp8", "modules_to_convert": None}
+_FP8_OTHERS = ("dequantize", "modules_to_not_convert", "scale_fmt")
 # Settings that do not affect the logits: private ones of transformers, which
 # begin with "_"; dropout, which we do not use; other heads and tools.
 _WITHOUT_EFFECT = re.compile(
@@ -295,7 +306,8 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
   lists_dense = _lists_dense(facts)
   if lists_dense:
     others += ("decoder_sparse_step", "mlp_only_layers")
-  fields, problems = read_settings(hf, facts.keys, facts.only(hf), others)
+  only = {"quantization_config": _quantizations(hf), **facts.only(hf)}
+  fields, problems = read_settings(hf, facts.keys, only, others)
   num_layers = fields["num_layers"]
   if _is_a(num_layers, int) and num_layers > config_lib.MAX_LAYERS:
     raise ValueError(
@@ -341,6 +353,16 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
   return ModelConfig(
       family=family, param_dtype=dtype, compute_dtype=dtype, **fields
   )
+
+
+def _quantizations(hf: Mapping[str, Any]) -> tuple[Any, ...]:
+  """Returns the values that `quantization_config` may have."""
+  settings = hf.get("quantization_config")
+  if isinstance(settings, dict):
+    read = {k: v for k, v in settings.items() if k not in _FP8_OTHERS}
+    if {"fmt": "e4m3", **_FP8_DEFAULTS, **read} == _FP8 | _FP8_DEFAULTS:
+      return None, settings
+  return None, _FP8
 
 
 def _lists_dense(facts: family_lib.Family) -> bool:

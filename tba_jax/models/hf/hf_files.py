@@ -39,6 +39,11 @@ DTYPES = ("BF16", "F16", "F32", "F64")
 REMEDY = "fetch or save the folder again"
 # Metadata entry of a file: JSON that maps each tensor's name to its digest.
 _DIGESTS = "blake2b"
+# Edge of a block of FP8 matrices, safetensors' name of their type, and the end
+# of the name of a tensor with a factor per block. Blocks at the edges of a
+# matrix may be smaller. Source: DeepSeek-AI 2024 (arXiv:2412.19437, section
+# 3.3.2), as read by Hugging Face's `Fp8Dequantize`.
+_BLOCK, _FP8, _SCALE = 128, "F8_E4M3", "_scale_inv"
 # Maximum number of a folder's problems that a message lists.
 _MAX_PROBLEMS = 3
 
@@ -114,8 +119,10 @@ class WeightFiles:
           self._digests[name] = digests[name]
 
   def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-    """Returns a slice of a tensor, as a copy."""
+    """Returns a slice of a tensor, as a copy; bytes of FP8."""
     path = self._path_of[name]
+    if self.dtypes[name] == _FP8:  # numpy has no such type.
+      return np.array(_bytes(path, name)[index])
     with safetensors.safe_open(str(path), framework="np") as file:
       return file.get_slice(name)[index]
 
@@ -137,6 +144,94 @@ class WeightFiles:
   def _whole(self, name: str) -> np.ndarray:
     with safetensors.safe_open(str(self._path_of[name]), framework="np") as f:
       return f.get_tensor(name)
+
+
+def _bytes(path: pathlib.Path, name: str) -> np.ndarray:
+  """Returns a tensor of 8-bit numbers as uint8, mapped from its file."""
+  with path.open("rb") as file:
+    size = int.from_bytes(file.read(8), "little")
+    entry = json.loads(file.read(size))[name]
+  start = 8 + size + entry["data_offsets"][0]
+  return np.memmap(path, np.uint8, "r", start, tuple(entry["shape"]))
+
+
+def _fp8_values() -> np.ndarray:
+  """Returns the 256 numbers: sign, 4 exponent bits and 3 mantissa bits."""
+  exponent, mantissa = np.divmod(np.arange(128), 8)
+  values = np.ldexp(mantissa + 8.0 * (exponent > 0), np.maximum(exponent, 1))
+  values[-1] = np.nan
+  return np.float32(np.concatenate([values, -values]) / 2.0**10)
+
+
+_FP8_VALUES = _fp8_values()
+
+
+def dequantize_fp8(
+    codes: np.ndarray, scales: np.ndarray, first: tuple[int, int] = (0, 0)
+) -> np.ndarray:
+  """Returns [..., F, D] float32.
+
+  Args:
+    codes: [..., F, D] uint8, part of a matrix.
+    scales: [..., f, d], factors of the blocks that the part reaches into.
+    first: row and column of the part's first entry in its first block.
+  """
+  rows, columns = (
+      (np.arange(size) + start) // _BLOCK
+      for size, start in zip(codes.shape[-2:], first)
+  )
+  factors = scales.astype(np.float32)[..., rows, :][..., columns]
+  return _FP8_VALUES[codes] * factors
+
+
+class Fp8Files:
+  """The tensors of a folder, with floats in place of FP8.
+
+  Tensors that are not in FP8 are read as by `WeightFiles`.
+
+  shapes: tensor name -> dimensions.
+  dtypes: tensor name -> safetensors' name of the type.
+  """
+
+  def __init__(self, files: Any):
+    """Wraps a folder's tensors, such as `WeightFiles`.
+
+    Raises:
+      ValueError: a tensor's factors are missing or do not match.
+    """
+    self._files = files
+    self.shapes, self.dtypes = dict(files.shapes), dict(files.dtypes)
+    packed = [n for n, dtype in files.dtypes.items() if dtype == _FP8]
+    self._packed = set(packed)
+    for name in sorted(packed):
+      shape = files.shapes[name]
+      blocks = *shape[:-2], *(-(-size // _BLOCK) for size in shape[-2:])
+      scales = self.shapes.pop(name + _SCALE, None)
+      dtype = self.dtypes.pop(name + _SCALE, None)
+      if scales != blocks or dtype not in DTYPES or len(shape) < 2:
+        actual = "missing" if scales is None else f"{list(scales)} of {dtype}"
+        raise ValueError(
+            f"tensor {name} {list(shape)} in FP8: {name}{_SCALE} is {actual};"
+            f" must be {list(blocks)} of {', '.join(DTYPES)}, with a"
+            f" factor per block of {_BLOCK} x {_BLOCK}"
+        )
+      self.dtypes[name] = "F32"
+
+  def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+    """Returns a slice of a tensor, as a copy."""
+    codes = self._files.read(name, index)
+    if name not in self._packed:
+      return codes
+    ranges = [s.indices(n) for s, n in zip(index, self.shapes[name])][-2:]
+    blocks = [slice(a // _BLOCK, -(-b // _BLOCK)) for a, b, _ in ranges]
+    scales = self._files.read(name + _SCALE, (*index[:-2], *blocks))
+    return dequantize_fp8(
+        codes, scales, tuple(a % _BLOCK for a, _, _ in ranges)
+    )
+
+  def damaged(self, part: int = 0, num_parts: int = 1) -> list[str]:
+    """Returns the names of tensors that changed since they were written."""
+    return self._files.damaged(part, num_parts)
 
 
 def damage(path: pathlib.Path) -> Iterator[str]:

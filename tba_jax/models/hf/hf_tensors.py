@@ -22,7 +22,7 @@ from tba_jax.models.hf import mxfp4_tensors
 # not listed one by one.
 _MAX_TIMES = 100
 # What a model's tensors are read from.
-AnyFiles = hf_files.AnyFiles | mxfp4_tensors.Mxfp4Files
+AnyFiles = hf_files.AnyFiles | hf_files.Fp8Files | mxfp4_tensors.Mxfp4Files
 # Start and stop of each axis.
 Ranges = tuple[tuple[int, int], ...]
 
@@ -31,9 +31,11 @@ def open_files(folder: pathlib.Path) -> AnyFiles:
   """Returns the tensors of a model's folder.
 
   Raises:
-    ValueError: `hf_files.WeightFiles` or `mxfp4_tensors.Mxfp4Files` fails.
+    ValueError: `hf_files.WeightFiles`, `hf_files.Fp8Files` or
+      `mxfp4_tensors.Mxfp4Files` fails.
   """
-  return mxfp4_tensors.Mxfp4Files(hf_files.open_files(folder))
+  files = hf_files.Fp8Files(hf_files.open_files(folder))
+  return mxfp4_tensors.Mxfp4Files(files)
 
 
 def _problems(files: AnyFiles, name: str, shape: tuple[int, ...]) -> list[str]:

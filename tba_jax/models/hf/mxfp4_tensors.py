@@ -14,9 +14,9 @@ Axes: E experts, F outputs, D inputs, N = D / 32 blocks of an output. Does not
 import JAX.
 """
 
-import numpy as np
+from typing import Any
 
-from tba_jax.models.hf import hf_files
+import numpy as np
 
 # Numbers per block, and bytes per block.
 BLOCK = 32
@@ -54,8 +54,8 @@ class Mxfp4Files:
   dtypes: tensor name -> safetensors' name of the type.
   """
 
-  def __init__(self, files: hf_files.AnyFiles):
-    """Wraps the folder's tensors.
+  def __init__(self, files: Any):
+    """Wraps a folder's tensors, such as `hf_files.WeightFiles`.
 
     Raises:
       ValueError: the blocks and scales of a tensor do not match.

@@ -40,7 +40,7 @@ def product(
   Args:
     platform: JAX's name of the backend.
     x: [R, D]; runs are adjacent and begin at the first row.
-    kernels: [E, F, D].
+    kernels: [E, F, D]; may be integers, without a gradient.
     sizes: [E] int32, rows of each run, at most R in total.
 
   Returns:
@@ -84,7 +84,8 @@ def _times(
         rhs_group_dimensions=(0,),
     )
     out = jax.lax.ragged_dot_general(
-        x, kernels, sizes_E, numbers, preferred_element_type=x.dtype
+        *(x, kernels.astype(x.dtype), sizes_E, numbers),
+        preferred_element_type=x.dtype,
     )
     return _zero_past(out, sizes_E)
   products = gpu_products if platform == "gpu" else _block_products
@@ -170,8 +171,9 @@ def gpu_products(
       if axis == 1:
         places, masks = places[::-1], [is_column[None], is_inner[:, None]]
       matrix = plgpu.load(
-          kernels_ref.at[run, *places], mask=masks[0] & masks[1], other=0.0
+          kernels_ref.at[run, *places], mask=masks[0] & masks[1], other=0
       )
+      matrix = matrix.astype(x.dtype)
       return total + plgpu.dot(x, matrix, trans_b=axis == 2)
 
     trips = jnp.where(run < E, jnp.int32(pl.cdiv(C, depth)), jnp.int32(0))
@@ -326,7 +328,7 @@ def _block_products(
 
   def body(e: jax.Array, start: jax.Array, out: jax.Array) -> jax.Array:
     block = jax.lax.dynamic_slice_in_dim(x, start, b)
-    new = products.summed(spec, block, kernels[e], x.dtype)
+    new = products.summed(spec, block, kernels[e].astype(x.dtype), x.dtype)
     return jax.lax.dynamic_update_slice_in_dim(out, new, start, 0)
 
   out = jnp.zeros((len(x), kernels.shape[3 - axis]), x.dtype)

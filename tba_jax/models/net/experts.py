@@ -29,6 +29,7 @@ from tba_jax.models.kernels import grouped_matmul
 from tba_jax.models.net import activations
 from tba_jax.models.net import layers
 from tba_jax.models.net import products
+from tba_jax.models.net import quantized
 from tba_jax.models.net import sequence
 from tba_jax.models.net import unpadded as kept_lib
 
@@ -120,8 +121,13 @@ class Experts(nnx.Module):
     Returns:
       [..., D], and [..., A] of `config.route_dtype`.
     """
+    is_whole = lambda leaf: isinstance(leaf, quantized.Quantized)
     cast = lambda *params: [
-        jax.tree.map(lambda leaf: leaf.astype(x.dtype), p.get_value())
+        jax.tree.map(
+            lambda leaf: leaf if is_whole(leaf) else leaf.astype(x.dtype),
+            p.get_value(),
+            is_leaf=is_whole,
+        )
         for p in params
     ]
     router, *kernels = cast(self.router, self.gate, self.up, self.down)
@@ -271,7 +277,7 @@ def _apply(
     routes: jax.Array | None,
     read: jax.Array | None,
     router: tuple[jax.Array, jax.Array | None, jax.Array | None],
-    kernels: Sequence[jax.Array | products.Adapted],
+    kernels: Sequence[jax.Array | products.Adapted | quantized.Quantized],
     biases: Sequence[jax.Array] | None,
     *,
     first_expert: jax.Array | int,
@@ -307,8 +313,12 @@ def _apply(
     compute = _dense
   own_TxA = chosen_TxA - first_expert
   product = functools.partial(grouped_matmul.product, platform)
+  scales = None
+  if isinstance(kernels[0], quantized.Quantized):
+    scales = [kernel.scale for kernel in kernels]
+    kernels = [kernel.values for kernel in kernels]
   out_TxD = compute(
-      x_TxD, weights_TxA, own_TxA, kernels, biases, hidden_fn, product
+      x_TxD, weights_TxA, own_TxA, kernels, scales, biases, hidden_fn, product
   )
   chosen = chosen_TxA.astype(config.route_dtype)
   return out_TxD.reshape(x.shape), chosen.reshape(*x.shape[:-1], -1)
@@ -352,26 +362,38 @@ def _adapted(
   return times(x, kernel.kernel) + times(times(x, kernel.a), kernel.b)
 
 
-def _dense(x_TxD, weights_TxA, own_TxA, kernels, biases, hidden_fn, product):
-  """Returns the sum, multiplying all tokens by every expert."""
+def _dense(
+    x_TxD, weights_TxA, own_TxA, kernels, scales, biases, hidden_fn, product
+):
+  """Returns the sum, multiplying all tokens by every expert.
+
+  `scales` [E, F] are factors of hidden units: of gate's and up's results, and
+  of down's inputs.
+  """
   del product
-  gate, up, down = kernels
+  scaled = lambda x, n: x
+  if scales is not None:
+    scaled = lambda x, n: (x * scales[n][None]).astype(x.dtype)
+  gate, up, down = (kernel.astype(x_TxD.dtype) for kernel in kernels)
   is_own_TxAxE = _one_hot(own_TxA, len(gate))
   weights_TxE = jnp.sum(
       jnp.where(is_own_TxAxE, weights_TxA[..., None], 0.0), axis=1
   )
   weights_TxE = weights_TxE.astype(x_TxD.dtype)
   hidden = [jnp.einsum("td,efd->tef", x_TxD, kernel) for kernel in (gate, up)]
+  hidden = [scaled(x, n) for n, x in enumerate(hidden)]
   if biases is not None:
     hidden = [x + bias[None] for x, bias in zip(hidden, biases)]
-  hidden_TxExF = hidden_fn(*hidden) * weights_TxE[..., None]
+  hidden_TxExF = scaled(hidden_fn(*hidden) * weights_TxE[..., None], 2)
   out_TxD = jnp.einsum("tef,edf->td", hidden_TxExF, down)
   if biases is not None:
     out_TxD += weights_TxE @ biases[2]
   return out_TxD
 
 
-def _sorted(x_TxD, weights_TxA, own_TxA, kernels, biases, hidden_fn, product):
+def _sorted(
+    x_TxD, weights_TxA, own_TxA, kernels, scales, biases, hidden_fn, product
+):
   """Returns the sum, multiplying each expert by its own tokens only."""
   (T, A), E = own_TxA.shape, _num_experts(kernels[0])
   own_R = own_TxA.reshape(-1)
@@ -384,8 +406,16 @@ def _sorted(x_TxD, weights_TxA, own_TxA, kernels, biases, hidden_fn, product):
   rows_RxD = kept_lib.take(copies_RxD[None], kept)[0]
   is_own_RxE = _one_hot(own_R[order_R], E).astype(x_TxD.dtype)
 
+  def scaled(x: jax.Array, n: int) -> jax.Array:
+    if scales is None:
+      return x
+    own = is_own_RxE.astype(jnp.float32)
+    return (x * jnp.dot(own, scales[n], precision="highest")).astype(x.dtype)
+
   def of_rows(x: jax.Array, n: int) -> jax.Array:
+    x = scaled(x, n) if n == 2 else x
     out = _adapted(lambda x, k: product(x, k, sizes_E), x, kernels[n])
+    out = out if n == 2 else scaled(out, n)
     if biases is None:
       return out
     # A product's gradient is a product, whereas a gather's is a scatter.

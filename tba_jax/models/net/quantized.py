@@ -4,7 +4,8 @@
 
 Each output channel has its own scale, so that a product with the rounded matrix
 is a product with its integers, times the scale: an accelerator's compiler reads
-the integers and widens them inside the product.
+the integers and widens them inside the product. An expert's `down` has a scale
+for each input instead, as results of experts are summed inside a product.
 
 Axes: [*out_shape, *in_shape], as in a kernel.
 """
@@ -18,6 +19,8 @@ import jax.numpy as jnp
 
 # Logical axes that are all of a kernel's inputs where they come last.
 _INPUTS = ("width", "latent", "query_rank", "layer_input")
+# In place of a number of output axes: scales belong to inputs.
+OF_INPUTS = -1
 # The largest integer; -128 is unused, so that the range is symmetric.
 _MOST = 127
 
@@ -28,7 +31,7 @@ class Quantized:
   """A kernel that is values * scale; it takes a kernel's place in params.
 
   values: [*out_shape, *in_shape] int8 in -127 … 127.
-  scale: [*out_shape] float32.
+  scale: [*out_shape] float32; [experts, in] of experts' `down`.
   """
 
   values: jax.Array
@@ -61,10 +64,11 @@ def quantize(kernel: jax.Array, num_out: int) -> Quantized:
 
   Args:
     kernel: [*out_shape, *in_shape], floats.
-    num_out: number of axes of `out_shape`.
+    num_out: number of axes of `out_shape`; `OF_INPUTS` for a scale per input of
+      each expert's [out, in].
   """
   kernel = kernel.astype(jnp.float32)
-  axes = tuple(range(num_out, kernel.ndim))
+  axes = tuple(range(num_out, kernel.ndim)) if num_out != OF_INPUTS else (1,)
   most = jnp.max(jnp.abs(kernel), axis=axes, keepdims=True)
   scale = most / _MOST
   values = jnp.round(kernel / jnp.where(scale > 0, scale, 1.0))
@@ -77,6 +81,8 @@ def num_out(axes: Sequence[str]) -> int:
   Either the inputs or the outputs of a kernel are the residual stream, or its
   inputs are a latent.
   """
+  if axes[0] == "experts" and axes[-1] not in _INPUTS:
+    return OF_INPUTS
   return len(axes) - 1 if axes[-1] in _INPUTS else 1
 
 

@@ -150,7 +150,7 @@ class Model:
   decode_params: (params, num_positions) -> `DecodeParams`, with tables for that
     many positions. Host arrays are sliced and cast on the host.
   quantize: (decode_params) -> `DecodeParams` with int8 matrices, including a
-    tied head (`quantized.py`); experts are not quantized. Some layers or other
+    tied head and experts (`quantized.py`). Some layers or other
     params may be missing.
   prefill: (decode_params, prompt_tokens_BxP, prompt_mask_BxP) -> (logits_BxV
     float32 that predict the first completion token, prompt_cache).
@@ -550,10 +550,13 @@ class _Forward:
 
     def count(path: Any, axes: tuple[str, ...]) -> int:
       names = tuple(entry.key for entry in path)
+      own = axes[1:] if names[0] == "blocks" else axes
       is_tied = names[0] == "embed" and self.config.tie_embeddings
-      if names[-1] != "kernel" and not is_tied:
-        return 0
-      return quantized.num_out(axes[1:] if names[0] == "blocks" else axes)
+      is_expert = own[:1] == ("experts",) and len(own) == 3
+      # Decode steps use `kv_b` in other products.
+      if names[-1] == "kernel" and own[-1] != "latent" or is_tied or is_expert:
+        return quantized.num_out(own)
+      return 0
 
     return jax.tree_util.tree_map_with_path(
         count,

@@ -82,7 +82,11 @@ class AdapterTest(parameterized.TestCase):
     path = self.folder / "adapter" / adapter_folder.CONFIG
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
 
-  @parameterized.parameters(*_FAMILIES, dict(family="llama", targets="q,down"))
+  @parameterized.parameters(
+      *_FAMILIES,
+      dict(family="llama", targets="q,down"),
+      dict(tiny_model.BOTH, targets="q,down"),
+  )
   def test_loads_as_the_base_with_the_adapter_merged(self, **changes):
     if "targets" in changes:
       names = lora.make(dict(rank=1, alpha=1.0, targets="all"),
@@ -310,7 +314,9 @@ class AdapterTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, f"config.lora.targets.*{family}"):
         self.make(family=family, num_kv_heads=4)
 
-  @parameterized.parameters(*_FAMILIES)
+  @parameterized.parameters(
+      *_FAMILIES, dict(tiny_model.BOTH, targets="q,gate,up,down")
+  )
   @absltest.skipIf(peft is None, "peft or torch is not installed")
   def test_peft_loads_what_is_written(self, **family):
     model, _, merged = self.make(**family)

@@ -12,6 +12,7 @@ import numpy as np
 
 from tba_jax.models.kernels import grouped_matmul
 from tba_jax.models.net import experts
+from tba_jax.models.net import quantized
 from tests.models import hf_case
 
 R, D, F = 24, 16, 8
@@ -132,6 +133,38 @@ class ExpertsTest(parameterized.TestCase):
       ]
       np.testing.assert_allclose(sum(parts), whole, rtol=1e-4, atol=1e-4)
       self.assertGreater(np.abs(parts[1]).max(), 1e-2)
+
+  @parameterized.parameters("cpu", "gpu", "tpu")
+  def test_int8_kernels_equal_their_floats(self, platform):
+    kernel = functools.partial(grouped_matmul.gpu_products, interpret=True)
+    self.enter_context(
+        mock.patch.object(grouped_matmul, "gpu_products", kernel)
+    )
+    config = hf_case.make_config(
+        family="gpt_oss", num_experts=6, experts_per_token=3
+    )
+    E, D, F = 6, config.width, config.mlp_width
+    x, *arrays = _arrays(
+        (2, 5, D), (E, D), (E,), (E, F, D), (E, F, D), (E, D, F), (E, F),
+        (E, F), (E, D)
+    )  # fmt: skip
+    router, biases = arrays[:2], arrays[5:]
+    outs = 2, 2, quantized.OF_INPUTS
+    kernels = [*map(quantized.quantize, arrays[2:5], outs)]
+    scales = [k.scale[..., None] for k in kernels[:2]]
+    scales.append(kernels[2].scale[:, None])
+    floats = [k.values * scale for k, scale in zip(kernels, scales)]
+    run = functools.partial(
+        experts._apply, x, None, None, router, config=config, first_expert=0
+    )
+    for few in (0, 100):  # Sorted tokens, and all of them.
+      with mock.patch.object(experts, "_FEW", few):
+        found, _ = run(kernels=kernels, biases=biases, platform=platform)
+        expected, _ = run(kernels=floats, biases=biases, platform=platform)
+      np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    exact, _ = run(kernels=arrays[2:5], biases=biases, platform="cpu")
+    error = np.abs(found - exact).max() / np.abs(exact).max()
+    self.assertBetween(error, 1e-4, 0.05)
 
   @parameterized.product(
       num_expert_groups=[1, 2, 4], groups_per_token=[1, 2], norm_router=[0, 1]

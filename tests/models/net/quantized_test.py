@@ -24,7 +24,12 @@ _SHAPES = (
     dict(family="olmo3", sliding_window=3),
     dict(family="smollm3", rotary_layers=(True, False)),
     tiny_model.STATES,
+    dict(family="qwen3_moe", num_experts=4, experts_per_token=2),
+    dict(family="gpt_oss", num_experts=4, experts_per_token=2),
+    tiny_model.BOTH,
+    tiny_model.LATENTS,
 )
+_EXPERTS = tuple(f"['mlp']['{name}']" for name in ("gate", "up", "down"))
 _is_quantized = lambda x: isinstance(x, quantized.Quantized)
 
 
@@ -36,6 +41,8 @@ def _plain(params):
       return x
     num_in = x.values.ndim - x.scale.ndim
     scale = np.asarray(x.scale).reshape(*x.scale.shape, *[1] * num_in)
+    if x.scale.shape != x.shape[: x.scale.ndim]:  # An expert's inputs.
+      scale = np.asarray(x.scale)[:, None]
     return np.asarray(x.values, np.float32) * scale
 
   return jax.tree.map(plain, params, is_leaf=_is_quantized)
@@ -88,6 +95,14 @@ class QuantizedTest(parameterized.TestCase):
     # It does round.
     self.assertGreater((error / scale).mean(), 0.2)
 
+  def test_scales_of_inputs_are_per_expert(self):
+    kernel = jax.random.normal(jax.random.key(0), (3, 5, 8), jnp.float32)
+    found = quantized.quantize(kernel, quantized.OF_INPUTS)
+    expected = np.abs(kernel).max(axis=1) / 127
+    np.testing.assert_allclose(found.scale, expected, rtol=1e-6)
+    error = np.abs(_plain(found) - kernel) / expected[:, None]
+    self.assertLessEqual(error.max(), 0.5 + 1e-4)
+
   @parameterized.parameters(*_SHAPES)
   def test_all_matrices_of_a_step_are_rounded_and_nothing_else(self, **shape):
     model = tiny_model.make_model(**shape)
@@ -98,6 +113,9 @@ class QuantizedTest(parameterized.TestCase):
       name = jax.tree_util.keystr(path)
       is_table = "embed" in name and not model.config.tie_embeddings
       is_matrix = "kernel" in name or "embed" in name
+      # Those of experts; decode steps use `kv_b` in other products.
+      is_matrix |= name.endswith(_EXPERTS)
+      is_matrix &= "kv_b" not in name
       self.assertEqual(leaf, is_matrix and not is_table, name)
     self.assertTrue(
         _is_quantized(found.others["embed"]["embedding"])
@@ -171,12 +189,3 @@ class QuantizedTest(parameterized.TestCase):
       is_own = np.asarray(found.token_versions) == version
       self.assertTrue(is_own.any())
       self.assertLess(np.abs(expected - found.logprobs)[is_own].max(), 1e-4)
-
-  def test_experts_are_refused_by_name(self):
-    model = tiny_model.make_model(
-        family="qwen3_moe", num_experts=4, experts_per_token=2
-    )
-    with self.assertRaisesRegex(
-        ValueError, "search.quantization='int8'.*experts"
-    ):
-      sampler_case.make(model, weights="int8")
