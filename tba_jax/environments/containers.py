@@ -111,6 +111,7 @@ class Container:
   def __post_init__(self) -> None:
     # To return as info["metrics"].
     self.metrics = {"commands": 0, "command_s": 0.0, "failed_commands": 0}
+    self._is_closed = False
 
   def run(
       self,
@@ -124,7 +125,7 @@ class Container:
     Args:
       command: words, or a line for `sh`.
       stdin: input.
-      deadline_s: seconds until it is killed, by default those of `open`.
+      deadline_s: seconds until it is killed; the default is of `open`.
 
     Returns:
       Status, and stdout with stderr as UTF-8, wrong bytes replaced.
@@ -175,13 +176,76 @@ class Container:
 
   def close(self) -> None:
     """Ends the container and its processes."""
-    raise NotImplementedError
+    self._is_closed = True
 
   def __enter__(self) -> "Container":
     return self
 
   def __exit__(self, *_: Any) -> None:
     self.close()
+
+  def _run(
+      self,
+      before: Sequence[str],
+      command: Command,
+      variables: dict[str, str],
+      kill: Callable[[], Any] = lambda: None,
+  ) -> tuple[int, bytes]:
+    """Returns status and output of a program, run in its own process group.
+
+    Args:
+      before: program and arguments before the command's words.
+      command: words and limits.
+      variables: environment.
+      kill: function that kills what is not in the process group.
+    """
+    with tempfile.TemporaryFile() as stdin:
+      stdin.write(command.stdin)
+      stdin.seek(0)
+      try:
+        process = subprocess.Popen(
+            [*before, *command.words],
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=variables,
+        )
+      except (OSError, ValueError) as error:  # For example, words are too long.
+        message = f"{_named(command)}: cannot start ({error})"
+        raise CommandError(message) from error
+    deadline = time.monotonic() + command.deadline_s
+    output, failure, is_open = bytearray(), "", True
+    poll = select.poll()
+    poll.register(process.stdout, select.POLLIN)
+    try:
+      while not failure:
+        has_ended = process.poll() is not None
+        if is_open and poll.poll(_POLL_S * 1000):
+          data = os.read(process.stdout.fileno(), 2**16)
+          output += data
+          is_open = bool(data)
+        elif has_ended:  # A background process may keep the pipe open.
+          return process.returncode, bytes(output)
+        elif not is_open:
+          with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_POLL_S)
+        if len(output) > command.max_bytes:
+          failure = f"wrote over {command.max_bytes} bytes"
+        elif time.monotonic() > deadline:
+          failure = f"did not end in {command.deadline_s:g} s"
+        elif self._is_closed:
+          failure = "ended with its container"
+      raise CommandError(
+          f"{_named(command)}: {failure}", bytes(output[: command.max_bytes])
+      )
+    finally:
+      if process.poll() is None:
+        kill()
+        with contextlib.suppress(ProcessLookupError):
+          os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+      process.stdout.close()
 
 
 def open(  # pylint: disable=redefined-builtin
@@ -264,9 +328,10 @@ class _Bubblewrap(Container):
     )
 
   def execute(self, command: Command) -> tuple[int, bytes]:
-    return _run(self._words, command, self._variables)
+    return self._run(self._words, command, self._variables)
 
   def close(self) -> None:
+    super().close()
     self._home.close()
 
 
@@ -314,13 +379,13 @@ class _Cli(Container):
   def _ask(self, *words: str) -> str:
     command = Command(words, b"", _END_S, _MAX_OUTPUT_BYTES)
     with contextlib.suppress(ContainerError):
-      output = _run([self._program], command, sandbox.without_secrets())[1]
+      output = self._run([self._program], command, sandbox.without_secrets())[1]
       return output.decode(errors="replace")
     return ""
 
   def execute(self, command: Command) -> tuple[int, bytes]:
     mark = secrets.token_hex(8)
-    status, output = _run(
+    status, output = self._run(
         [self._program, "exec", "--interactive", f"--workdir={self.folder}"]
         + [f"--env={_MARK}={mark}", self._name],
         command,
@@ -346,6 +411,7 @@ class _Cli(Container):
       self._process.wait()
     self._process.stdout.close()
     self._errors.close()
+    super().close()
 
 
 class _Remote(Container):
@@ -368,6 +434,7 @@ class _Remote(Container):
     return answer["status"], base64.b64decode(answer["output"])
 
   def close(self) -> None:
+    super().close()
     self._lease.close()
 
   def _post(
@@ -433,64 +500,3 @@ def _named(command: Command) -> str:
 def _last_line(output: bytes) -> str:
   lines = output.decode(errors="replace").strip().splitlines()
   return lines[-1][:300] if lines else "no message"
-
-
-def _run(
-    before: Sequence[str],
-    command: Command,
-    variables: dict[str, str],
-    kill: Callable[[], Any] = lambda: None,
-) -> tuple[int, bytes]:
-  """Returns status and output of a program, run in its own process group.
-
-  Args:
-    before: program and arguments before the command's words.
-    command: words and limits.
-    variables: environment.
-    kill: function that kills what is not in the process group.
-  """
-  with tempfile.TemporaryFile() as stdin:
-    stdin.write(command.stdin)
-    stdin.seek(0)
-    try:
-      process = subprocess.Popen(
-          [*before, *command.words],
-          stdin=stdin,
-          stdout=subprocess.PIPE,
-          stderr=subprocess.STDOUT,
-          start_new_session=True,
-          env=variables,
-      )
-    except (OSError, ValueError) as error:  # For example, words are too long.
-      message = f"{_named(command)}: cannot start ({error})"
-      raise CommandError(message) from error
-  deadline = time.monotonic() + command.deadline_s
-  output, failure, is_open = bytearray(), "", True
-  poll = select.poll()
-  poll.register(process.stdout, select.POLLIN)
-  try:
-    while not failure:
-      has_ended = process.poll() is not None
-      if is_open and poll.poll(_POLL_S * 1000):
-        data = os.read(process.stdout.fileno(), 2**16)
-        output += data
-        is_open = bool(data)
-      elif has_ended:  # A background process may keep the pipe open.
-        return process.returncode, bytes(output)
-      elif not is_open:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-          process.wait(_POLL_S)
-      if len(output) > command.max_bytes:
-        failure = f"wrote over {command.max_bytes} bytes"
-      elif time.monotonic() > deadline:
-        failure = f"did not end in {command.deadline_s:g} s"
-    raise CommandError(
-        f"{_named(command)}: {failure}", bytes(output[: command.max_bytes])
-    )
-  finally:
-    if process.poll() is None:
-      kill()
-      with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-      process.wait()
-    process.stdout.close()

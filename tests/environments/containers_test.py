@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 from unittest import mock
 import urllib.request
 
@@ -64,6 +63,7 @@ class ContainersTest(parameterized.TestCase):
     return name, ""
 
   def open(self, name, **arguments):
+    arguments = {"deadline_s": 300.0, **arguments}
     container = containers.open(*self.kind(name), **arguments)
     self.stack.enter_context(container)
     return container
@@ -86,7 +86,7 @@ class ContainersTest(parameterized.TestCase):
     for call in (
         lambda: container.get("missing"),
         lambda: container.get("/tmp"),
-        lambda: container.put("/proc/version", b""),
+        lambda: container.put("/proc/new/file", b""),
         lambda: container.run(["echo", "x" * 10**7]),
         lambda: container.run(["echo", "\0"]),
     ):
@@ -99,7 +99,6 @@ class ContainersTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_limits_of_commands_kill_them(self, name):
     container = self.open(name)
-    start = time.monotonic()
     with self.assertRaisesRegex(
         containers.CommandError, r"sleep 1003 .*did not end in 3 s"
     ) as caught:
@@ -108,8 +107,6 @@ class ContainersTest(parameterized.TestCase):
     self.assertEqual(caught.exception.output, "out\n")
     with self.assertRaisesRegex(containers.CommandError, "yes: wrote over"):
       container.run("yes")
-    # Neither ran until its deadline.
-    self.assertLess(time.monotonic() - start, 50)
     _, listed = container.run("ps -o args; cat /proc/[0-9]*/cmdline")
     self.assertNotRegex(listed, r"(sleep|yes)[\0 ]+1003")
 
@@ -131,7 +128,9 @@ class ContainersTest(parameterized.TestCase):
     if name == "http":
       waiting.wait_until(lambda: _count(command[3]) == 0)
     if name == "podman":
-      waiting.wait_until(lambda: not _podman("ps", "-aq", "--filter=name=tba_jax-"))
+      waiting.wait_until(
+          lambda: not _podman("ps", "-aq", "--filter=name=tba_jax-")
+      )
 
   @pytest.mark.slow
   def test_dead_podman_container_is_error(self):
