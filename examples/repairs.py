@@ -171,6 +171,7 @@ TASKS = (
 )
 
 
+_PATH = os.environ["PATH"]
 # Errors of `ast.literal_eval`.
 _UNREADABLE = ValueError, TypeError, SyntaxError, MemoryError, RecursionError
 # Prints the values of expressions.
@@ -184,7 +185,7 @@ class Repairs:
   has ended, also at the limits of a completion.
 
   network: whether the agent itself is in the container and calls the model.
-  readable: names of folders that the agent needs there.
+  readable: folders that the agent needs there.
   """
 
   network = False
@@ -290,13 +291,12 @@ class Npm(Repairs):
 
   @property
   def readable(self):
-    return [
-        path for path in os.environ["PATH"].split(":") if "node_modules" in path
-    ]
+    paths = [path.partition("node_modules") for path in _PATH.split(":")]
+    return [f"{above}{name}" for above, name, _ in paths if name]
 
   def start(self, container, *words, **variables):
     """Runs an agent; raises if it failed, except at the limits."""
-    values = {"PATH": os.environ["PATH"], **variables}
+    values = {"PATH": _PATH, **variables}
     set_values = [f"{name}={value}" for name, value in values.items()]
     status, text = container.run(["env", *set_values, *words], deadline_s=3600)
     if status and "context_length_exceeded" not in text:

@@ -302,7 +302,17 @@ class _Bubblewrap(Container):
     for path in [] if self.image else sandbox.system_paths():
       words += ["--ro-bind-try", path, path]
     words += ["--dev", "/dev", "--remount-ro", "/dev"]
+    self._variables = {"HOME": "/tmp", "LANG": "C.UTF-8", "PATH": _PATH}
+    if not self.image:
+      self._variables["PATH"] = f"{sys.prefix}/bin:{_PATH}"
     self._home = sandbox.TemporaryHome()
+    with contextlib.ExitStack() as stack:
+      stack.callback(self.close)
+      self._start(words)
+      stack.pop_all()
+
+  def _start(self, words: list[str]) -> None:
+    """Makes the writable folders, and tries the container."""
     for i, target in enumerate(("/tmp", "/dev/shm", self.folder)):
       source = os.path.join(self._home.path, str(i))
       if i == 2 and self.image and os.path.isdir(self.image + target):
@@ -311,8 +321,6 @@ class _Bubblewrap(Container):
         os.mkdir(source)
       words += ["--bind", source, target]
     words += [*self.options, "--chdir", self.folder]
-    path = _PATH if self.image else f"{sys.prefix}/bin:{_PATH}"
-    self._variables = {"PATH": path, "HOME": "/tmp", "LANG": "C.UTF-8"}
     # In an episode's sandbox the kernel forbids a new /proc. Processes in the
     # old one are visible, but cannot be traced or killed.
     for proc in ("--proc", "/proc"), ("--ro-bind", "/proc", "/proc"):
@@ -321,10 +329,9 @@ class _Bubblewrap(Container):
       status, output = self.execute(trial)
       if not status:
         return
-    self.close()
     raise ContainerError(
         f"bubblewrap does not work here ({_last_line(output)}): must have"
-        f" permission for user namespaces; {_SERVER}"
+        f" permission for user namespaces, and programs in the image; {_SERVER}"
     )
 
   def execute(self, command: Command) -> tuple[int, bytes]:

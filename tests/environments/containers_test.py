@@ -242,7 +242,8 @@ class ContainersTest(parameterized.TestCase):
   @parameterized.parameters("podman", "docker", "http://127.0.0.1:1")
   @pytest.mark.slow
   def test_kinds_closed_to_episodes_name_what_to_set(self, kind):
-    self.enter_context(mock.patch.dict(os.environ, REPAIRS_KIND=kind))
+    variables = {"REPAIRS_KIND": kind, "REPAIRS_IMAGE": "image"}
+    self.enter_context(mock.patch.dict(os.environ, variables))
     made = repair_agent.make(self)
     (prompt,) = made.prompts("train", [0])
     cause, message = prompt.failure
