@@ -156,7 +156,8 @@ class Container:
         Command(words, data, self.deadline_s, _MAX_FILE_BYTES)
     )
     if status:
-      raise CommandError(f"{name}: {_last_line(output)}", output)
+      reason = f"status {status}, {_last_line(output)}"
+      raise CommandError(f"{name}: {reason}", output)
     return output
 
   def _count(self, command: Command) -> tuple[int, bytes]:

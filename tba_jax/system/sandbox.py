@@ -133,11 +133,8 @@ def is_confined() -> bool:
 
 def system_paths() -> list[str]:
   """Returns the paths of the system's programs and of Python."""
-  return _outermost([*_SYSTEM, *_python()])
-
-
-def _python() -> list[str]:
-  return [os.path.realpath(sys.executable), sys.prefix, sys.base_prefix]
+  python = os.path.realpath(sys.executable), sys.prefix, sys.base_prefix
+  return _outermost([*_SYSTEM, *python])
 
 
 def without_secrets() -> dict[str, str]:
