@@ -7,74 +7,78 @@
     npm install -g opencode-ai                      # OpenCode
 
 Seeds select one of twenty files with an issue; the reward is 1 if the file then
-passes its test, which the agent does not see. `config.reward.readable` needs
+passes its test. Agent and test run in containers, by default of bubblewrap; the
+variables REPAIRS_KIND and REPAIRS_IMAGE, named in `config.reward.env_vars`,
+select others. The test's values stay outside. `config.reward.readable` needs
 the folder of npm's packages. docs/guides/agents.md has the interface.
 """
 
+import ast
 import json
 import os
 import pathlib
-import secrets
-import subprocess
-import sys
+import urllib.request
 
-# Issue, file with a gap, right and wrong text of the gap, and test.
+from tba_jax.environments import containers
+
+# Issue, file with a gap, right and wrong text of the gap, and the values that
+# the file must have.
 TASKS = (
     (
         "mean() of an empty list raises ZeroDivisionError; it must return 0.",
         "def mean(xs):\n  return {}\n",
         "sum(xs) / len(xs) if xs else 0",
         "sum(xs) / len(xs)",
-        "mean([]) == 0 and mean([1, 2]) == 1.5",
+        {"mean([])": 0, "mean([1, 2])": 1.5},
     ),
     (
         "is_leap(1900) is True, but centuries are no leap years.",
         "def is_leap(y):\n  return {}\n",
         "y % 4 == 0 and (y % 100 != 0 or y % 400 == 0)",
         "y % 4 == 0",
-        "[is_leap(y) for y in (1900, 2000, 2023, 2024)] == [0, 1, 0, 1]",
+        {"[is_leap(y) for y in (1900, 2000, 2023, 2024)]": [0, 1, 0, 1]},
     ),
     (
         "last(xs, n) returns all of xs for n = 0.",
         "def last(xs, n):\n  return {}\n",
         "xs[len(xs) - n :]",
         "xs[-n:]",
-        "last([1, 2, 3], 0) == [] and last([1, 2, 3], 2) == [2, 3]",
+        {"last([1, 2, 3], 0)": [], "last([1, 2, 3], 2)": [2, 3]},
     ),
     (
         "join(['a']) ends with a comma.",
         "def join(xs):\n  return {}\n",
         "','.join(xs)",
         "''.join(x + ',' for x in xs)",
-        "join(['a']) == 'a' and join(['a', 'b']) == 'a,b'",
+        {"join(['a'])": "a", "join(['a', 'b'])": "a,b"},
     ),
     (
         "clip(5, 0, 3) returns 0.",
         "def clip(x, low, high):\n  return {}\n",
         "max(low, min(x, high))",
         "min(low, max(x, high))",
-        "[clip(x, 0, 3) for x in (-1, 2, 5)] == [0, 2, 3]",
+        {"[clip(x, 0, 3) for x in (-1, 2, 5)]": [0, 2, 3]},
     ),
     (
         "median() of four numbers is one of them, not the middle.",
         "def median(xs):\n  s, n = sorted(xs), len(xs)\n  return {}\n",
         "(s[(n - 1) // 2] + s[n // 2]) / 2",
         "s[n // 2]",
-        "median([4, 1, 3, 2]) == 2.5 and median([3, 1, 2]) == 2",
+        {"median([4, 1, 3, 2])": 2.5, "median([3, 1, 2])": 2},
     ),
     (
         "is_palindrome('Anna') is False; case must not count.",
         "def is_palindrome(t):\n  return {}\n",
         "t.lower() == t.lower()[::-1]",
         "t == t[::-1]",
-        "is_palindrome('Anna') and not is_palindrome('ab')",
+        {"is_palindrome('Anna')": True, "is_palindrome('ab')": False},
     ),
     (
         "count('aaa', 'aa') is 1, but overlapping matches must count.",
         "def count(t, part):\n  return {}\n",
         "sum(t.startswith(part, i) for i in range(len(t)))",
         "t.count(part)",
-        "count('aaa', 'aa') == 2 and count('abc', 'b') == 1",
+        {"count('aaa', 'aa')": 2, "count('abc', 'b')": 1},
     ),
     (
         "invert() loses keys with equal values; it must map to lists of keys.",
@@ -82,14 +86,14 @@ TASKS = (
         "  return out\n",
         "out.setdefault(v, []).append(k)",
         "out[v] = [k]",
-        "invert({'a': 1, 'b': 1}) == {1: ['a', 'b']}",
+        {"invert({'a': 1, 'b': 1})": {1: ["a", "b"]}},
     ),
     (
         "chunks([1, 2, 3], 2) drops the last item.",
         "def chunks(xs, n):\n  return [xs[i : i + n] for i in {}]\n",
         "range(0, len(xs), n)",
         "range(0, len(xs) - n + 1, n)",
-        "chunks([1, 2, 3], 2) == [[1, 2], [3]]",
+        {"chunks([1, 2, 3], 2)": [[1, 2], [3]]},
     ),
     (
         "gcd(12, 18) is 0.",
@@ -97,21 +101,21 @@ TASKS = (
         "  return a\n",
         "b",
         "a",
-        "gcd(4, 0) == 4 and gcd(12, 18) == 6",
+        {"gcd(4, 0)": 4, "gcd(12, 18)": 6},
     ),
     (
         "words('a  b') contains an empty word.",
         "def words(t):\n  return {}\n",
         "t.split()",
         "t.split(' ')",
-        "words('a  b ') == ['a', 'b']",
+        {"words('a  b ')": ["a", "b"]},
     ),
     (
         "unique() changes the order of the items.",
         "def unique(xs):\n  return {}\n",
         "list(dict.fromkeys(xs))",
         "sorted(set(xs))",
-        "unique([2, 1, 2]) == [2, 1]",
+        {"unique([2, 1, 2])": [2, 1]},
     ),
     (
         "flatten([[1], 2]) raises TypeError; items may be single.",
@@ -119,7 +123,7 @@ TASKS = (
         "  return out\n",
         "x if isinstance(x, list) else [x]",
         "x",
-        "flatten([[1], 2]) == [1, 2]",
+        {"flatten([[1], 2])": [1, 2]},
     ),
     (
         "factorial(0) is 0.",
@@ -127,83 +131,139 @@ TASKS = (
         "    out *= i\n  return out\n",
         "1",
         "n and 1",
-        "factorial(0) == 1 and factorial(4) == 24",
+        {"factorial(0)": 1, "factorial(4)": 24},
     ),
     (
         "digits(-12) raises ValueError; the sign must not count.",
         "def digits(n):\n  return [int(c) for c in str({})]\n",
         "abs(n)",
         "n",
-        "digits(-12) == [1, 2] and digits(3) == [3]",
+        {"digits(-12)": [1, 2], "digits(3)": [3]},
     ),
     (
         "rotate([1, 2], 3) returns an unchanged list.",
         "def rotate(xs, n):\n  n = {}\n  return xs[n:] + xs[:n]\n",
         "n % len(xs) if xs else 0",
         "n",
-        "rotate([1, 2], 3) == [2, 1] and rotate([], 1) == []",
+        {"rotate([1, 2], 3)": [2, 1], "rotate([], 1)": []},
     ),
     (
         "parse('a=b=c') raises ValueError; values may contain '='.",
         "def parse(t):\n  k, v = {}\n  return {{k: v}}\n",
         "t.split('=', 1)",
         "t.split('=')",
-        "parse('a=b=c') == {'a': 'b=c'}",
+        {"parse('a=b=c')": {"a": "b=c"}},
     ),
     (
         "second([3, 3, 1]) is 3; equal items must count once.",
         "def second(xs):\n  return sorted({})[-2]\n",
         "set(xs)",
         "xs",
-        "second([3, 3, 1]) == 1",
+        {"second([3, 3, 1])": 1},
     ),
     (
         "title('o neil') returns 'O neil'; each word needs a capital.",
         "def title(t):\n  return {}\n",
         "' '.join(w.capitalize() for w in t.split())",
         "t.capitalize()",
-        "title('o neil') == 'O Neil'",
+        {"title('o neil')": "O Neil"},
     ),
 )
 
 
-class Repairs:
-  """Runs an agent in a folder with one file, `task.py`.
+_PATH = os.environ["PATH"]
+# Errors of `ast.literal_eval`.
+_UNREADABLE = ValueError, TypeError, SyntaxError, MemoryError, RecursionError
+# Prints the values of expressions.
+_TEST = "import sys; from task import *; print([eval(x) for x in sys.stdin])"
 
-  Subclasses have `work(issue, folder, url)`, which returns when the agent has
-  ended, also at the limits of a completion.
+
+class Repairs:
+  """Runs an agent in a container whose folder has one file, `task.py`.
+
+  Subclasses have `work(issue, container, url)`, which returns when the agent
+  has ended, also at the limits of a completion.
+
+  network: whether the agent itself is in the container and calls the model.
+  readable: folders that the agent needs there.
   """
 
+  network = False
+  readable = ()
+
   def play(self, seed, url):
-    issue, source, _, wrong, test = TASKS[seed // 2 % len(TASKS)]
-    folder = pathlib.Path.home() / "repository"
-    folder.mkdir()
-    (folder / "task.py").write_text(source.format(wrong))
-    self.work(f"task.py: {issue}", folder, url)
-    # The file could exit by itself.
-    code = f"from task import *; assert {test}; print(input())"
-    passed = secrets.token_hex()
-    ran = _run(
-        ["timeout", "10", sys.executable, "-c", code],
-        folder,
-        text=passed,
-        PYTHONPATH="",
-        PYTHONDONTWRITEBYTECODE="1",
+    self.task = TASKS[seed // 2 % len(TASKS)]
+    issue, source, _, wrong, values = self.task
+    with self._open(network=self.network) as container:
+      container.put("task.py", source.format(wrong).encode())
+      self.work(f"task.py: {issue}", container, url)
+      metrics = container.metrics
+      try:
+        repaired = container.get("task.py")
+      except containers.CommandError:
+        repaired = b""
+    # Without what the agent changed elsewhere. The file computes the values,
+    # which it does not know: it can neither print them nor find them.
+    with self._open() as container:
+      container.put("task.py", repaired)
+      command = ["python3", "-c", _TEST]
+      try:
+        _, output = container.run(command, "\n".join(values), deadline_s=10)
+        success = ast.literal_eval(output) == [*values.values()]
+      except (containers.CommandError, *_UNREADABLE):
+        success = False
+    return float(success), {"success": success, "metrics": metrics}
+
+  def _open(self, **arguments):
+    options = []
+    for path in self.readable:
+      options += ["--ro-bind-try", path, path]
+    return containers.open(
+        os.environ.get("REPAIRS_KIND", "bubblewrap"),
+        os.environ.get("REPAIRS_IMAGE", ""),
+        options=options,
+        **arguments,
     )
-    success = ran.stdout.strip() == passed
-    return float(success), {"success": success}
+
+
+class Scripted(Repairs):
+  """An agent that asks the model for its opinion, and repairs the file."""
+
+  def work(self, issue, container, url):
+    body = json.dumps({"model": "policy", "prompt": f"{issue}\n"}).encode()
+    with urllib.request.urlopen(f"{url}/v1/completions", body) as reply:
+      json.load(reply)
+    _, source, right, wrong, _ = self.task
+    _, text = container.run("cat task.py")
+    if text != source.format(wrong):
+      raise RuntimeError(text)
+    container.put("task.py", source.format(right).encode())
 
 
 class MiniSwe(Repairs):
   """mini-swe-agent, which calls `chat/completions`."""
 
-  def work(self, issue, folder, url):
+  def work(self, issue, container, url):
     # Packages that only the process of an episode needs.
     import minisweagent
     from minisweagent.agents import default
     from minisweagent.environments import local
     from minisweagent.models import litellm_model
     import yaml
+
+    class Environment(local.LocalEnvironment):
+
+      def execute(self, action, cwd="", *, timeout=None):
+        out = {"exception_info": ""}
+        try:
+          out["returncode"], out["output"] = container.run(
+              action.get("command", ""), deadline_s=timeout or 30
+          )
+        except containers.CommandError as error:
+          out = {"output": error.output, "returncode": -1}
+          out["exception_info"] = str(error)
+        self._check_finished(out)
+        return out
 
     package = pathlib.Path(minisweagent.__file__).parent
     config = yaml.safe_load((package / "config/mini.yaml").read_text())["agent"]
@@ -213,7 +273,7 @@ class MiniSwe(Repairs):
             model_kwargs={"api_base": f"{url}/v1", "api_key": "none"},
             cost_tracking="ignore_errors",
         ),
-        local.LocalEnvironment(cwd=str(folder)),
+        Environment(cwd=container.folder),
         system_template=config["system_template"],
         instance_template=config["instance_template"],
     )
@@ -224,10 +284,29 @@ class MiniSwe(Repairs):
         raise
 
 
-class Codex(Repairs):
+class Npm(Repairs):
+  """Agents of npm, which run in the container."""
+
+  network = True
+
+  @property
+  def readable(self):
+    paths = [path.partition("node_modules") for path in _PATH.split(":")]
+    return [f"{above}{name}" for above, name, _ in paths if name]
+
+  def start(self, container, *words, **variables):
+    """Runs an agent; raises if it failed, except at the limits."""
+    values = {"PATH": _PATH, **variables}
+    set_values = [f"{name}={value}" for name, value in values.items()]
+    status, text = container.run(["env", *set_values, *words], deadline_s=3600)
+    if status and "context_length_exceeded" not in text:
+      raise RuntimeError(f"status {status}: {text[-2000:]}")
+
+
+class Codex(Npm):
   """Codex, which calls `responses`."""
 
-  def work(self, issue, folder, url):
+  def work(self, issue, container, url):
     provider = "model_providers.policy"
     settings = (
         "model_provider=policy",
@@ -237,25 +316,22 @@ class Codex(Repairs):
         "web_search=disabled",
         "features.multi_agent=false",
         "features.goals=false",
-        "include_environment_context=false",  # It has the folder's path.
+        "include_environment_context=false",  # It has the date.
     )
     flags = [flag for setting in settings for flag in ("-c", setting)]
-    home = folder.parent / "codex"
-    home.mkdir()
-    _check(
-        _run(
-            ["codex", "exec", "--skip-git-repo-check", "--model=policy"]
-            + ["--dangerously-bypass-approvals-and-sandbox", *flags, issue],
-            folder,
-            CODEX_HOME=str(home),
-        )
+    container.run("mkdir /tmp/codex")
+    self.start(
+        container,
+        *("codex", "exec", "--skip-git-repo-check", "--model=policy"),
+        *("--dangerously-bypass-approvals-and-sandbox", *flags, issue),
+        CODEX_HOME="/tmp/codex",
     )
 
 
-class OpenCode(Repairs):
+class OpenCode(Npm):
   """opencode, which calls Anthropic's `messages`."""
 
-  def work(self, issue, folder, url):
+  def work(self, issue, container, url):
     model = {"name": "policy", "limit": {"context": 32768, "output": 4096}}
     provider = {
         "npm": "@ai-sdk/anthropic",
@@ -269,31 +345,10 @@ class OpenCode(Repairs):
         "permission": "allow",
         "share": "disabled",
     }
-    _check(
-        _run(
-            ["opencode", "run", "--title=repair", issue],
-            folder,
-            OPENCODE_CONFIG_CONTENT=json.dumps(config),
-            OPENCODE_DISABLE_MODELS_FETCH="1",
-            OPENCODE_DISABLE_AUTOUPDATE="1",
-        )
+    self.start(
+        container,
+        *("opencode", "run", "--title=repair", issue),
+        OPENCODE_CONFIG_CONTENT=json.dumps(config),
+        OPENCODE_DISABLE_MODELS_FETCH="1",
+        OPENCODE_DISABLE_AUTOUPDATE="1",
     )
-
-
-def _run(command, folder, text="", **variables):
-  return subprocess.run(
-      command,
-      cwd=folder,
-      env={**os.environ, "PWD": str(folder), **variables},
-      input=text,
-      capture_output=True,
-      text=True,
-      check=False,
-  )
-
-
-def _check(ran):
-  """Raises RuntimeError if an agent failed, except at the limits."""
-  text = ran.stdout + ran.stderr
-  if ran.returncode and "context_length_exceeded" not in text:
-    raise RuntimeError(f"status {ran.returncode}: {text[-2000:]}")

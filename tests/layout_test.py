@@ -48,7 +48,7 @@ _RANK = {name: rank for rank, names in enumerate(_ORDER) for name in names}
 _WITHOUT_JAX = """
     config.custom_code config.hardware config.load config.reference
     config.settings config.stages config.validate config.variants
-    environments.checks environments.environment_task
+    environments.checks environments.containers environments.environment_task
     environments.episode_pool environments.episode_worker learning.host_state
     losses.objective_table main models.config models.families.family
     models.hf.folders models.hf.hf_config models.hf.hf_files models.hf.hf_hub

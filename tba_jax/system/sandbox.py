@@ -126,6 +126,17 @@ def environment(home: str, passed: Sequence[str] = ()) -> dict[str, str]:
   }
 
 
+def is_confined() -> bool:
+  """Returns whether this process has the `environment` of a confined one."""
+  return os.path.basename(os.environ.get("HOME", "")).startswith("tba_jax-")
+
+
+def system_paths() -> list[str]:
+  """Returns the paths of the system's programs and of Python."""
+  python = os.path.realpath(sys.executable), sys.prefix, sys.base_prefix
+  return _outermost([*_SYSTEM, *python])
+
+
 def without_secrets() -> dict[str, str]:
   """Returns this environment without the package's own variables.
 

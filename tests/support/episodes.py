@@ -55,6 +55,8 @@ def make(
     max_prompt_tokens=20,
     deadline_s=3.0,
     readable="",
+    env_vars="",
+    network=False,
     **task,
 ) -> turns_lib.Environments:
   """Returns the environments of `task.source`, closed with the test case."""
@@ -65,6 +67,8 @@ def make(
       reward__num_workers=num_workers,
       reward__deadline_s=deadline_s,
       reward__readable=readable,
+      reward__env_vars=env_vars,
+      reward__network=network,
   )
   made = build.make(
       config, "", task_table.make_task(config.task), Bytes(), None
