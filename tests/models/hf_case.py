@@ -189,7 +189,7 @@ FAMILIES = (
         activation="gelu_new",
     ),
 )
-# Of these, one for each kind of layer: windows, shared keys and values, experts
+# One family for each kind of layer: windows, shared keys and values, experts
 # and sinks, states, latents.
 KINDS = tuple(
     shape
