@@ -29,8 +29,10 @@ _PAGE = "".join(
 _BLOCKS = dict(
     re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", _PAGE, re.M | re.S)
 )
-# Programs tested by docs_test.py.
-_TESTED_ELSEWHERE = frozenset(("make_data.py", "my_task.py", "hub_task.py"))
+# Programs tested by guides_test.py, as it opens a page, and docs_test.py.
+_TESTED_ELSEWHERE = frozenset(
+    ("six_lines.py", "make_data.py", "my_task.py", "hub_task.py")
+)
 _GSM8K = [
     {"question": f"What is {n} times 500?", "answer": f"So #### {n / 2},000"}
     for n in range(2, 30, 2)
@@ -74,7 +76,6 @@ class PythonPageTest(parameterized.TestCase):
     return run
 
   @parameterized.parameters(
-      ("six_lines.py", "reward/my_reward"),
       ("gsm8k_from_trl.py", "reward/has_box"),
       ("notebook.py", "reward/vivid"),
       ("reviews.py", "reward/matches"),
@@ -90,7 +91,7 @@ class PythonPageTest(parameterized.TestCase):
   def test_all_programs_of_page_are_tested(self):
     self.assertEqual(
         {*_BLOCKS} - _TESTED_ELSEWHERE,
-        {"six_lines.py", "signatures.py", "concise.py", "gsm8k_from_trl.py",
+        {"signatures.py", "concise.py", "gsm8k_from_trl.py",
          "notebook.py", "reviews.py", "guess.py", "lora.py"},
     )  # fmt: skip
 

@@ -213,7 +213,8 @@ else
   fi
   # In the environment, where arguments as --pdb or -n 0 come after it.
   addopts="-n $((workers < 4 ? workers : 4)) --dist loadfile"
-  addopts+=" --max-worker-restart=0$marks"
+  # Files in the order of tests/conftest.py.
+  addopts+=" --no-loadscope-reorder --max-worker-restart=0$marks"
   PYTEST_ADDOPTS="$addopts ${PYTEST_ADDOPTS:-}" \
     run_group 3000 "$group" tests --ignore=tests/multi_device \
     --ignore=tests/multi_process --ignore=tests/browser --ignore=tests/colabs \
@@ -223,9 +224,10 @@ else
     # longest come first, so that none is left alone at the end.
     run_each 1200 \
       tests/multi_process/{layouts,lockstep_objectives,lockstep}_test.py \
-      tests/multi_process/{cut_links,full_disk,bucket_run}_test.py \
-      tests/multi_device/compile_test.py tests/colabs/colabs_test.py \
-      tests/{multi_process,browser,multi_device}/*_test.py
+      tests/multi_device/{sequence,compile}_test.py \
+      tests/multi_process/{real_run,cut_links,full_disk,bucket_run}_test.py \
+      tests/colabs/colabs_test.py tests/multi_device/*_test.py \
+      tests/{multi_process,browser}/*_test.py
   fi
 fi
 

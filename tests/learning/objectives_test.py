@@ -74,7 +74,7 @@ def accumulate_all(params, batch, *, cuts_groups=False):
 
 
 def make_batch():
-  """Returns four groups: short and long ones, one with equal rewards."""
+  """Returns four groups: short and long ones, of turns, of equal rewards."""
   some = [
       table_policy.make_batch(
           behavior_params=table_policy.make_params(3), seed=seed
@@ -83,13 +83,20 @@ def make_batch():
   ]
   batch = jax.tree.map(lambda *x: jnp.concatenate(x), *some)
   first = batch.completion_mask[0] * (jnp.arange(table_policy.T) < 2)[None]
+  # Losses ignore an environment's tokens.
+  turns = batch.completion_mask[2] * (jnp.arange(table_policy.T) != 1)[None]
+  mask = batch.completion_mask.at[0].set(first).at[2].set(turns)
+  rng = np.random.default_rng(0)
   # Copies have masks and rewards of their own.
   tokens = batch.completion_tokens
   tokens = tokens.at[:, 2].set(tokens[:, 0]).at[:, 3].set(tokens[:, 1])
   return dataclasses.replace(
       batch,
       completion_tokens=tokens,
-      completion_mask=batch.completion_mask.at[0].set(first),
+      completion_mask=mask,
+      behavior_logprobs=batch.behavior_logprobs * mask,
+      ref_logprobs=batch.ref_logprobs * mask,
+      turn_rewards=mask * jnp.asarray(rng.normal(size=mask.shape), jnp.float32),
       rewards=batch.rewards.at[3].set(1.0),
       staleness_steps=jnp.arange(16.0).reshape(4, K),
       prepared={"baselines_Bx1": jnp.array([[0.1], [0.2], [0.3], [0.4]])},

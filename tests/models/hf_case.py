@@ -189,6 +189,15 @@ FAMILIES = (
         activation="gelu_new",
     ),
 )
+# One family for each kind of layer: windows, shared keys and values, experts
+# and sinks, states, latents.
+KINDS = tuple(
+    shape
+    for shape in FAMILIES
+    if shape is not GEMMA4_EXPERTS
+    and shape["family"]
+    in ("gemma3_text", "gemma4_text", "gpt_oss", "qwen3_next", "deepseek_v3")
+)
 
 
 def make_config(**overrides) -> config_lib.ModelConfig:

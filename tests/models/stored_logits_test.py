@@ -1,9 +1,14 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Our families against what `transformers` computed where torch was."""
+"""Our families against what `transformers` computed where torch was.
 
+Where torch is installed, `hf_parity_test` compares both with `transformers`.
+"""
+
+import importlib.util
 import pathlib
 
+from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
@@ -18,6 +23,9 @@ from tests.models import cases
 class StoredLogitsTest(parameterized.TestCase):
 
   @parameterized.named_parameters(*zip(cases.CASES, cases.CASES))
+  @absltest.skipIf(
+      importlib.util.find_spec("torch"), "hf_parity_test has it with torch"
+  )
   @pytest.mark.slow
   def test_logits_and_greedy_completions_equal_the_stored_ones(self, case):
     stored = cases.stored(case)

@@ -166,7 +166,6 @@ class SamplingTest(parameterized.TestCase):
     return result
 
   @parameterized.parameters(
-      dict(data=2),
       dict(data=4),
       dict(tensor=2),
       dict(fsdp=4),

@@ -25,6 +25,8 @@ from tests.support import sampler_case
 from tests.support import tiny_model
 
 _P, _T, _EOS, _PAD = 5, 7, 1, 0
+# Completions of a prompt.
+_MOST = 6
 _VERSION = 4
 
 
@@ -38,30 +40,32 @@ _sampler = functools.partial(
 
 
 def _requests(num_prompts: int, seed: int = 0) -> list[decode.Request]:
-  """Returns prompts of all lengths with 1 to 6 completions each."""
+  """Returns prompts of all lengths with 1 to `_MOST` completions each."""
   rng = np.random.default_rng(seed)
   return [
       decode.Request(
           prompt_tokens=rng.integers(2, tiny_model.VOCAB, 1 + index % _P),
           prompt_id=100 + index,
           visit=index % 2,
-          num_completions=1 + (3 * index) % 6,
+          num_completions=1 + (3 * index) % _MOST,
           first_sample=index % 3,
       )
       for index in range(num_prompts)
   ]
 
 
-def _forward_logits(model, params, request, tokens_SxT) -> jax.Array:
+def _forward_logits(forward, params, request, tokens_SxT) -> jax.Array:
   """Returns logits [S, T, V] of completions by one full forward pass."""
   length = len(request.prompt_tokens)
+  # Padded, so that one compilation is enough.
+  completions = np.full((1, _MOST, _T), _PAD, np.int32)
+  completions[0, : len(tokens_SxT)] = tokens_SxT
   tokens_1xP = np.full((1, _P), _PAD, np.int32)
   mask_1xP = np.zeros((1, _P), np.float32)
   tokens_1xP[0, -length:] = request.prompt_tokens
   mask_1xP[0, -length:] = 1
-  return model.completion_logits(
-      params, tokens_1xP, mask_1xP, jnp.asarray(tokens_SxT)[None]
-  )[0]
+  logits = forward(params, tokens_1xP, mask_1xP, completions)
+  return logits[0, : len(tokens_SxT)]
 
 
 class DecodeTest(parameterized.TestCase):
@@ -74,6 +78,7 @@ class DecodeTest(parameterized.TestCase):
     cls.params = jax.tree.map(
         lambda x: 2.0 * x, tiny_model.init_params(cls.model)
     )
+    cls.forward = staticmethod(jax.jit(cls.model.completion_logits))
     cls.requests = _requests(9)
     cls.sampler = _sampler(cls.model)
     cls.found = cls.sampler.sample(cls.params, cls.requests, version=_VERSION)
@@ -137,7 +142,7 @@ class DecodeTest(parameterized.TestCase):
     found = sampler.sample(self.params, self.requests[:6], version=0)
     for request, completions in zip(self.requests, found):
       logits_SxTxV = _forward_logits(
-          self.model, self.params, request, completions.tokens
+          self.forward, self.params, request, completions.tokens
       )
       S, T, V = logits_SxTxV.shape
       expected_SxTxV = logits_lib.process(
@@ -153,7 +158,7 @@ class DecodeTest(parameterized.TestCase):
 
   def test_logprobs_are_the_trainers(self):
     request, found = self.requests[3], self.found[3]
-    logits = _forward_logits(self.model, self.params, request, found.tokens)
+    logits = _forward_logits(self.forward, self.params, request, found.tokens)
     trainer = logprobs_lib.token_logprobs(
         logits, jnp.asarray(found.tokens), temperature=1.0
     )
@@ -168,7 +173,7 @@ class DecodeTest(parameterized.TestCase):
     found = sampler.sample(self.params, self.requests[:4], version=0)
     for request, completions in zip(self.requests, found):
       logits = _forward_logits(
-          self.model, self.params, request, completions.tokens
+          self.forward, self.params, request, completions.tokens
       )
       np.testing.assert_array_equal(
           completions.tokens, np.argmax(logits, axis=-1)

@@ -272,6 +272,7 @@ class EngineTest(absltest.TestCase):
         body = serving_case.pass_body(**asked)
         self.assertIn(message, server.ask("forward_backward", seq, body))
 
+  @pytest.mark.slow
   def test_does_not_repeat_failed_pass(self):
     """Neither a pass that failed, nor a forward one, has an effect."""
     server = self._start(checkpoint_every_steps=100)

@@ -262,6 +262,7 @@ class ServedReplayTest(absltest.TestCase):
     )
     return state()
 
+  @pytest.mark.slow
   def test_failed_version_save_ends_replay_with_reason(self):
     save = mock.patch.object(
         saved_weights.SavedWeights,
