@@ -61,15 +61,11 @@ from tba_jax.system import processes
 
 # Environment variable with the server's API key; the name is vLLM's.
 KEY_VARIABLE = "VLLM_API_KEY"
-# Command that starts a suitable server, and what adapters add.
+# Command that starts a suitable server.
 HOW = "VLLM_SERVER_DEV_MODE=1 vllm serve FOLDER --enable-scale-out"
-HOW_WITH_ADAPTERS = (
-    f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 {HOW} --enable-lora --max-loras 2"
-    " --max-lora-rank RANK"
-)
 _PATH = "/inference/v1/generate"
 _ADAPTER_PATH = "/v1/load_lora_adapter"
-# Log-prob of what truncated sampling drops.
+# Log-prob of tokens that truncated sampling drops, and instead of NaN.
 _MASKED = -9999.0
 # Seconds between polls for newer params, and for environments' answers; seconds
 # between health checks, and their timeout.
@@ -163,6 +159,8 @@ class VllmSampler:
   No other client may change the server's weights.
 
   platform: field of `requests.Sampler`.
+  base: name of the weights under adapters, None until one is loaded.
+  is_sampling: whether turns are in flight, which continue with newer params.
   """
 
   platform = "vllm"
@@ -203,10 +201,8 @@ class VllmSampler:
     self._prefix = uuid.uuid4().hex[:8]
     # Params on the server, None if unknown.
     self._loaded: ParamsFolder | None = None
-    # Name of the adapters' base, once known.
-    self._base: str | None = None
+    self.base: str | None = None
     self._is_checked = False
-    # Whether turns are in flight, which continue with newer params.
     self.is_sampling = False
 
   @property
@@ -415,7 +411,7 @@ class VllmSampler:
     if (
         sampled_ids != ids
         or not 1 <= len(ids) <= max_tokens
-        or not np.isfinite(logprobs).all()
+        or not (logprobs > _MASKED).all()
     ):
       raise self.server.wrong(_PATH, f"log-probs of other tokens: {ids!r:.80}")
     n = len(kept_nxC)
@@ -445,17 +441,6 @@ class VllmSampler:
         )
       kept_TxC[place, : len(kept)] = [token["token_id"] for token in kept]
     return kept_TxC, 0
-
-  def known(
-      self, params: ParamsFolder, versions: Mapping[str, int]
-  ) -> Mapping[str, int]:
-    """Returns the versions of weights that may sample a request's turns.
-
-    Args:
-      params: version that the request names.
-      versions: name of params -> version.
-    """
-    return {self._base: versions[params.name]} if params.rank else versions
 
   def swap(self, version: ParamsFolder) -> None:
     """Switches to other params, also turns in flight unless by an adapter."""
@@ -547,8 +532,8 @@ class VllmSampler:
     Earlier adapters stay: turns in flight may use them, and the server drops
     those that it has no room for.
     """
-    if self._base is None:
-      self._base = self._weight_version()
+    if self.base is None:
+      self.base = self._weight_version()
     if not self._is_named(version):
       self._post_slowly(
           _ADAPTER_PATH,
@@ -596,8 +581,8 @@ class VllmSampler:
     if (lora_config.get("max_lora_rank") or 0) < rank:
       wrong.append(
           f"--max-lora-rank={lora_config.get('max_lora_rank')}: must be {rank}"
-          " or more, with --enable-lora, because config.lora.rank is"
-          f" {rank}; start it with {HOW_WITH_ADAPTERS}"
+          " or more (config.lora.rank), with --enable-lora --max-loras=2 and"
+          " VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
       )
     mode = model_config.get("logprobs_mode")
     allowed = ["processed_logprobs"]
@@ -875,7 +860,9 @@ class _Loop:
     if isinstance(answer, Exception):
       raise answer
     call = self._calls[number]
-    known = self._sampler.known(call.params, self._versions)
+    known = self._versions
+    if call.params.rank:
+      known = {self._sampler.base: self._versions[call.params.name]}
     versions = [turn.versions(known) for turn in answer]
     if None in versions:
       self._ask_again("does another client change its weights?")

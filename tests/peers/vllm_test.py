@@ -282,7 +282,7 @@ class VllmTest(absltest.TestCase):
     trees = [
         jax.tree.map(
             lambda x, seed=seed: x
-            + 0.02 * jax.random.normal(jax.random.PRNGKey(seed), x.shape),
+            + 0.05 * jax.random.normal(jax.random.PRNGKey(seed), x.shape),
             adapters.init(jax.random.PRNGKey(seed)),
         )
         for seed in (1, 2)
