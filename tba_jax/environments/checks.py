@@ -3,7 +3,6 @@
 """Checks of settings against the environments that they name."""
 
 from tba_jax.models import checks as models
-from tba_jax.sampling import samplers
 from tba_jax.system import rules
 from tba_jax.tasks import base
 from tba_jax.tasks import task_table
@@ -49,13 +48,5 @@ def fits(c: rules.Values, task: base.PromptSet) -> rules.Problems:
         " of its delta nets would include the tokens that a stop string cuts"
         " off; its stop tokens end turns too"
     )
-  for key, allowed in (
-      ("evaluate.judge", ("",)),
-      *samplers.without(
-          "has_turns", c.get("search.sampler", "jax"), c.get("offline.path", "")
-      ),
-  ):
-    if c.get(key, allowed[0]) not in allowed:
-      yield key, (
-          f"must be {' or '.join(map(repr, allowed))} with environments"
-      )
+  if c.get("evaluate.judge"):
+    yield "evaluate.judge", "must be '' with environments"

@@ -30,6 +30,7 @@ import numpy as np
 from tba_jax import types
 from tba_jax.models import config as config_lib
 from tba_jax.models.hf import adapter_folder
+from tba_jax.models.hf import hf_config
 from tba_jax.models.hf import hf_files
 from tba_jax.models.hf import hf_hub
 from tba_jax.models.hf import hf_names
@@ -68,7 +69,7 @@ class ParamsMerger:
   """Merges adapters into the model's params.
 
   base: `base_name` of the base; "" without adapters.
-  params: (trained params) -> params of the model.
+  params: (trained params) -> params of the model, or what its sampler merges.
   """
 
   base: str
@@ -171,6 +172,53 @@ def peft_tensors(
         leaf = np.asarray(factors[factor.lower()][layer])
         out[adapter_folder.tensor_name(name, factor)] = leaf.reshape(shape)
   return out
+
+
+def peft_tensors_or_none(
+    model_config: config_lib.ModelConfig,
+    folder: pathlib.Path | None,
+    adapters: PyTree,
+) -> dict[str, np.ndarray] | None:
+  """Returns `peft_tensors`, None if adapters must be merged instead.
+
+  Merging is needed if the base has no folder, is multimodal or has adapters, or
+  if its files store matrices in another form, as of experts.
+
+  Args:
+    folder: Hugging Face folder of the base; None if from scratch.
+  """
+  if folder is None or adapter_folder.is_adapter(folder):
+    return None
+  if hf_config.is_multimodal(folder):
+    return None
+  try:
+    return peft_tensors(model_config, adapters)
+  except ValueError:
+    return None
+
+
+def make_adapter_fn(
+    settings: Mapping[str, Any], model: Any, folder: pathlib.Path | None
+) -> Callable[[PyTree], adapter_folder.Adapter] | None:
+  """Returns (adapters) -> adapter in peft's format; None if it has none.
+
+  Args:
+    settings: `config.lora`.
+    model: a `models.transformer.Model`.
+    folder: Hugging Face folder of the base; None if from scratch.
+  """
+  if (adapters := make(settings, model)) is None:
+    return None
+  shapes = jax.eval_shape(adapters.init, jax.random.PRNGKey(0))
+  zeros = jax.tree.map(lambda x: np.broadcast_to(np.float32(), x.shape), shapes)
+  if peft_tensors_or_none(model.config, folder, zeros) is None:
+    return None
+  return lambda adapters: adapter_folder.Adapter(
+      peft_tensors(model.config, adapters),
+      base=folder,
+      rank=settings["rank"],
+      alpha=settings["alpha"],
+  )
 
 
 def make_merger(

@@ -507,10 +507,19 @@ def make_searcher(
   policy = policy_lib.make_policy(config, run.workdir)
   place = sharding.make_place(mesh, policy)
   load_start = make_load_start(config, policy, place)
-  merger = lora.make_merger(
-      policy.adapters, policy.folder, config.seed, load_start
-  )
-  params_fn = make_params_fn(policy, merger, place)
+  to_adapter = None
+  if samplers.SAMPLERS[config.search.sampler].takes_adapters:
+    to_adapter = lora.make_adapter_fn(config.lora, policy.model, policy.folder)
+  if to_adapter is None:
+    merger = lora.make_merger(
+        policy.adapters, policy.folder, config.seed, load_start
+    )
+    params_fn = make_params_fn(policy, merger, place)
+  else:
+    merger = lora.ParamsMerger(
+        lora.base_name(policy.folder, config.seed), to_adapter
+    )
+    params_fn = make_params_fn(policy, merger, None)
   reference = None
   if objective_table.holds_reference(config, "searcher"):
     reference = group_reference.make_group_reference(
@@ -641,11 +650,12 @@ def make_load_start(
 def make_params_fn(
     policy: policy_lib.Policy,
     merger: lora.ParamsMerger,
-    place: sharding.Placement = sharding.ONE_DEVICE,
+    place: sharding.Placement | None = sharding.ONE_DEVICE,
 ) -> Callable[[dict[str, np.ndarray]], types.PyTree]:
   """Returns a function from published leaves by path to the model's params.
 
-  Without adapters, leaves stay on the host; adapters are merged on the devices.
+  Without adapters, leaves stay on the host; adapters are merged on the devices,
+  or on the host if `place` is None.
   """
   like = jax.eval_shape(policy.trained.init, jax.random.PRNGKey(0))
 
@@ -653,6 +663,8 @@ def make_params_fn(
     trained = published.unflatten(leaves, like)
     if policy.adapters is None:
       return trained
+    if place is None:
+      return merger.params(trained)
     return place.put(merger.params(jax.device_put(trained, place.trained)))
 
   return params_fn

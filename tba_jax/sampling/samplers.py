@@ -25,8 +25,8 @@ class Facts:
   is_here: whether it decodes on the searcher's devices.
   is_exact: whether all tokens are sampled by the given params, with exact
     log-probs.
-  has_turns: whether environments may answer completions.
   has_routes: whether it records the experts of tokens.
+  takes_adapters: whether `put` takes an `adapter_folder.Adapter`, unmerged.
   """
 
   module: str
@@ -37,8 +37,8 @@ class Facts:
   )
   is_here: bool = True
   is_exact: bool = True
-  has_turns: bool = True
   has_routes: bool = True
+  takes_adapters: bool = False
 
 
 SAMPLERS: Mapping[str, Facts] = {
@@ -47,12 +47,7 @@ SAMPLERS: Mapping[str, Facts] = {
         "tba_jax.sampling.vllm",
         settings=("search.vllm_urls", "search.vllm_folder"),
         addresses="search.vllm_urls",
-        # The server samples from the tempered model, up to a stop token.
         allows={
-            "sampling.top_k": (0,),
-            "sampling.top_p": (1,),
-            "sampling.min_p": (0,),
-            "sampling.stop_strings": ("",),
             "sampling.num_waiting": (0,),
             "sampling.in_flight": ("off", "keep_cache"),
             "search.quantization": ("",),
@@ -64,8 +59,8 @@ SAMPLERS: Mapping[str, Facts] = {
             "search.mesh.tensor": (1,),
         },
         is_here=False,
-        has_turns=False,
         has_routes=False,
+        takes_adapters=True,
     ),
 }
 # A log replaces samples; everything else depends on the wrapped sampler.

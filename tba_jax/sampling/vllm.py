@@ -3,26 +3,32 @@
 """Sampler that leaves decoding to a vLLM server.
 
     put(params) → folder of safetensors → pause, reload_weights, resume
-    sample(…)   → POST /inference/v1/generate, one request a prompt, all at once
+    put(adapter) → folder of an adapter → load_lora_adapter
+    stream(…)   → POST /inference/v1/generate, ids → ids, turn by turn
 
 Implements `requests.Sampler`. Ids and log-probs are the server's, so importance
 weights use the log-probs of the distribution that sampled. The server reports
-which weights sampled each token. Completions by any other weights, for example
-after a restart, are sampled again.
+which weights sampled each token. Turns by any other weights, for example after
+a restart, are sampled again. A request names its adapter, which samples it to
+the end; the weights are then the base's.
 
 vLLM's own weight transfer needs PyTorch tensors on GPUs; every vLLM backend can
 read a folder, also across machines that share a file system.
+
+With top-k, top-p or min-p the server returns the likeliest tokens with each; it
+masks those that it dropped. It applies min-p before top-k and top-p, and never
+keeps more than C tokens; of equally likely ones at that limit it keeps none.
+Plain log-probs are then the sampling log-probs.
 
 Random numbers are the server's. (Seeds of requests would not make completions
 independent of their batch mates, slow vLLM's sampler down, and crash it on CPUs
 if a prompt is prefilled in two chunks.)
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 import contextlib
 import dataclasses
-import functools
 import http.client
 import itertools
 import json
@@ -45,6 +51,7 @@ import numpy as np
 from tba_jax import types
 from tba_jax.models import config as config_lib
 from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.models.hf import adapter_folder
 from tba_jax.models.hf import hf
 from tba_jax.models.net import transformer
 from tba_jax.sampling import requests
@@ -56,10 +63,14 @@ from tba_jax.system import processes
 KEY_VARIABLE = "VLLM_API_KEY"
 # Command that starts a suitable server.
 HOW = "VLLM_SERVER_DEV_MODE=1 vllm serve FOLDER --enable-scale-out"
-# Seconds between polls for newer params, seconds between health checks, and
-# their timeout.
-_POLL_S, HEALTH_S, _ANSWER_S = 0.2, 5.0, 20.0
-# Sampling fails after this many consecutive attempts without a completion.
+_PATH = "/inference/v1/generate"
+_ADAPTER_PATH = "/v1/load_lora_adapter"
+# Log-prob of tokens that truncated sampling drops, and instead of NaN.
+_MASKED = -9999.0
+# Seconds between polls for newer params, and for environments' answers; seconds
+# between health checks, and their timeout.
+_POLL_S, _LOOK_EVERY_S, HEALTH_S, _ANSWER_S = 0.2, 0.02, 5.0, 20.0
+# Sampling fails after this many consecutive attempts without a turn.
 _MOST_ATTEMPTS = 5
 
 
@@ -100,13 +111,46 @@ class ParamsFolder:
 
   name: unique identifier of these params on the server.
   folder: directory of the files.
+  rank: inner dimension of an adapter; 0 for whole params.
   """
 
   name: str
   folder: pathlib.Path
+  rank: int = 0
 
   def __post_init__(self) -> None:
     weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Turn:
+  """Tokens that the server sampled.
+
+  ids: n token ids.
+  logprobs: [n] float32, nats.
+  names: name of the params that sampled each token; None if the server aborted
+    the turn.
+  kept: [n, C] int32, tokens that truncated sampling kept, -1 after the last.
+  top_k: most tokens to keep at the next place, where the server kept more than
+    C because several are as likely as the last; else 0.
+  """
+
+  ids: Sequence[int]
+  logprobs: np.ndarray
+  names: Sequence[str] | None
+  kept: np.ndarray
+  top_k: int
+
+  def versions(self, known: Mapping[str, int]) -> list[int] | None:
+    """Returns the version of each token; None if other params sampled one.
+
+    Args:
+      known: name of params -> version.
+    """
+    names = self.names
+    if names is None or len(names) != len(self.ids):
+      return None
+    return [known[name] for name in names] if {*names} <= {*known} else None
 
 
 class VllmSampler:
@@ -115,6 +159,8 @@ class VllmSampler:
   No other client may change the server's weights.
 
   platform: field of `requests.Sampler`.
+  base: name of the weights under adapters, None until one is loaded.
+  is_sampling: whether turns are in flight, which continue with newer params.
   """
 
   platform = "vllm"
@@ -134,7 +180,7 @@ class VllmSampler:
     """Initializes the sampler without reaching the server.
 
     Args:
-      settings: sampling without truncation, stop strings or several turns.
+      settings: sampling without exploration.
       model_config: shape of the params.
       url: "http://HOST:PORT".
       folder: parent of the params' folders, at the same path on the server.
@@ -144,7 +190,7 @@ class VllmSampler:
       on_progress: function called while the server works.
     """
     self._settings = settings
-    self._model_config = model_config
+    self.model_config = model_config
     self.server = VllmServer(url)
     self._folder = folder
     self._written = processes.shared if is_shared else contextlib.nullcontext
@@ -155,11 +201,9 @@ class VllmSampler:
     self._prefix = uuid.uuid4().hex[:8]
     # Params on the server, None if unknown.
     self._loaded: ParamsFolder | None = None
+    self.base: str | None = None
     self._is_checked = False
-    # Whether completions are in flight, which continue with newer params.
-    self._is_sampling = False
-
-    self.stream = functools.partial(requests.in_one_batch, self.sample)
+    self.is_sampling = False
 
   @property
   def settings(self) -> requests.SamplingSettings:
@@ -169,7 +213,8 @@ class VllmSampler:
     """Writes params to a folder and has the server load them.
 
     Args:
-      params: model params, or the result of an earlier `put`.
+      params: model params, an `adapter_folder.Adapter`, or the result of an
+        earlier `put`.
       shardings: unused.
 
     Raises:
@@ -180,10 +225,19 @@ class VllmSampler:
     if isinstance(params, ParamsFolder):
       return params
     name = f"{self._prefix}-{next(self._numbers)}"
-    version = ParamsFolder(name, (self._folder / name).absolute())
+    is_adapter = isinstance(params, adapter_folder.Adapter)
+    version = ParamsFolder(
+        name,
+        (self._folder / name).absolute(),
+        params.rank if is_adapter else 0,
+    )
     with self._written():
-      hf.save(version.folder, *_untied(self._model_config, params))
-    self._load(version)
+      if is_adapter:
+        version.folder.mkdir(parents=True)
+        params.write(version.folder)
+      else:
+        hf.save(version.folder, *_untied(self.model_config, params))
+    self.load(version)
     return version
 
   def warm_up(self, params: types.PyTree) -> None:
@@ -202,47 +256,39 @@ class VllmSampler:
       newer: requests.NewerFn | None = None,
       turns: requests.Turns | None = None,
   ) -> list[types.Completions]:
-    """Returns the completions of each prompt; see `requests.Sampler`.
+    """Returns the completions of each prompt; see `stream`."""
+    batches = iter([prompts])
+    stream = self.stream(
+        params,
+        lambda: next(batches, None),
+        version=version,
+        newer=newer,
+        turns=turns,
+    )
+    del params
+    completions = dict(itertools.chain.from_iterable(stream))
+    return [completions[i] for i in range(len(prompts))]
 
-    With newer params the server keeps its KV cache.
+  def stream(
+      self,
+      params: types.PyTree,
+      more: requests.MoreFn,
+      *,
+      version: int,
+      newer: requests.NewerFn | None = None,
+      turns: requests.Turns | None = None,
+  ) -> Iterator[list[tuple[int, types.Completions]]]:
+    """Samples requests while the server answers; see `requests.Sampler`.
+
+    Turns in flight continue with newer params and the old KV cache; later turns
+    are prefilled with the newer params.
 
     Raises:
       UnreachableError: the server did not answer in time.
       ValueError: a request is wrong, or the server rejects it.
       RuntimeError: another client changes the server's weights.
     """
-    assert turns is None
-    for request in prompts:
-      request.check(self._settings, self._model_config.vocab_size)
-    attempt = _Attempt(self, prompts, self.put(params), version)
-    del params
-    failures, why = 0, ""
-    while attempt.missing:
-      before = len(attempt.missing)
-      self._load(attempt.current)
-      self._is_sampling = True
-      try:
-        attempt.run(newer)
-        why = "does another client change its weights?"
-      except UnreachableError as error:
-        why = str(error)
-        self._loaded = None
-        self.on_event("sampler_lost", why)
-      finally:
-        self._is_sampling = False
-      failures = failures + 1 if len(attempt.missing) == before else 0
-      if failures == _MOST_ATTEMPTS:
-        raise RuntimeError(
-            f"{self.server.url}: {failures} attempts gave no completion by the"
-            f" given params: {why}"
-        )
-    if attempt.has_swapped:
-      # Repeated prompts would reuse keys and values of older params.
-      try:
-        self.server.post("/reset_prefix_cache")
-      except UnreachableError:
-        self._loaded = None  # Loading also clears the cache.
-    return [attempt.results[i] for i in range(len(prompts))]
+    return _Loop(self, self.put(params), version, more, newer, turns).run()
 
   def token_logprobs(
       self, params: types.PyTree, tokens_BxL: np.ndarray
@@ -251,12 +297,19 @@ class VllmSampler:
 
     See `requests.Sampler` for the arguments and `put` for errors.
     """
-    self._load(self.put(params))
+    params = self.put(params)
+    self.load(params)
     rows = []
     for tokens_L in np.asarray(tokens_BxL).tolist():
       answer = self._generate(
+          params,
           tokens_L,
-          {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0},
+          {
+              "max_tokens": 1,
+              "temperature": 1.0,
+              "prompt_logprobs": 0,
+              "detokenize": False,
+          },
       )
       places = answer.get("prompt_logprobs") or []
       try:
@@ -268,99 +321,131 @@ class VllmSampler:
         )
       except (KeyError, TypeError, ValueError) as error:
         raise self.server.wrong(
-            "/inference/v1/generate", f"no log-probs of a prompt: {error!r}"
+            _PATH, f"no log-probs of a prompt: {error!r}"
         ) from error
     return np.asarray(rows, np.float32)
 
-  def generate(self, request: requests.Request) -> list[dict[str, Any]]:
-    """Returns the server's choices for one request, as parsed JSON."""
+  def generate(
+      self,
+      params: ParamsFolder,
+      ids: Sequence[int],
+      num: int,
+      max_tokens: int,
+      top_k: int,
+  ) -> list[_Turn]:
+    """Returns turns after a prompt.
+
+    Args:
+      params: version on the server.
+      ids: the prompt.
+      num: number of turns.
+      max_tokens: most tokens of each.
+      top_k: number of tokens to sample the first from; 0 for C.
+
+    Raises:
+      UnreachableError: the server does not answer.
+      ValueError: the server rejects the request, or its answer is wrong.
+    """
     settings = self._settings
-    limit = request.max_tokens or settings.max_completion_tokens
+    truncation = {"logprobs": 0}
+    if C := settings.num_kept:
+      # One more shows whether C were all.
+      truncation = {
+          "logprobs": C + 1,
+          "top_k": top_k or C,
+          "top_p": settings.top_p,
+          "min_p": settings.min_p,
+      }
+    if top_k:
+      max_tokens = 1
     answer = self._generate(
-        np.asarray(request.prompt_tokens).tolist(),
+        params,
+        ids,
         {
-            "n": request.num_completions,
-            "max_tokens": limit,
+            "n": num,
+            "max_tokens": max_tokens,
             "temperature": settings.temperature,
             "stop_token_ids": sorted(settings.stop_ids),
+            # Only saves tokens: `_Loop` decides where a turn ends.
+            "stop": [*settings.stop_strings],
+            "detokenize": bool(settings.stop_strings),
+            "skip_special_tokens": False,
             # The model's files may name other stop tokens.
             "ignore_eos": True,
-            "logprobs": 0,
+            **truncation,
         },
     )
     choices = answer.get("choices")
-    if not isinstance(choices, list) or len(choices) != request.num_completions:
-      raise self.server.wrong(
-          "/inference/v1/generate",
-          f"not {request.num_completions} choices, but {choices!r:.80}",
-      )
-    return sorted(choices, key=lambda choice: choice["index"])
+    if not isinstance(choices, list) or len(choices) != num:
+      raise self.server.wrong(_PATH, f"not {num} choices, but {choices!r:.80}")
+    choices = sorted(choices, key=lambda choice: choice["index"])
+    return [self._turn(choice, max_tokens) for choice in choices]
 
-  def completions(
-      self, choices: Sequence[Mapping[str, Any]], versions: Mapping[str, int]
-  ) -> types.Completions | None:
-    """Converts choices; returns None if other params sampled a token.
-
-    Args:
-      choices: server's answer to a request.
-      versions: name of params -> version.
+  def _turn(self, choice: Mapping[str, Any], max_tokens: int) -> _Turn:
+    """Converts a choice of the server.
 
     Raises:
-      ValueError: the choices do not match the request.
+      ValueError: the choice does not match the request.
     """
-    S, T = len(choices), self._settings.max_completion_tokens
-    tokens_SxT = np.full((S, T), self._settings.pad_id, np.int32)
-    logprobs_SxT = np.zeros((S, T), np.float32)
-    versions_SxT = np.full((S, T), -1, np.int32)
-    lengths_S, stopped_S = np.zeros(S, np.int32), np.zeros(S, bool)
-    for i, choice in enumerate(choices):
-      ids, spans = choice.get("token_ids"), choice.get("weight_versions")
-      if choice.get("finish_reason") == "abort":
-        return None
-      try:
-        content = choice["logprobs"]["content"]
-        sampled_ids = [at["token_id"] for at in content]
-        logprobs = np.asarray([at["logprob"] for at in content], np.float32)
-        names = [span["version"] for span in spans]
-        ends = [(span["start"], span["end"]) for span in spans]
-      except (KeyError, TypeError) as error:
+    ids, spans = choice.get("token_ids"), choice.get("weight_versions")
+    if choice.get("finish_reason") == "abort":
+      return _Turn([], np.zeros(0), None, np.zeros((0, 0)), 0)
+    try:
+      content = choice["logprobs"]["content"]
+      sampled_ids = [at["token_id"] for at in content]
+      logprobs = np.asarray([at["logprob"] for at in content], np.float32)
+      names = [
+          span["version"]
+          for span in spans
+          for _ in range(span["start"], span["end"])
+      ]
+      kept_nxC, top_k = np.zeros((len(content), 0), np.int32), 0
+      if self._settings.num_kept:
+        kept_nxC, top_k = self._kept([at["top_logprobs"] for at in content])
+    except (KeyError, TypeError) as error:
+      raise self.server.wrong(
+          _PATH,
+          f"a choice without log-probs or versions: {error!r}; the server"
+          f" must be vLLM 0.32 or newer, started with {HOW}",
+      ) from error
+    if (
+        sampled_ids != ids
+        or not 1 <= len(ids) <= max_tokens
+        or not (logprobs > _MASKED).all()
+    ):
+      raise self.server.wrong(_PATH, f"log-probs of other tokens: {ids!r:.80}")
+    n = len(kept_nxC)
+    return _Turn(ids[:n], logprobs[:n], names[:n], kept_nxC, top_k)
+
+  def _kept(
+      self, tops: Sequence[Sequence[Mapping[str, Any]]]
+  ) -> tuple[np.ndarray, int]:
+    """Returns `kept` and `top_k` of a turn, up to the place that needs it.
+
+    Args:
+      tops: C + 1 likeliest tokens of each place.
+    """
+    C = self._settings.num_kept
+    kept_TxC = np.full((len(tops), C), -1, np.int32)
+    for place, top in enumerate(tops):
+      top = sorted(top, key=lambda token: -token["logprob"])
+      kept = [token for token in top if token["logprob"] > _MASKED]
+      if len(kept) > C:
+        last = kept[C]["logprob"]
+        if top_k := sum(token["logprob"] > last for token in kept):
+          return kept_TxC[:place], top_k
         raise self.server.wrong(
-            "/inference/v1/generate",
-            f"a choice without log-probs or versions: {error!r}; the server"
-            f" must be vLLM 0.32 or newer, started with {HOW}",
-        ) from error
-      n = len(ids)
-      if (
-          sampled_ids != ids
-          or not 1 <= n <= T
-          or not np.isfinite(logprobs).all()
-      ):
-        raise self.server.wrong(
-            "/inference/v1/generate", f"log-probs of other tokens: {ids!r:.80}"
+            _PATH,
+            f"more than {C} tokens are the likeliest; raise"
+            " config.sampling.top_k and max_kept_tokens",
         )
-      if set(names) - set(versions) or sum(b - a for a, b in ends) != n:
-        return None
-      tokens_SxT[i, :n], logprobs_SxT[i, :n] = ids, logprobs
-      for name, (start, end) in zip(names, ends, strict=True):
-        versions_SxT[i, start:end] = versions[name]
-      lengths_S[i] = n
-      stopped_S[i] = ids[-1] in self._settings.stop_ids
-    return types.Completions(
-        tokens=tokens_SxT,
-        lengths=lengths_S,
-        sampled_mask=np.arange(T) < lengths_S[:, None],
-        logprobs=logprobs_SxT,
-        plain_logprobs=logprobs_SxT,
-        stopped=stopped_S,
-        # Versions never decrease, so the first token has the oldest.
-        versions=versions_SxT[:, 0].copy(),
-        token_versions=versions_SxT,
-    )
+      kept_TxC[place, : len(kept)] = [token["token_id"] for token in kept]
+    return kept_TxC, 0
 
   def swap(self, version: ParamsFolder) -> None:
-    """Switches the server's completions in flight to other params."""
+    """Switches to other params, also turns in flight unless by an adapter."""
     if version is not self._loaded:
-      self._load(version)
+      self.load(version)
 
   def check_is_alive(self) -> None:
     """Checks the server's health.
@@ -374,35 +459,56 @@ class VllmSampler:
     self._on_progress()
 
   def _generate(
-      self, ids: Sequence[int], sampling: Mapping[str, Any]
+      self, params: ParamsFolder, ids: Sequence[int], sampling: dict[str, Any]
   ) -> dict[str, Any]:
     return self.server.post(
-        "/inference/v1/generate",
+        _PATH,
         {
             "token_ids": ids,
-            "sampling_params": {"detokenize": False, **sampling},
+            # No prefix that other params computed is reused.
+            "cache_salt": params.name,
+            "sampling_params": sampling,
+            **({"model": params.name} if params.rank else {}),
         },
         timeout_s=None,
     )
 
-  def _load(self, version: ParamsFolder) -> None:
-    """Has the server load a version unless it is loaded; waits until then."""
-    if version is self._loaded and self._is_named(version):
+  def load(self, version: ParamsFolder, *, is_lost: bool = False) -> None:
+    """Has the server load a version; waits until then.
+
+    Args:
+      version: params to load unless they are loaded.
+      is_lost: whether to load them in any case.
+
+    Raises:
+      UnreachableError: the server did not answer in time.
+      ValueError: the server rejects the params, or has wrong options.
+    """
+    if not is_lost and version is self._loaded and self._is_named(version):
       return
     deadline = time.monotonic() + self.deadline_s
     self._loaded = None
     while True:
       try:
-        self._check_server()
-        mode = "keep" if self._is_sampling else "wait"
-        self.server.post(f"/pause?mode={mode}")
-        try:
-          self._reload(version.folder)
-          self.server.post(
-              "/update_weight_version", {"new_version": version.name}
-          )
-        finally:
-          self.server.post("/resume")
+        self._check_server(version.rank)
+        if version.rank:
+          self._load_adapter(version)
+        else:
+          mode = "keep" if self.is_sampling else "wait"
+          self.server.post(f"/pause?mode={mode}")
+          try:
+            self._post_slowly(
+                "/collective_rpc",
+                {
+                    "method": "reload_weights",
+                    "kwargs": {"weights_path": str(version.folder)},
+                },
+            )
+            self.server.post(
+                "/update_weight_version", {"new_version": version.name}
+            )
+          finally:
+            self.server.post("/resume")
         self._loaded = version
         return
       except UnreachableError as error:
@@ -420,30 +526,50 @@ class VllmSampler:
         self._on_progress()
         time.sleep(min(1.0, left_s))
 
-  def _reload(self, folder: pathlib.Path) -> None:
-    """Waits until the server has read a folder; large ones take a while."""
-    call = {
-        "method": "reload_weights",
-        "kwargs": {"weights_path": str(folder)},
-    }
-    with futures.ThreadPoolExecutor(1, thread_name_prefix="vllm") as thread:
-      reload = thread.submit(
-          self.server.post, "/collective_rpc", call, timeout_s=self.deadline_s
+  def _load_adapter(self, version: ParamsFolder) -> None:
+    """Has the server load an adapter unless it has it.
+
+    Earlier adapters stay: turns in flight may use them, and the server drops
+    those that it has no room for.
+    """
+    if self.base is None:
+      self.base = self._weight_version()
+    if not self._is_named(version):
+      self._post_slowly(
+          _ADAPTER_PATH,
+          {"lora_name": version.name, "lora_path": str(version.folder)},
       )
-      while not futures.wait([reload], timeout=1.0).done:
+
+  def _post_slowly(self, path: str, body: Mapping[str, Any]) -> None:
+    """Waits until the server has read a folder; large ones take a while."""
+    with futures.ThreadPoolExecutor(1, thread_name_prefix="vllm") as thread:
+      answer = thread.submit(
+          self.server.post, path, body, timeout_s=self.deadline_s
+      )
+      while not futures.wait([answer], timeout=1.0).done:
         self._on_progress()
-    reload.result()
+    answer.result()
+
+  def _weight_version(self) -> str | None:
+    weights = self.server.get("/weight_info", timeout_s=_ANSWER_S)
+    return weights.get("weight_version")
 
   def _is_named(self, version: ParamsFolder) -> bool:
     """Returns whether the server reports this version."""
     try:
-      weights = self.server.get("/weight_info", timeout_s=_ANSWER_S)
+      if not version.rank:
+        return self._weight_version() == version.name
+      models = self.server.get("/v1/models", timeout_s=_ANSWER_S)
     except UnreachableError:
       return False
-    return weights.get("weight_version") == version.name
+    return version.name in [model["id"] for model in models.get("data", ())]
 
-  def _check_server(self) -> None:
-    """Raises ValueError if the server's options change what is sampled."""
+  def _check_server(self, rank: int) -> None:
+    """Raises ValueError if the server's options change what is sampled.
+
+    Args:
+      rank: inner dimension of adapters, 0 without any.
+    """
     if self._is_checked:
       return
     info = self.server.get(
@@ -451,12 +577,27 @@ class VllmSampler:
     )
     model_config = info.get("vllm_config", {}).get("model_config", {})
     wrong = []
+    lora_config = info.get("vllm_config", {}).get("lora_config") or {}
+    if (lora_config.get("max_lora_rank") or 0) < rank:
+      wrong.append(
+          f"--max-lora-rank={lora_config.get('max_lora_rank')}: must be {rank}"
+          " or more (config.lora.rank), with --enable-lora --max-loras=2 and"
+          " VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+      )
     mode = model_config.get("logprobs_mode")
     allowed = ["processed_logprobs"]
-    if self._settings.temperature in (0, 1):
+    C = self._settings.num_kept
+    if self._settings.temperature in (0, 1) and not C:
       allowed.append("raw_logprobs")
     if mode not in allowed:
       wrong.append(f"--logprobs-mode={mode}: must be {' or '.join(allowed)}")
+    most = model_config.get("max_logprobs", 0)
+    if C and -1 != most <= C:
+      wrong.append(
+          f"--max-logprobs={most}: must be {C + 1} or more, because"
+          " config.sampling.top_k, top_p or min_p keep up to"
+          f" {C} tokens (config.sampling.max_kept_tokens)"
+      )
     P = self._settings.max_prompt_tokens
     most = P + self._settings.max_completion_tokens
     if (model_config.get("max_model_len") or 0) < most:
@@ -466,7 +607,8 @@ class VllmSampler:
           " sampling.max_completion_tokens add up to it"
       )
     served = pathlib.Path(str(model_config.get("model"))) / "config.json"
-    if self._model_config.tie_embeddings and served.is_file():
+    # Adapters leave the head as it is.
+    if self.model_config.tie_embeddings and served.is_file() and not rank:
       if jsonl.read_json(served).get("tie_word_embeddings"):
         wrong.append(
             f"{served.parent}: must be a model with an untied head, because"
@@ -513,77 +655,296 @@ def make(
   )
 
 
-class _Attempt:
-  """Completions of several prompts, requested until complete.
+class _Growing:
+  """Completions of a request, as their turns arrive.
 
-  current: params to sample with.
-  missing: indices of prompts without completions.
-  results: index -> completions.
-  has_swapped: whether newer params continued completions.
+  request: prompt and limits.
+  num_left: number of unfinished completions.
+  starts_S: [S] int32, start of the current turn.
+  """
+
+  def __init__(
+      self, request: requests.Request, settings: requests.SamplingSettings
+  ):
+    S, T = request.num_completions, settings.max_completion_tokens
+    self.request, self.num_left = request, S
+    self.limit = request.max_tokens or T
+    self.tokens_SxT = np.full((S, T), settings.pad_id, np.int32)
+    self.lengths_S, self.starts_S = np.zeros((2, S), np.int32)
+    self.stopped_S = np.zeros(S, bool)
+    self._logprobs_SxT = np.zeros((S, T), np.float32)
+    self._versions_SxT = np.full((S, T), -1, np.int32)
+    self._kept_SxTxC = np.full((S, T, settings.num_kept), -1, np.int32)
+
+  def tokens(self, sample: int) -> np.ndarray:
+    """Returns a completion's tokens so far."""
+    return self.tokens_SxT[sample, : self.lengths_S[sample]].copy()
+
+  def add(
+      self,
+      sample: int,
+      ids: Sequence[int],
+      logprobs: Any = 0.0,
+      versions: Any = -1,
+      kept: Any = -1,
+  ) -> None:
+    """Appends tokens, by default an environment's."""
+    start = self.lengths_S[sample]
+    self.lengths_S[sample] += len(ids)
+    place = sample, slice(start, self.lengths_S[sample])
+    self.tokens_SxT[place] = ids
+    self._logprobs_SxT[place] = logprobs
+    self._versions_SxT[place] = versions
+    self._kept_SxTxC[place] = kept
+
+  def completions(self) -> types.Completions:
+    return types.Completions(
+        tokens=self.tokens_SxT,
+        lengths=self.lengths_S,
+        sampled_mask=self._versions_SxT >= 0,
+        logprobs=self._logprobs_SxT,
+        plain_logprobs=self._logprobs_SxT,
+        stopped=self.stopped_S,
+        # Versions never decrease, so the first token has the oldest.
+        versions=self._versions_SxT[:, 0].copy(),
+        token_versions=self._versions_SxT,
+        kept_ids=self._kept_SxTxC if self._kept_SxTxC.size else None,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+  """Turns of one request that the server samples in one call.
+
+  index: number of the request.
+  samples: completions.
+  top_k: argument of `VllmSampler.generate`.
+  params: folder kept until the answer.
+  """
+
+  index: int
+  samples: Sequence[int]
+  top_k: int
+  params: ParamsFolder
+
+
+class _Loop:
+  """One call of the sampler.
+
+  The server samples turn after turn, each after the ids of everything before
+  it. Turns that it loses are requested again.
   """
 
   def __init__(
       self,
       sampler: VllmSampler,
-      prompts: Sequence[requests.Request],
       params: ParamsFolder,
       version: int,
+      more: requests.MoreFn,
+      newer: requests.NewerFn | None,
+      turns: requests.Turns | None,
   ):
-    self.current = params
-    self.missing = set(range(len(prompts)))
-    self.results: dict[int, types.Completions] = {}
-    self.has_swapped = False
-    self._sampler = sampler
-    self._prompts = prompts
+    self._sampler, self._settings = sampler, sampler.settings
+    self._params = params
     self._versions = {params.name: version}
+    self._more, self._newer, self._turns = more, newer, turns
+    self._num_requests = 0
+    self._growing: dict[int, _Growing] = {}
+    # By number, calls without an answer.
+    self._calls: dict[int, _Call] = {}
+    self._num_calls = 0
+    self._answers: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+    # Completions whose environment answers next.
+    self._waiting: set[requests.Owner] = set()
+    self._over: list[int] = []
+    self._watch = None
+    if self._settings.stop_strings:
+      self._watch = requests.StopStringWatch(
+          self._settings.stop_strings, self._settings.text_fn
+      )
+    # Consecutive failures without a turn in between.
+    self._failures = 0
+    self._checked_s = time.monotonic()
 
-  def run(self, newer: requests.NewerFn | None) -> None:
-    """Requests everything missing once.
-
-    Raises:
-      UnreachableError: the server does not answer.
-      ValueError: the server rejects a request.
-    """
-    answers: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-
-    def ask(index: int) -> None:
-      try:
-        answers.put((index, self._sampler.generate(self._prompts[index])))
-      except Exception as error:  # Raised again below.
-        answers.put((index, error))
-
-    for index in self.missing:
-      # Daemons, since a hanging server would block a join.
-      threading.Thread(target=ask, args=(index,), daemon=True).start()
-    checked_s = time.monotonic()
-    for _ in range(len(self.missing)):
+  def run(self) -> Iterator[list[tuple[int, types.Completions]]]:
+    """Samples until nothing is left; yields requests as they finish."""
+    self._sampler.load(self._params)
+    try:
       while True:
+        self._take_more()
+        if not self._growing:
+          return
+        self._take_answers()
         try:
-          index, answer = answers.get(timeout=_POLL_S)
-          break
-        except queue.Empty:
-          if newer is not None:
-            self._take(newer())
-          if time.monotonic() - checked_s > HEALTH_S:
-            self._sampler.check_is_alive()
-            self._sampler.progress()
-            checked_s = time.monotonic()
-      self._sampler.progress()
-      if isinstance(answer, Exception):
-        raise answer
-      completions = self._sampler.completions(answer, self._versions)
-      if completions is not None:
-        self.results[index] = completions
-        self.missing.remove(index)
+          self._read()
+          if self._newer is not None:
+            self._take_newer(self._newer())
+        except UnreachableError as error:
+          self._sampler.on_event("sampler_lost", str(error))
+          self._ask_again(str(error))
+        if self._over:
+          over, self._over = self._over, []
+          yield [(i, self._growing.pop(i).completions()) for i in over]
+    finally:
+      self._sampler.is_sampling = False
 
-  def _take(self, version_and_params: tuple[int, types.PyTree] | None) -> None:
-    """Switches to newer params; None retries the current ones."""
+  def _take_more(self) -> None:
+    """Starts further requests while the server has room for them."""
+    num_left = sum(grown.num_left for grown in self._growing.values())
+    if num_left >= self._settings.num_rows:
+      return
+    batch = self._more() or ()
+    for request in batch:
+      request.check(self._settings, self._sampler.model_config.vocab_size)
+    for request in batch:
+      self._growing[self._num_requests] = _Growing(request, self._settings)
+      self._ask(self._num_requests, range(request.num_completions))
+      self._num_requests += 1
+
+  def _ask(self, index: int, samples: Sequence[int], top_k: int = 0) -> None:
+    """Requests turns in a thread, which a hanging server may block forever.
+
+    Args:
+      index, samples, top_k: fields of `_Call`.
+    """
+    self._sampler.is_sampling = True
+    number, self._num_calls = self._num_calls, self._num_calls + 1
+    self._calls[number] = _Call(index, samples, top_k, self._params)
+    grown, (first, *_) = self._growing[index], samples
+    tokens = grown.tokens(first)
+    ids = [*grown.request.prompt_tokens.tolist(), *tokens.tolist()]
+    num_left = grown.limit - len(tokens)
+    arguments = self._params, ids, len(samples), num_left, top_k
+
+    def ask(answers: queue.SimpleQueue[tuple[int, Any]]) -> None:
+      try:
+        answers.put((number, self._sampler.generate(*arguments)))
+      except Exception as error:  # Raised again by `_read`.
+        answers.put((number, error))
+
+    thread = threading.Thread(target=ask, args=(self._answers,), daemon=True)
+    thread.start()
+
+  def _ask_again(self, why: str) -> None:
+    """Loads the params and requests every turn in flight again."""
+    self._failures += 1
+    if self._failures == _MOST_ATTEMPTS:
+      raise RuntimeError(
+          f"{self._sampler.server.url}: {self._failures} attempts gave no"
+          f" completion by the given params: {why}"
+      )
+    self._sampler.is_sampling = False
+    self._sampler.load(self._params, is_lost=True)
+    # Late answers of the calls before are left in the old queue.
+    self._answers = queue.SimpleQueue()
+    calls, self._calls = self._calls, {}
+    for call in calls.values():
+      self._ask(call.index, call.samples, call.top_k)
+    self._checked_s = time.monotonic()
+
+  def _read(self) -> None:
+    """Takes a turn from the server; waits a moment for one."""
+    if not self._calls:
+      return
+    try:
+      number, answer = self._answers.get(
+          timeout=_LOOK_EVERY_S if self._waiting else _POLL_S
+      )
+    except queue.Empty:
+      if time.monotonic() - self._checked_s > HEALTH_S:
+        self._sampler.check_is_alive()
+        self._sampler.progress()
+        self._checked_s = time.monotonic()
+      return
+    self._sampler.progress()
+    if isinstance(answer, Exception):
+      raise answer
+    call = self._calls[number]
+    known = self._versions
+    if call.params.rank:
+      known = {self._sampler.base: self._versions[call.params.name]}
+    versions = [turn.versions(known) for turn in answer]
+    if None in versions:
+      self._ask_again("does another client change its weights?")
+      return
+    self._failures = 0
+    del self._calls[number]
+    for sample, *turn in zip(call.samples, answer, versions, strict=True):
+      self._add((call.index, sample), *turn)
+    self._sampler.is_sampling = bool(self._calls)
+
+  def _add(
+      self, owner: requests.Owner, turn: _Turn, versions: Sequence[int]
+  ) -> None:
+    """Appends a turn to its completion."""
+    index, sample = owner
+    grown = self._growing[index]
+    n, start = len(turn.ids), grown.starts_S[sample]
+    stopped = n > 0 and turn.ids[-1] in self._settings.stop_ids
+    before = grown.tokens(sample)
+    if self._watch is not None:
+      text_ids = [*before[start:], *turn.ids[: n - stopped]]
+      cut = self._watch.cut(owner, np.array(text_ids, np.int32))
+      if cut is not None:
+        n, stopped = start + cut - len(before), True
+    grown.add(
+        sample, turn.ids[:n], turn.logprobs[:n], versions[:n], turn.kept[:n]
+    )
+    tokens = grown.tokens(sample)
+    if not stopped and len(tokens) < grown.limit:
+      # The server stopped at a text that is no stop string here, or kept too
+      # many tokens.
+      self._ask(index, [sample], turn.top_k)
+      return
+    grown.stopped_S[sample] = stopped
+    if stopped and self._turns is not None:
+      self._waiting.add(owner)
+      self._turns.end(owner, tokens)
+      return
+    if self._turns is not None:
+      self._turns.cut(owner, tokens)
+    self._finish(owner)
+
+  def _take_answers(self) -> None:
+    """Continues completions that their environment answered, or ends them."""
+    if not self._waiting:
+      return
+    wait_s = 0.0 if self._calls else _LOOK_EVERY_S
+    for owner, ids in self._turns.answers(wait_s):
+      self._waiting.remove(owner)
+      index, sample = owner
+      grown = self._growing[index]
+      # An answer without room for a further token is dropped.
+      if ids is not None and len(ids) >= (
+          grown.limit - grown.lengths_S[sample]
+      ):
+        self._turns.cut(owner, None)
+        grown.stopped_S[sample], ids = False, None
+      if ids is None:
+        self._finish(owner)
+        continue
+      grown.add(sample, ids)
+      grown.starts_S[sample] = end = int(grown.lengths_S[sample])
+      if self._watch is not None:
+        self._watch.begin_turn(owner, end)
+      self._ask(index, [sample])
+
+  def _finish(self, owner: requests.Owner) -> None:
+    index, _ = owner
+    if self._watch is not None:
+      self._watch.forget(owner)
+    self._growing[index].num_left -= 1
+    if not self._growing[index].num_left:
+      self._over.append(index)
+
+  def _take_newer(
+      self, version_and_params: tuple[int, types.PyTree] | None
+  ) -> None:
+    """Switches to newer params; None keeps the current ones."""
     if version_and_params is not None:
-      version, params = version_and_params
-      self._versions[params.name] = version
-      self.has_swapped |= params is not self.current
-      self.current = params
-    self._sampler.swap(self.current)
+      version, self._params = version_and_params
+      self._versions[self._params.name] = version
+    self._sampler.swap(self._params)
 
 
 class VllmServer:
@@ -629,7 +990,9 @@ class VllmServer:
         text = answer.read()
     except urllib_error.HTTPError as error:
       detail = error.read(2000).decode(errors="replace")
-      if error.code >= 500:
+      # A server that has restarted lacks the adapters.
+      is_lost = error.code == 404 and "NotFoundError" in detail
+      if error.code >= 500 or is_lost:
         raise UnreachableError(
             f"{self.url}{path} failed ({error.code}): {detail:.300}"
         ) from error
@@ -643,6 +1006,8 @@ class VllmServer:
           f"no vLLM server answers at {self.url} ({error})"
       ) from error
     try:
+      if path == _ADAPTER_PATH:  # A sentence.
+        return {}
       return json.loads(text) if text.strip() else {}
     except ValueError as error:
       raise self.wrong(path, f"not JSON: {text[:80]!r}") from error

@@ -17,7 +17,6 @@ from tba_jax import types
 from tba_jax.learning import checkpoint
 from tba_jax.models.hf import adapter_folder
 from tba_jax.models.hf import hf
-from tba_jax.models.hf import hf_config
 from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
 from tba_jax.serving import registry as registry_lib
@@ -150,7 +149,11 @@ class SavedWeights:
     _remove(folder)  # A repeat after a kill may find its own folder.
     policy = self.policy
     rank = self.registry.model(request.owner)["rank"]
-    tensors = self._peft_tensors(run.params) if rank else None
+    tensors = None
+    if rank:
+      tensors = lora.peft_tensors_or_none(
+          self.policy.model.config, self.policy.folder, run.params
+      )
     if tensors is not None:
 
       def fill(new: pathlib.Path) -> None:
@@ -243,22 +246,6 @@ class SavedWeights:
             "step": run.num_steps,
         },
     )
-
-  def _peft_tensors(self, params: types.PyTree) -> Mapping[str, Any] | None:
-    """Returns adapters in peft's format, None if they must be merged instead.
-
-    Merging is needed if the base has no folder, is multimodal or has adapters,
-    or if its files store matrices in another form, as of experts.
-    """
-    policy = self.policy
-    if policy.folder is None or adapter_folder.is_adapter(policy.folder):
-      return None
-    if hf_config.is_multimodal(policy.folder):
-      return None
-    try:
-      return lora.peft_tensors(policy.model.config, params)
-    except ValueError:
-      return None
 
 
 def _remove(folder: pathlib.Path) -> None:

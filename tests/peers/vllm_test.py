@@ -5,11 +5,15 @@
 `TBA_JAX_PEER_PYTHON` is an interpreter with vLLM, which this process lacks.
 """
 
+import collections
+import dataclasses
+import functools
 import os
 import pathlib
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 
 from absl.testing import absltest
@@ -21,6 +25,7 @@ from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models.hf import hf
 from tba_jax.models.hf import hf_hub
 from tba_jax.models.net import transformer
+from tba_jax.policy import lora
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests
 from tba_jax.sampling import vllm
@@ -51,6 +56,27 @@ def _free_port() -> int:
     return result.getsockname()[1]
 
 
+class _Asks:
+  """Environments that answer every turn but the last with the same tokens."""
+
+  def __init__(self, answer, num_turns):
+    self._answer, self._num_turns = answer, num_turns
+    self.counts = collections.Counter()
+    self._ended = []
+
+  def end(self, owner, tokens):
+    self.counts[owner] += 1
+    is_over = self.counts[owner] == self._num_turns
+    self._ended.append((owner, None if is_over else self._answer))
+
+  def cut(self, owner, tokens):
+    pass
+
+  def answers(self, wait_s):
+    ended, self._ended = self._ended, []
+    return ended
+
+
 class VllmTest(absltest.TestCase):
 
   @classmethod
@@ -68,12 +94,12 @@ class VllmTest(absltest.TestCase):
     )
     cls.prompts = [np.array(chat(text), np.int32) for text in _PROMPTS]
 
-  def serve(self, dtype):
+  def serve(self, dtype, *options, port=0):
     """Starts a server of the model, and returns its address once it answers."""
-    port = _free_port()
+    port = port or _free_port()
     log = open(self.folder / f"{dtype}.log", "wb")
     self.addCleanup(log.close)
-    server = subprocess.Popen(
+    self.server = server = subprocess.Popen(
         [
             os.environ["TBA_JAX_PEER_PYTHON"],
             *("-m", "vllm.entrypoints.openai.api_server"),
@@ -81,9 +107,14 @@ class VllmTest(absltest.TestCase):
             *(f"--dtype={dtype}", f"--port={port}", "--host=127.0.0.1"),
             *("--enable-scale-out", "--enforce-eager"),
             f"--max-model-len={_P + _T}",
+            *options,
         ],
         env=os.environ
-        | {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"},
+        | {
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+        },
         stdout=log,
         stderr=log,
     )
@@ -101,10 +132,10 @@ class VllmTest(absltest.TestCase):
         self.assertLess(time.monotonic(), deadline, told)
         time.sleep(1.0)
 
-  def make(self, url, temperature=1.0):
+  def make(self, url, temperature=1.0, **changes):
     self.events = []
     return vllm.VllmSampler(
-        self.settings(temperature),
+        self.settings(temperature, **changes),
         self.config,
         url=url,
         folder=self.folder / "versions",
@@ -112,8 +143,8 @@ class VllmTest(absltest.TestCase):
         on_event=lambda *event: self.events.append(event),
     )
 
-  def settings(self, temperature):
-    return decode.Settings(
+  def settings(self, temperature, **changes):
+    settings = decode.Settings(
         temperature=temperature,
         top_k=0,
         top_p=1.0,
@@ -125,6 +156,7 @@ class VllmTest(absltest.TestCase):
         pad_id=self.tokenizer.pad_id,
         seed=0,
     )
+    return dataclasses.replace(settings, **changes)
 
   def requests(self, n):
     return [
@@ -143,13 +175,13 @@ class VllmTest(absltest.TestCase):
   def gap(self, found, params):
     """Returns the mean gap between log-probs told and the params', nats."""
     gaps = []
-    for prompt, completions in zip(self.prompts, found):
-      for tokens, length, told in zip(
-          completions.tokens, completions.lengths, completions.logprobs
+    for prompt, c in zip(self.prompts, found):
+      for tokens, length, told, mask in zip(
+          c.tokens, c.lengths, c.logprobs, c.sampled_mask
       ):
         whole = np.concatenate([prompt, tokens[:length]])
         expected = self.logprobs(params, whole)[len(prompt) - 1 :]
-        gaps.append(np.abs(told[:length] - expected))
+        gaps.append(np.abs(told[:length] - expected)[mask[:length]])
     return float(np.concatenate(gaps).mean())
 
   def test_same_greedy_tokens_as_ours(self):
@@ -163,6 +195,141 @@ class VllmTest(absltest.TestCase):
       np.testing.assert_array_equal(a.lengths, b.lengths)
       np.testing.assert_array_equal(a.stopped, b.stopped)
     self.check_versions(url, "float32")
+    self.check_turns(url)
+    self.check_stop_strings(url)
+
+  def check_turns(self, url):
+    """Checks turns of environments, and that they outlive the server."""
+    sampler = self.make(url, max_completion_tokens=48)
+    answer = self.tokenizer.encode("\n<|im_start|>user\nAnd then?")
+    turns = _Asks(np.array(answer, np.int32), num_turns=3)
+    params = sampler.put(self.params)
+    found = sampler.sample(params, self.requests(4), version=5, turns=turns)
+    self.assertLess(self.gap(found, self.params), _GAPS["float32"])
+    self.assertGreater(max(turns.counts.values()), 1)
+    given = sum((~c.sampled_mask).sum(1) - (48 - c.lengths) for c in found)
+    self.assertGreater(given.sum(), 0)
+    # The server is killed after the first turn and comes back.
+    turns = _Asks(np.array(answer, np.int32), num_turns=3)
+    port = int(url.rpartition(":")[2])
+    end, killed = turns.end, []
+
+    def kill(*turn):
+      end(*turn)
+      if not killed:
+        self.server.kill()
+        killed.append(self.server.wait())
+        back = threading.Thread(
+            target=self.serve, args=["float32"], kwargs={"port": port}
+        )
+        back.start()
+        self.addCleanup(back.join)
+
+    turns.end = kill
+    found = sampler.sample(params, self.requests(4), version=5, turns=turns)
+    self.assertLess(self.gap(found, self.params), _GAPS["float32"])
+    self.assertEqual({kind for kind, _ in self.events}, {"sampler_lost"})
+    self.assertIn(url, self.events[0][1])
+
+  def check_stop_strings(self, url):
+    decode_text = functools.partial(self.tokenizer.decode, within=True)
+    sampler = self.make(url, stop_strings=[" the", ", "], text_fn=decode_text)
+    found = sampler.sample(
+        sampler.put(self.params), self.requests(4), version=5
+    )
+    self.assertLess(self.gap(found, self.params), _GAPS["float32"])
+    has = lambda ids: any(s in decode_text(ids) for s in (" the", ", "))
+    num = 0
+    for c in found:
+      for tokens, length, stopped in zip(c.tokens, c.lengths, c.stopped):
+        self.assertFalse(has(tokens[: length - 1].tolist()))
+        at_string = has(tokens[:length].tolist())
+        at_token = int(tokens[length - 1]) in self.tokenizer.stop_ids
+        self.assertEqual(at_string or at_token, stopped)
+        num += at_string
+    self.assertGreater(num, 5)
+
+  def test_kept_tokens(self):
+    url = self.serve(
+        "bfloat16", "--max-logprobs=9", "--logprobs-mode=processed_logprobs"
+    )
+    sampler = self.make(url, temperature=0.8, top_p=0.9, num_kept=8)
+    found = sampler.sample(
+        sampler.put(self.params), self.requests(4), version=5
+    )
+    gaps, sizes = [], []
+    for prompt, c in zip(self.prompts, found):
+      for s, length in enumerate(c.lengths):
+        whole = np.concatenate([prompt, c.tokens[s, :length]])[None]
+        logits_TxV = np.asarray(
+            self.model.logits(self.params, whole, np.ones_like(whole))
+        )[0, len(prompt) - 1 :]
+        for t in range(length):
+          kept = c.kept_ids[s, t][c.kept_ids[s, t] >= 0]
+          sizes.append(len(kept))
+          logprobs = jax.nn.log_softmax(logits_TxV[t, kept] / 0.8)
+          place = kept.tolist().index(c.tokens[s, t])
+          gaps.append(abs(c.logprobs[s, t] - float(logprobs[place])))
+    print(f"kept tokens: {np.mean(gaps):.2g} nats, {np.bincount(sizes)}")
+    self.assertLess(np.mean(gaps), _GAPS["bfloat16"])
+    self.assertContainsSubset({1, 2, 3}, {*sizes})
+
+  def test_adapters(self):
+    settings = {"rank": 4, "alpha": 8.0, "targets": "all"}
+    adapters = lora.make(settings, self.model)
+    folder = self.folder / "model"
+    to_adapter = lora.make_adapter_fn(settings, self.model, folder)
+    trees = [
+        jax.tree.map(
+            lambda x, seed=seed: x
+            + 0.05 * jax.random.normal(jax.random.PRNGKey(seed), x.shape),
+            adapters.init(jax.random.PRNGKey(seed)),
+        )
+        for seed in (1, 2)
+    ]
+    merged = [adapters.merge(self.params, tree) for tree in trees]
+    url = self.serve(
+        "float32", "--enable-lora", "--max-lora-rank=8", "--max-loras=2"
+    )
+    sampler = self.make(url)
+    first, second = (sampler.put(to_adapter(tree)) for tree in trees)
+    tokens = np.stack([p[:12] for p in self.prompts])
+    for params, expected in ((first, merged[0]), (second, merged[1])):
+      found = sampler.sample(params, self.requests(4), version=1)
+      gap = self.gap(found, expected)
+      print(f"adapter: {gap:.2g} nats, {self.gap(found, self.params):.2g}")
+      self.assertLess(gap, _GAPS["float32"])
+      self.assertGreater(self.gap(found, self.params), 0.05)
+      leaves = {
+          probe.TOKENS: tokens,
+          probe.LOGPROBS: np.stack(
+              [self.logprobs(expected, t) for t in tokens]
+          ),
+          probe.MAX_GAP: np.float32(1e-3),
+      }
+      check = probe.Check(sampler.token_logprobs, 1e-3)
+      self.assertEqual(check.problem(leaves, params), "")
+      self.assertNotEqual(
+          check.problem(leaves, first if params is second else second), ""
+      )
+    # The next adapter samples what begins later.
+    taken = []
+
+    def newer():
+      taken.append(1)
+      return None if len(taken) > 1 else (9, first)
+
+    answer = np.array(self.tokenizer.encode("\nAnd then?"), np.int32)
+    found = sampler.sample(
+        second,
+        self.requests(4),
+        version=2,
+        newer=newer,
+        turns=_Asks(answer, num_turns=2),
+    )
+    versions = np.concatenate([c.token_versions[c.sampled_mask] for c in found])
+    self.assertEqual(set(versions.tolist()), {2, 9})
+    self.assertEqual(self.events, [])
 
   def test_bfloat16(self):
     self.check_versions(self.serve("bfloat16"), "bfloat16")

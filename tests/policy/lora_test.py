@@ -214,6 +214,20 @@ class AdaptersTest(parameterized.TestCase):
     self.assertEqual(axes("expert_up")["mlp"].keys(), {"up"})
     self.assertEqual({*axes("up,expert_up")}, {*modules, "mlp"})
 
+  def test_adapters_without_a_peft_format_are_merged(self):
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    make_fn = lambda folder, rank=2, **family: lora.make_adapter_fn(
+        settings(rank=rank), make(**family)[0], folder
+    )
+    self.assertIsNotNone(make_fn(folder))
+    self.assertIsNone(make_fn(folder, rank=0))
+    self.assertIsNone(make_fn(None))
+    for family in (_FAMILIES[5], _FAMILIES[-1]):
+      self.assertIsNone(make_fn(folder, **family))
+    os.rename(folder / "config.json", folder / "adapter_config.json")
+    self.assertIsNone(make_fn(folder))
+
   def test_refuses_an_unknown_target(self):
     gpt2 = make(**_FAMILIES[-1])[0]
     with self.assertRaisesRegex(ValueError, r"lora.targets='q,gate'.*\['gate'"):
@@ -444,6 +458,18 @@ class RunTest(absltest.TestCase):
       expected = policy.adapters.merge(start, moved)
       found = params_fn(published.flatten(state.params))
       chex.assert_trees_all_close(found, expected, rtol=1e-6)
+      to_adapter = lora.make_adapter_fn(
+          config.lora, policy.model, policy.folder
+      )
+      unmerged = lora.ParamsMerger(whole.base, to_adapter)
+      adapter = roles.make_params_fn(policy, unmerged, None)(
+          published.flatten(state.params)
+      )
+      (sent := pathlib.Path(folder) / "sent").mkdir()
+      adapter.write(sent)
+      cache = {"XDG_CACHE_HOME": f"{folder}/cache"}
+      with mock.patch.dict(os.environ, cache):
+        chex.assert_trees_all_close(hf.load(str(sent))[1], found, atol=1e-6)
       saver = checkpoint.Checkpointer(f"{workdir}/checkpoints", keep=2)
       saver.save(0, state, {"base": whole.base})
       saver.close()
@@ -451,7 +477,6 @@ class RunTest(absltest.TestCase):
       chex.assert_trees_all_equal(hf.load(exported)[1], found)
       config.export.adapter = True
       exported = export.run(config, workdir, [f"{folder}/adapter"])
-      cache = {"XDG_CACHE_HOME": f"{folder}/cache"}
       with mock.patch.dict(os.environ, cache):
         again = model_source.load("any", str(exported), bos="auto", dtype=None)
         chex.assert_trees_all_close(again.params, found, rtol=1e-6, atol=1e-7)

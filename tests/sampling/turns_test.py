@@ -60,46 +60,19 @@ class TurnsTest(parameterized.TestCase):
         turns=turns or scripted_turns.Scripted(),
     )
 
-  def check(self, found, turns, *, stops=(1,), strings=(), most=_T):
+  def check(self, found, turns, *, most=_T, **ends):
     """Checks each token of the completions; returns numbers of turns."""
-    counts = []
-    for index, (request, completions) in enumerate(zip(self.requests, found)):
-      for sample, tokens in enumerate(completions.tokens):
-        length = completions.lengths[sample]
-        mask = completions.sampled_mask[sample]
-        seen, turn, given, count = list(request.prompt_tokens), [], [], 0
-        for t in range(length):
-          token = int(tokens[t])
-          self.assertEqual(mask[t], not given)
-          logprob = completions.logprobs[sample, t]
-          if given:
-            self.assertEqual(token, given.pop(0))
-            self.assertEqual(logprob, 0.0)
-            self.assertEqual(completions.token_versions[sample, t], -1)
-          else:
-            expected_V = fakes.next_logprobs(self.params, seen, 1.0)
-            self.assertAlmostEqual(logprob, expected_V[token], places=4)
-            self.assertEqual(completions.token_versions[sample, t], 5)
-            turn.append(token)
-          seen.append(token)
-          if turn and (
-              token in stops or any(s in _text(turn) for s in strings)
-          ):
-            count, turn = count + 1, []
-            given = (
-                []
-                if count == scripted_turns.MAX_TURNS
-                else list(turns.answer(tokens[: t + 1]))
-            )
-        np.testing.assert_array_equal(tokens[length:], 0)
-        np.testing.assert_array_equal(mask[length:], False)
-        is_over = count == scripted_turns.MAX_TURNS and not turn
-        self.assertEqual(completions.stopped[sample], is_over)
-        self.assertEqual((index, sample) in turns.cuts, not is_over)
-        if not is_over:  # The answer or the next token did not fit.
-          self.assertGreaterEqual(length + len(given), most)
-        counts.append(count)
-    return counts
+    return scripted_turns.check(
+        self,
+        self.requests,
+        found,
+        turns,
+        lambda seen: fakes.next_logprobs(self.params, seen, 1.0),
+        version=5,
+        text_fn=_text,
+        most=most,
+        **ends,
+    )
 
   @parameterized.parameters(1, 5)
   def test_tokens_masks_and_logprobs_follow_the_whole_history(self, steps):

@@ -17,11 +17,13 @@ import pytest
 
 from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.models.hf import hf
+from tba_jax.policy import lora
 from tba_jax.sampling import requests
 from tba_jax.sampling import vllm
 from tba_jax.transport.params import probe
 from tests.support import fake_vllm
 from tests.support import sampler_case
+from tests.support import scripted_turns
 from tests.support import tiny_model
 
 
@@ -38,6 +40,20 @@ def _logprobs_fn(is_tied):
     return logprobs_lib.token_logprobs(
         logits[:, :-1], tokens_BxL[:, 1:], temperature=1.0
     )
+
+  return jax.jit(logprobs)
+
+
+_TURNS_T = 12
+
+
+@functools.cache
+def _next_logprobs_fn():
+  model = tiny_model.make_model()
+
+  def logprobs(params, tokens_1xL, place):
+    logits = model.logits(params, tokens_1xL, jnp.ones_like(tokens_1xL))
+    return jax.nn.log_softmax(logits[0, place])
 
   return jax.jit(logprobs)
 
@@ -204,7 +220,8 @@ class VllmTest(absltest.TestCase):
     self.assertIn(self.server.url, message)
 
   def restart(self, folder):
-    self.server = fake_vllm.Server(folder, self.server.port)
+    before = self.server
+    self.server = fake_vllm.Server(folder, before.port, before.max_model_len)
 
   def test_permanently_dead_server_is_named(self):
     sampler = self.make(deadline_s=1.0)
@@ -261,6 +278,273 @@ class VllmTest(absltest.TestCase):
       sampler.sample(params, [_request(5, 3, 4)], version=2)
     self.assertLen(self.events, 5)
 
+  def make_turns(self, **settings):
+    """Returns a sampler for completions of up to twelve tokens."""
+    self.server.max_model_len = 3 + _TURNS_T
+    return self.make(max_completion_tokens=_TURNS_T, has_turns=True, **settings)
+
+  def check_turns(self, asked, found, turns, params, **ends):
+    """Checks each token of the completions; returns numbers of turns."""
+
+    def next_logprobs(seen):
+      whole = np.zeros((1, 3 + _TURNS_T), np.int32)
+      whole[0, : len(seen)] = seen
+      return np.asarray(_next_logprobs_fn()(params, whole, len(seen) - 1))
+
+    return scripted_turns.check(
+        self,
+        asked,
+        found,
+        turns,
+        next_logprobs,
+        version=2,
+        most=_TURNS_T,
+        **ends,
+    )
+
+  def test_turns_follow_the_whole_history(self):
+    sampler, turns = self.make_turns(), scripted_turns.Scripted()
+    params = sampler.put(self.params[1])
+    asked = [_request(5, 3, 4, n=8), _request(6, 2, n=8), _request(7, 9, 8, 7)]
+    found = sampler.sample(params, asked, version=2, turns=turns)
+    counts = self.check_turns(asked, found, turns, self.params[1])
+    self.assertContainsSubset({0, 1, 2}, {*counts})
+    # Without environments a completion is a turn.
+    for c in sampler.sample(params, asked, version=2):
+      self.assertFalse((c.tokens[:, :-1] == 1)[c.sampled_mask[:, 1:]].any())
+
+  def test_lost_turns_are_sampled_again_and_environments_go_on(self):
+    sampler, turns = self.make_turns(), scripted_turns.Scripted()
+    params = sampler.put(self.params[1])
+    restarted = threading.Timer(0.2, self.restart, [str(self.folder / "start")])
+    ended = []
+    turns.end, end = lambda *turn: ended.append(turn) or end(*turn), turns.end
+
+    def die(count):
+      if count > 2 and ended and not self.events:
+        raise ConnectionAbortedError
+
+    def on_event(*event):
+      self.events.append(event)
+      self.server.close()
+      restarted.start()
+
+    self.server.on_generate, sampler.on_event = die, on_event
+    asked = [_request(5, 3, 4, n=8), _request(6, 2, n=8)]
+    found = sampler.sample(params, asked, version=2, turns=turns)
+    restarted.join()
+    counts = self.check_turns(asked, found, turns, self.params[1])
+    # No environment saw a turn twice.
+    self.assertLen(ended, sum(counts))
+    ((kind, _),) = self.events
+    self.assertEqual(kind, "sampler_lost")
+
+  def test_newer_params_sample_later_turns(self):
+    sampler, turns = self.make_turns(), scripted_turns.Scripted()
+    params = sampler.put(self.params[1])
+    end, taken = turns.end, []
+
+    def note_end(*turn):
+      end(*turn)
+      if not taken:
+        taken.append(sampler.put(self.params[2]))
+
+    turns.end = note_end
+    newer = lambda: (7, taken[0]) if taken else None
+    asked = [_request(5, 3, 4, n=16)]
+    (found,) = sampler.sample(
+        params, asked, version=2, newer=newer, turns=turns
+    )
+    # Later turns reuse no prefix that older params computed.
+    self.assertContainsSubset(
+        {(params.name, params.name), (taken[0].name, taken[0].name)},
+        self.server.salts,
+    )
+    both = 0
+    for versions, mask in zip(found.token_versions, found.sampled_mask):
+      self.assertTrue((np.diff(versions[mask]) >= 0).all())
+      both += {*versions[mask].tolist()} == {2, 7}
+    np.testing.assert_array_equal(found.token_versions[~found.sampled_mask], -1)
+    self.assertGreater(both, 0)
+
+  def test_stop_strings_end_turns_wherever_the_server_does(self):
+    pieces = "ab cdefghijklmno"
+    text_fn = lambda ids: "".join(pieces[i] for i in ids)
+    strings = ["da", "mm", "g"]
+    end = lambda ids: next(
+        (
+            n
+            for n in range(1, len(ids) + 1)
+            if any(string in text_fn(ids[:n]) for string in strings)
+        ),
+        None,
+    )
+    sampler = self.make_turns(
+        stop_ids=(), stop_strings=strings, text_fn=text_fn
+    )
+    params = sampler.put(self.params[1])
+    asked = [_request(5, 3, 4, n=8), _request(6, 2, n=8)]
+    # Where we do; too early; nowhere.
+    for stop_at in (end, lambda ids: min(2, len(ids)), lambda ids: None):
+      self.server.stop_at, turns = stop_at, scripted_turns.Scripted()
+      found = sampler.sample(params, asked, version=2, turns=turns)
+      counts = self.check_turns(
+          asked, found, turns, self.params[1],
+          stops=(), strings=strings, text_fn=text_fn,
+      )  # fmt: skip
+      self.assertGreater(max(counts), 1)
+
+  def test_kept_tokens_are_the_sampled_support(self):
+    self.server.logprobs_mode = "processed_logprobs"
+    truncation = dict(temperature=0.7, top_p=0.85, min_p=0.05, num_kept=4)
+    request = _request(5, 3, 4, n=8)
+    for tie in (None, 1):
+      self.server.tie, self.server.asked = tie, []
+      sampler = self.make(**truncation)
+      params = sampler.put(self.params[1])
+      (found,) = sampler.sample(params, [request], version=2)
+      counts = set()
+      for s, length in enumerate(found.lengths):
+        np.testing.assert_array_equal(found.kept_ids[s, length:], -1)
+        for t in range(length):
+          kept = found.kept_ids[s, t]
+          kept = kept[kept >= 0]
+          counts.add(len(kept))
+          seen = [3, 4, *found.tokens[s, :t]]
+          whole = np.zeros((1, 15), np.int32)
+          whole[0, : len(seen)] = seen
+          logprobs = np.asarray(
+              _next_logprobs_fn()(self.params[1], whole, len(seen) - 1)
+          )
+          # All others are less likely.
+          likeliest = np.argsort(-logprobs)[: len(kept)]
+          np.testing.assert_array_equal(kept, likeliest)
+          place = kept.tolist().index(found.tokens[s, t])
+          expected = jax.nn.log_softmax(logprobs[kept] / 0.7)[place]
+          self.assertAlmostEqual(found.logprobs[s, t], expected, places=4)
+      self.assertGreater(len(counts), 1)
+      top_ks = {asked["top_k"] for asked in self.server.asked}
+      self.assertEqual(top_ks, {4} if tie is None else {3, 4})
+      for asked in self.server.asked:
+        self.assertEqual(asked["logprobs"], 5)
+        self.assertTrue(asked["top_k"] == 4 or asked["max_tokens"] == 1)
+    with self.assertRaisesRegex(ValueError, r"--max-logprobs=20: must be 31"):
+      self.make(top_k=30, num_kept=30).put(self.params[1])
+    self.server.logprobs_mode = "raw_logprobs"
+    with self.assertRaisesRegex(ValueError, "must be processed_logprobs"):
+      self.make(top_k=4, num_kept=4).put(self.params[1])
+
+  def make_adapters(self):
+    """Returns two adapters of the served model, and the merged params."""
+    settings = {"rank": 3, "alpha": 6.0, "targets": "all"}
+    adapters = lora.make(settings, self.model)
+    to_adapter = lora.make_adapter_fn(
+        settings, self.model, self.folder / "start"
+    )
+    trees = [
+        jax.tree.map(
+            lambda x, seed=seed: x
+            + 0.3 * jax.random.normal(jax.random.PRNGKey(seed), x.shape),
+            adapters.init(jax.random.PRNGKey(seed)),
+        )
+        for seed in (1, 2)
+    ]
+    merged = [adapters.merge(self.params[0], tree) for tree in trees]
+    return [to_adapter(tree) for tree in trees], merged
+
+  def test_adapters_are_sent_unmerged(self):
+    (first, second), merged = self.make_adapters()
+    with self.assertRaisesRegex(
+        ValueError, r"--max-lora-rank=0: must be 3 or more .* --enable-lora"
+    ):
+      self.make().put(first)
+    self.server.max_lora_rank = 8
+    sampler = self.make_turns()
+    params = sampler.put(first)
+    self.assertCountEqual(
+        [file.name for file in params.folder.iterdir()],
+        ["adapter_config.json", "adapter_model.safetensors"],
+    )
+    tokens = np.random.default_rng(0).integers(16, size=(2, 7), dtype=np.int32)
+    asked = [_request(5, 3, 4, n=8)]
+    for adapter, expected in zip((params, sampler.put(second)), merged):
+      np.testing.assert_allclose(
+          sampler.token_logprobs(adapter, tokens),
+          self.logprobs(expected, tokens),
+          atol=1e-4,
+      )
+      turns = scripted_turns.Scripted()
+      found = sampler.sample(adapter, asked, version=2, turns=turns)
+      self.check_turns(asked, found, turns, expected)
+    self.assertEqual(self.server.calls, 2 * ["/v1/load_lora_adapter"])
+
+  def test_restarted_server_gets_adapters(self):
+    (first, _), (merged, _) = self.make_adapters()
+    self.server.max_lora_rank = 8
+    sampler, turns = self.make_turns(), scripted_turns.Scripted()
+    params = sampler.put(first)
+    # It restarts while environments answer.
+    answers = turns.answers
+
+    def restart(wait_s):
+      if not self.events:
+        self.server.adapters.clear()
+      return answers(wait_s)
+
+    turns.answers = restart
+    asked = [_request(5, 3, 4, n=8)]
+    found = sampler.sample(params, asked, version=2, turns=turns)
+    self.check_turns(asked, found, turns, merged)
+    self.assertEqual({kind for kind, _ in self.events}, {"sampler_lost"})
+
+  def test_newer_adapter_samples_later_turns(self):
+    (first, second), _ = self.make_adapters()
+    self.server.max_lora_rank = 8
+    sampler, turns = self.make_turns(), scripted_turns.Scripted()
+    params, taken, end = sampler.put(first), [], turns.end
+
+    def note_end(*turn):
+      end(*turn)
+      if not taken:
+        taken.append(sampler.put(second))
+
+    turns.end = note_end
+    (found,) = sampler.sample(
+        params,
+        [_request(5, 3, 4, n=16)],
+        version=2,
+        newer=lambda: (7, taken[0]) if taken else None,
+        turns=turns,
+    )
+    self.assertEqual({*found.token_versions[found.sampled_mask]}, {2, 7})
+    self.assertEqual(
+        self.server.salts, {(name, name) for name in self.server.adapters}
+    )
+
+  def test_requests_of_a_stream_begin_before_the_last_are_over(self):
+    sampler = self.make(num_rows=4)
+    params = sampler.put(self.params[1])
+    go, begun, found = threading.Event(), [], {}
+    # The first call is held until a later request has finished.
+    self.server.on_generate = lambda count: count > 1 or go.wait(20)
+    asked = [_request(i, 3, 4, n=2) for i in range(5)]
+    coming = iter([asked[:1], asked[1:2], None, asked[2:], None])
+
+    def more():
+      batch = next(coming, None)
+      begun.append(2 * len(batch or ()))
+      return batch
+
+    for some in sampler.stream(params, more, version=2):
+      if not found:
+        self.assertEqual([number for number, _ in some], [1])
+        self.assertEqual(begun, [2, 2])  # Rows are full.
+        go.set()
+      found |= dict(some)
+    self.assertCountEqual(found, range(5))
+    for completions in found.values():
+      self.check(completions, self.params[1], [3, 4])
+
   def test_newer_params_go_on_with_completions(self):
     sampler = self.make()
     params = sampler.put(self.params[1])
@@ -289,7 +573,6 @@ class VllmTest(absltest.TestCase):
     for request, completions in zip(asked, found):
       own = self.params[1 if completions.versions[0] == 2 else 2]
       self.check(completions, own, request.prompt_tokens)
-    self.assertEqual(self.server.calls[-1], "/reset_prefix_cache")
 
   def test_wrong_options_of_the_server_are_named(self):
     self.server.max_model_len = 6

@@ -57,3 +57,65 @@ class Scripted:
     most = self.longest
     ids = [1 + total % 5, *(2 + i % 4 for i in range(most - 1))]
     return np.array(ids[: total % (most + 1)], np.int32)
+
+
+def check(
+    case,
+    requests,
+    found,
+    turns,
+    next_logprobs,
+    *,
+    version,
+    stops=(1,),
+    strings=(),
+    text_fn=None,
+    most,
+):
+  """Checks each token of completions; returns their numbers of turns.
+
+  Args:
+    case: test case with the assertions.
+    requests, found: requests and their completions.
+    turns: environments that answered.
+    next_logprobs: (token ids) -> [V] log-probs of the next token.
+    version: expected version of each token.
+    stops, strings, text_fn: ends of a turn.
+    most: most tokens of a completion.
+  """
+  counts = []
+  for index, (request, completions) in enumerate(zip(requests, found)):
+    for sample, tokens in enumerate(completions.tokens):
+      length = completions.lengths[sample]
+      mask = completions.sampled_mask[sample]
+      seen, turn, given, count = list(request.prompt_tokens), [], [], 0
+      for t in range(length):
+        token = int(tokens[t])
+        case.assertEqual(mask[t], not given)
+        logprob = completions.logprobs[sample, t]
+        if given:
+          case.assertEqual(token, given.pop(0))
+          case.assertEqual(logprob, 0.0)
+          case.assertEqual(completions.token_versions[sample, t], -1)
+        else:
+          expected_V = next_logprobs(seen)
+          case.assertAlmostEqual(logprob, expected_V[token], places=4)
+          case.assertEqual(completions.token_versions[sample, t], version)
+          turn.append(token)
+        seen.append(token)
+        if turn and (
+            token in stops or any(s in text_fn(turn) for s in strings)
+        ):
+          count, turn = count + 1, []
+          given = (
+              [] if count == MAX_TURNS else list(turns.answer(tokens[: t + 1]))
+          )
+      np.testing.assert_array_equal(tokens[length:], 0)
+      np.testing.assert_array_equal(mask[length:], False)
+      is_over = count == MAX_TURNS and not turn
+      case.assertEqual(completions.stopped[sample], is_over)
+      case.assertEqual((index, sample) in turns.cuts, not is_over)
+      if not is_over:  # The answer or the next token did not fit.
+        case.assertGreaterEqual(length + len(given), most)
+      counts.append(count)
+  return counts

@@ -14,6 +14,7 @@ Source: Hu et al. 2021 (arXiv:2106.09685); √rank from Kalajdzievski 2023
 """
 
 from collections.abc import Callable, Iterator, Mapping
+import dataclasses
 import hashlib
 import itertools
 import math
@@ -63,6 +64,19 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     # Other methods change the base at initialization.
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapter:
+  """An adapter in memory; its fields are the arguments of `write`."""
+
+  tensors: Mapping[str, np.ndarray]
+  base: str | os.PathLike[str]
+  rank: int
+  alpha: float
+
+  def write(self, folder: pathlib.Path) -> None:
+    write(folder, **self.__dict__)
 
 
 def is_adapter(folder: pathlib.Path) -> bool:
