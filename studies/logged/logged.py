@@ -49,7 +49,7 @@ _LOW_BASELINE = "loss.baseline_shift=-0.1"
 _CLONING = "loss.baseline_shift=-100"
 _SHARE = "offline.fraction=0.5"
 # Tasks of several turns, and their numbers of steps.
-_EPISODES = {"guess": 400, "calculator": 500}
+_EPISODES = {"guess": 200, "calculator": 250}
 # Quantities of the last evaluation: key, title, digits.
 _ENDS = {
     "mean_reward": ("reward", 3),
@@ -142,9 +142,7 @@ def make_config(
     with config.unlocked():
       config.reference.role = "trainer"
       config.train.num_steps = _EPISODES[task]
-      config.evaluate.update(
-          every_steps=_EPISODES[task], num_completions=8
-      )
+      config.evaluate.update(every_steps=_EPISODES[task], num_completions=8)
     return config
   with config.unlocked():
     train = config.train
