@@ -305,17 +305,18 @@ class Log:
     least = np.array([logprobs_T.min() for logprobs_T in sampled])
     sums = np.array([logprobs_T.sum() for logprobs_T in sampled])
     tokens = np.concatenate(sampled)
-    return [
-        f"log-probs of {what}, nats: mean {np.mean(values):.4g}; 1 % are below"
-        f" {np.quantile(values, 0.01):.4g}, 10 % below"
-        f" {np.quantile(values, 0.1):.4g}, 50 % below"
-        f" {np.quantile(values, 0.5):.4g}; {np.mean(lowest < _RARE):.2%}"
-        f" {verb} below {_RARE:g}"
-        for what, values, lowest, verb in (
-            ("tokens", tokens, tokens, "are"),
-            ("completions", sums, least, "have a token"),
-        )
-    ]
+    lines = []
+    for what, values, lowest, verb in (
+        ("tokens", tokens, tokens, "are"),
+        ("completions", sums, least, "have a token"),
+    ):
+      low, tenth, median = np.quantile(values, (0.01, 0.1, 0.5))
+      lines.append(
+          f"log-probs of {what}, nats: mean {np.mean(values):.4g}, median"
+          f" {median:.4g}, 10% quantile {tenth:.4g}, 1% quantile {low:.4g};"
+          f" {np.mean(lowest < _RARE):.2%} {verb} below {_RARE:g}"
+      )
+    return lines
 
   def _used(self) -> list[_Encoded]:
     return [one for some in self._completions.values() for one in some]

@@ -582,7 +582,7 @@ class ScoreTest(ProgramCase):
         ("tokens", np.mean(known)),
         ("completions", np.mean(np.sum(known, axis=1))),
     ):
-      (found,) = re.findall(f"log-probs of {what}, nats: mean (.*?);", printed)
+      (found,) = re.findall(f"log-probs of {what}, nats: mean (.*?),", printed)
       self.assertAlmostEqual(float(found), mean, delta=5e-4 * abs(mean))
 
   def test_refuses_wrong_settings(self):

@@ -398,11 +398,11 @@ class LoggedEpisodesTest(parameterized.TestCase):
     tokens, completions = log.coverage([likely, unlikely])
     mean = -1 - 10 / (2 * count)
     self.assertStartsWith(
-        tokens, f"log-probs of tokens, nats: mean {mean:.4g};"
+        tokens, f"log-probs of tokens, nats: mean {mean:.4g}, median -1, "
     )
     self.assertEndsWith(tokens, f"; {0.5 / count:.2%} are below -10")
     self.assertStartsWith(
-        completions, f"log-probs of completions, nats: mean {-count - 5:.4g};"
+        completions, f"log-probs of completions, nats: mean {-count - 5:.4g}, "
     )
     self.assertEndsWith(completions, "; 50.00% have a token below -10")
 
