@@ -303,10 +303,11 @@ class EnvironmentsTest(parameterized.TestCase):
     for group in groups:
       is_logged = group.prompt_id >= num_seeds
       ids[is_logged].add(group.prompt_id)
-      texts = maker.policy.tokenizer.decode(group.completion_tokens[0])
-      self.assertEqual("d:" in texts, is_logged)
-      self.assertEqual((group.versions == -1).all(), is_logged)
-      self.assertEqual(set(group.rewards) == {0.0, 1.0}, is_logged)
+      self.assertEqual(group.versions.tolist().count(-1) > 0, is_logged)
+      if is_logged:
+        text = maker.policy.tokenizer.decode(group.completion_tokens[0])
+        self.assertIn("d:", text)
+        self.assertEqual(set(group.rewards), {0.0, 1.0})
     self.assertEqual(ids[True], {num_seeds, num_seeds + 1})
     self.assertGreater(len(ids[False]), 1)
 
