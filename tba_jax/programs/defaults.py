@@ -10,8 +10,10 @@ keeps them when it is resumed elsewhere. Does not import JAX.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 import math
+import sys
 from typing import Any
 
 import ml_collections
@@ -20,12 +22,14 @@ import numpy as np
 from tba_jax.config import hardware
 from tba_jax.config import load
 from tba_jax.config import settings
+from tba_jax.environments import episode_pool
 from tba_jax.models import config as config_lib
 from tba_jax.models.families import family as family_lib
 from tba_jax.models.hf import hf_config
 from tba_jax.models.hf import hf_names
 from tba_jax.policy import prompt_preview
 from tba_jax.system import accelerators
+from tba_jax.system import processes
 from tba_jax.tasks import base
 from tba_jax.tasks import task_table
 
@@ -40,8 +44,8 @@ _NEAR = 1.25
 # Minimum lengths of completions: for models that think before they answer, for
 # other models with a chat template, and for base models.
 _THINKING_TOKENS, _CHAT_TOKENS, _BASE_TOKENS = 1024, 256, 128
-# Maximum number of prompts whose lengths are read.
-_MOST_READ = 512
+# Maximum number of prompts whose lengths are read, and of an environment's.
+_MOST_READ, _MOST_PLAYED = 512, 16
 # Prompts per step and per evaluation on a CPU, which samples a few hundred
 # tokens per second from a model with 0.1 B params.
 _CPU_PROMPTS, _CPU_EVALUATED = 4, 32
@@ -101,11 +105,13 @@ class DataFacts:
   num_prompts: number of training prompts.
   prompt_tokens: lengths of up to `_MOST_READ` prompts; () = unknown.
   answer_tokens: lengths of reference answers; 0 if there is none.
+  is_played: whether an environment makes the prompts.
   """
 
   num_prompts: int
   prompt_tokens: Sequence[int] = ()
   answer_tokens: Sequence[int] = ()
+  is_played: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +162,8 @@ def max_prompt_tokens(model: ModelFacts, data: DataFacts) -> Rule:
   """Returns a length that 95 % of the prompts do not exceed.
 
   If the longest prompt is only slightly longer, returns its length. Rows with
-  longer prompts are dropped and reported.
+  longer prompts are dropped and reported. Of an environment only a few prompts
+  are known, and longer ones fail, so it gets twice the longest.
   """
   lengths = np.asarray(data.prompt_tokens)
   longest = int(lengths.max())
@@ -164,6 +171,9 @@ def max_prompt_tokens(model: ModelFacts, data: DataFacts) -> Rule:
   value = _rounded(longest if longest <= _NEAR * most else most)
   why = f"{_QUANTILE:.0%} of the prompts have at most {most} tokens"
   why += f", the longest {longest}"
+  if data.is_played:
+    value = _rounded(2 * longest)
+    why = f"twice the longest of {len(lengths)} first observations"
   limit = model.shape.max_positions * 3 // 4
   if value > limit:
     return limit, f"three quarters of what {model.name} reads; {why}"
@@ -393,10 +403,12 @@ def read_data(config: ml_collections.ConfigDict) -> DataFacts:
   task = task_table.make_task(config.task)
   split = base.TRAIN if task.num_prompts(base.TRAIN) else base.HELD_OUT
   count = task.num_prompts(split)
-  # Environments produce their prompts in separate processes.
-  if task.has_turns or not count:
+  if not count:
     return DataFacts(count)
   tokenizer = prompt_preview.prompt_tokenizer(config, task)
+  if task.has_turns:
+    lengths = _played_lengths(config, task, tokenizer, split)
+    return DataFacts(count, lengths, is_played=True)
   chosen = range(0, count, -(-count // _MOST_READ))
   return DataFacts(
       task.num_prompts(base.TRAIN),
@@ -406,6 +418,25 @@ def read_data(config: ml_collections.ConfigDict) -> DataFacts:
           for i in chosen
       ],
   )
+
+
+def _played_lengths(
+    config: ml_collections.ConfigDict,
+    task: base.PromptSet,
+    tokenizer: Any,
+    split: str,
+) -> list[int]:
+  """Returns the lengths of an environment's first observations."""
+  with processes.importing():  # Takes seconds.
+    from tba_jax.environments import turns  # pylint: disable=g-import-not-at-top
+
+  made = turns.Environments(
+      task, tokenizer, episode_pool.make(config, "", None), sys.maxsize
+  )
+  with contextlib.closing(made):
+    indices = range(min(_MOST_PLAYED, task.num_prompts(split)))
+    played = made.prompts(split, indices)
+  return [len(one.tokens) for one in played if not one.failure]
 
 
 # All of them

@@ -70,7 +70,7 @@ from tba_jax.transport.groups import service as service_lib
 _FLAGS = ("export_step", "set", "without", "bisect", "by")
 _SHOW_EVERY_S = 2.0
 # Settings that may change on a resume, but need a new process to rerun.
-_DEVICES = ("mesh.", "trainer.")
+_DEVICES = ("mesh.", "trainer.num_processes", "trainer.cpu_devices")
 
 
 # Policy and work by config.

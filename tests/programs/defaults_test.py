@@ -375,6 +375,29 @@ class ChooseTest(parameterized.TestCase):
     defaults.choose(self.config, _CPU)
     self.assertEqual(self.config.sampling.max_prompt_tokens, 1024)
 
+  def test_prompts_of_environment_are_played(self):
+    source = self.folder / "environment.py"
+    source.write_text(
+        "class Echo:\n"
+        "  def reset(self, seed):\n    return 'x' * (20 + seed)\n"
+        "  def step(self, text):\n    return '', 1.0, True, {}\n"
+    )
+    self.config.task = ml_collections.ConfigDict(
+        dict(name="environment", source=f"{source}:Echo")
+    )
+    choices = defaults.choose(self.config, _CPU)
+    # Twice the 50 tokens of the sixteenth even seed, in multiples of 16.
+    self.assertEqual(self.config.sampling.max_prompt_tokens, 112)
+    (why,) = [c.why for c in choices if c.key == "sampling.max_prompt_tokens"]
+    self.assertEqual(why, "twice the longest of 16 first observations")
+
+  def test_failing_environment_is_left_to_validation(self):
+    self.config.task = ml_collections.ConfigDict(
+        dict(name="environment", source="nowhere.py:Echo")
+    )
+    defaults.choose(self.config, _CPU)
+    self.assertEqual(self.config.sampling.max_prompt_tokens, 1024)
+
   def test_hosts_choose_same_defaults(self):
     result = []
     for devices in (("gpu", 80, 8, "eight"), ("cpu", 4, 1, "a CPU")):

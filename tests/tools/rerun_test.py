@@ -106,6 +106,16 @@ class ReplayTest(reruns.TestCase):
     self.assertEqual(status, 2)
     self.assertIn("config.mesh.fsdp changed at step 8; must be", errors)
 
+  def test_steps_with_other_limit_of_trainer_have_same_bits(self):
+
+    def edit(line):
+      if line.get("step") == 8 and "config" in line:
+        line["config"]["trainer"]["heartbeat_s"] = 50.0
+
+    status, out, _ = reruns.call(self.change(edit), "0", "9")
+    self.assertEqual(status, 0, out)
+    self.assertIn("steps 0 to 8 have the same bits", out)
+
   def test_changed_draw_is_reported_with_its_step_and_fields(self):
     names = list(decisions.read(self.workdir).steps[6].draw)
 
