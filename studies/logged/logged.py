@@ -45,6 +45,8 @@ _LEARNING_RATES = {"countdown": 2e-4, "preference": 3e-3}
 _LARGE_BETA = ("loss.beta=0.5",)
 # Remedy: on average, logged completions gain probability.
 _LOW_BASELINE = "loss.baseline_shift=-0.1"
+# As large as the spread of an episode's rewards: none loses probability.
+_BASELINE_OF_EPISODES = "loss.baseline_shift=-1"
 # With so large a shift rewards hardly matter: cross-entropy on the log.
 _CLONING = "loss.baseline_shift=-100"
 _SHARE = "offline.fraction=0.5"
@@ -120,6 +122,7 @@ def _settings(task: str) -> dict[str, tuple[str, ...]]:
         f"{task}-live": (),
         f"{task}-logged": (log,),
         f"{task}-logged_low": (*_TB, log, _LOW_BASELINE),
+        f"{task}-logged_lower": (*_TB, log, _BASELINE_OF_EPISODES),
         f"{task}-both": (log, _SHARE),
     }
   return {
