@@ -149,7 +149,12 @@ def run(
 def _solutions(
     policy: policy_lib.Policy, groups: Sequence[types.Group]
 ) -> set[tuple[int, str]]:
-  """Returns (prompt id, key) of all correct completions."""
+  """Returns (prompt id, key) of all correct completions, or none of episodes.
+
+  Only environments judge episodes.
+  """
+  if policy.task.has_turns:
+    return set()
   out = set()
   for group in groups:
     for tokens, length, stopped in zip(

@@ -57,8 +57,7 @@ class _Begun:
   """Prompts before sampling.
 
   active: prompts to sample, and their requests.
-  observations: first observations of active prompts; empty without
-    environments.
+  observations: first observations of the active prompts that are played.
   failed: prompts whose environment failed.
   """
 
@@ -190,10 +189,11 @@ class Collector:
         completions = self._sampler.sample(
             holder.pop(), requests, version=version, newer=None, turns=episodes
         )
-      for number, (one, c) in enumerate(
-          zip(begun.active, completions, strict=True)
-      ):
-        outcomes = episodes and episodes.outcomes(number)
+      played = itertools.count()
+      for one, c in zip(begun.active, completions, strict=True):
+        outcomes = None
+        if self._is_played(one[0]):
+          outcomes = episodes.outcomes(next(played))
         sampled[one[0]] = Sampled(*one, c, outcomes)
     finally:
       if episodes is not None:
@@ -224,9 +224,11 @@ class Collector:
       ValueError: a prompt is too long for the sampler.
       TimeoutError: the environments do not respond.
     """
-    # By request number, counted in the order of `more`.
+    # By request number, counted in the order of `more`, and the numbers of
+    # played requests in `episodes`.
     begun: dict[int, tuple[Prompt, requests_lib.Request]] = {}
-    num_begun = 0
+    episode_numbers: dict[int, int] = {}
+    num_begun = num_played = 0
     # Prompts whose environments failed.
     failed: list[Sampled] = []
     # Upcoming prompts whose environments are being reset. Resets may queue
@@ -246,7 +248,7 @@ class Collector:
       episodes = self._environments.episodes([], self._num_completions)
 
     def next_requests() -> list[requests_lib.Request] | None:
-      nonlocal coming, num_begun
+      nonlocal coming, num_begun, num_played
       if coming is None and (prompts := more()) is not None:
         coming = beginning.submit(self._begin, prompts, newest)
       if coming is None:
@@ -257,8 +259,12 @@ class Collector:
       failed.extend(made.failed)
       if episodes is not None:
         episodes.begin(made.observations)
-      begun.update(enumerate(made.active, num_begun))
-      num_begun += len(made.active)
+      for prompt, request in made.active:
+        begun[num_begun] = prompt, request
+        if self._is_played(prompt):
+          episode_numbers[num_begun] = num_played
+          num_played += 1
+        num_begun += 1
       return [request for _, request in made.active]
 
     finished = self._sampler.stream(
@@ -276,7 +282,9 @@ class Collector:
               Sampled(
                   *begun.pop(number),
                   completions,
-                  episodes and episodes.outcomes(number),
+                  episodes.outcomes(episode_numbers.pop(number))
+                  if number in episode_numbers
+                  else None,
               )
               for number, completions in batch
           ]
@@ -291,20 +299,20 @@ class Collector:
 
   def _begin(self, prompts: Sequence[Prompt], version: int) -> "_Begun":
     """Makes requests of prompts, and separates those that already failed."""
-    ids = [prompt_id for _, prompt_id, _ in prompts]
-    if self._environments is None:
-      observations = []
-      tokens = [self._tokens_of(prompt_id) for prompt_id in ids]
-    else:
-      observations = self._environments.prompts(self._split, ids)
-      tokens = [observation.tokens for observation in observations]
+    observations: dict[Prompt, turns.FirstObservation] = {}
+    if played := [prompt for prompt in prompts if self._is_played(prompt)]:
+      ids = [prompt_id for _, prompt_id, _ in played]
+      observations = dict(
+          zip(played, self._environments.prompts(self._split, ids))
+      )
     begun, S = _Begun(), self._num_completions
-    for prompt, prompt_tokens, observation in itertools.zip_longest(
-        prompts, tokens, observations
-    ):
+    for prompt in prompts:
       position, prompt_id, visit = prompt
+      observation = observations.get(prompt)
       request = requests_lib.Request(
-          prompt_tokens=prompt_tokens,
+          prompt_tokens=(
+              observation.tokens if observation else self._tokens_of(prompt_id)
+          ),
           prompt_id=prompt_id,
           visit=visit,
           num_completions=S,
@@ -322,6 +330,12 @@ class Collector:
       if observation is not None:
         begun.observations.append(observation)
     return begun
+
+  def _is_played(self, prompt: Prompt) -> bool:
+    """Returns whether an environment has the prompt, not a log or the task."""
+    return self._environments is not None and (
+        prompt[1] not in self._prompt_tokens
+    )
 
   def start_reference(
       self,

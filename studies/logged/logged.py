@@ -2,17 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Learning from another run's log, from fresh samples, and from both.
 
-    python -m studies logged [SEED,…]
+    python -m studies logged [SEED,… [NAME …]]
 
 On countdown (the config) and on the preferences of `configs/staleness.py`, a
 run logs its completions and rewards, without log-probs. From the same initial
 policy TB then learns from this log, from live completions one step old, and
 from half of each, with equal numbers of steps and completions. `cloned` learns
 from the log regardless of rewards. Logs are in runs/logged.
+
+On `configs/guess.py` and `configs/calculator.py` the log has the episodes of
+another run, with log-probs. The policy learns from it with the config's ratio
+clip, or without one from a lower baseline, and the live run has the same steps
+and completions.
 """
 
 from collections.abc import Mapping, Sequence
 import json
+import math
 import pathlib
 from typing import Any
 
@@ -22,13 +28,14 @@ from benchmarks import results
 from studies import curves
 from tba_jax import types
 from tba_jax.config import load
+from tba_jax.policy import policy as policy_lib
 from tba_jax.programs import inline
 from tba_jax.tasks import base
 from tba_jax.tools import sweep
 
 RESULTS = pathlib.Path(__file__).parent
 _RUNS = pathlib.Path("runs") / "logged"
-_PREFERENCE = pathlib.Path(__file__).parents[2] / "configs" / "staleness.py"
+_CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 _NUM_STEPS = 160
 _LOG_SEED = 100
 # Clipping needs log-probs, which the log lacks.
@@ -38,9 +45,13 @@ _LEARNING_RATES = {"countdown": 2e-4, "preference": 3e-3}
 _LARGE_BETA = ("loss.beta=0.5",)
 # Remedy: on average, logged completions gain probability.
 _LOW_BASELINE = "loss.baseline_shift=-0.1"
+# As large as the spread of an episode's rewards: none loses probability.
+_BASELINE_OF_EPISODES = "loss.baseline_shift=-1"
 # With so large a shift rewards hardly matter: cross-entropy on the log.
 _CLONING = "loss.baseline_shift=-100"
 _SHARE = "offline.fraction=0.5"
+# Tasks of several turns, and their numbers of steps.
+_EPISODES = {"guess": 200, "calculator": 250}
 # Quantities of the last evaluation: key, title, digits.
 _ENDS = {
     "mean_reward": ("reward", 3),
@@ -58,34 +69,38 @@ def run(
 
   Args:
     config: config of countdown.
-    operands: seeds separated by commas (default 0).
+    operands: seeds separated by commas (default 0), and names of runs (default
+      all).
 
   Returns:
     `folder`, and for each task `runs` (name, seed and last evaluation) and
     `log_reward`, the mean reward of its log.
+
+  Raises:
+    ValueError: an operand is wrong.
   """
+  forms = {
+      "countdown": config,
+      "preference": load.load_config(str(_CONFIGS / "staleness.py"), []),
+      **{
+          task: load.load_config(f"{_CONFIGS / task}.py:quick", [])
+          for task in _EPISODES
+      },
+  }
+  settings_of = {task: _settings(task) for task in forms}
+  every = [name for settings in settings_of.values() for name in settings]
+  seeds, names = results.parse(operands, every)
   rows = [["task", "data", "seeds", *(title for title, _ in _ENDS.values())]]
   out: dict[str, Any] = {"folder": str(RESULTS)}
-  for task, form in (
-      ("countdown", config),
-      ("preference", load.load_config(str(_PREFERENCE), [])),
-  ):
-    runs = _RUNS / task
-    form = make_config(form, task)
-    path = runs / "log.jsonl"
-    if not path.exists() and operands != ["table"]:
-      write_log(curves.fine_tune(form, runs), path)
-    log = f"offline.path={path.absolute()}"
-    settings = {
-        f"{task}-live": _TB,
-        f"{task}-logged": (*_TB, log),
-        f"{task}-logged_beta": (*_TB, log, *_LARGE_BETA),
-        f"{task}-logged_low": (*_TB, log, _LOW_BASELINE),
-        f"{task}-cloned": (*_TB, log, _CLONING),
-        f"{task}-both": (*_TB, log, _SHARE),
-        f"{task}-both_low": (*_TB, log, _SHARE, _LOW_BASELINE),
-    }
-    curves_of = curves.run_all(form, settings, operands, RESULTS, runs)
+  for task, form in forms.items():
+    settings, runs, path = settings_of[task], _RUNS / task, _log_path(task)
+    if seeds and (chosen := [name for name in names if name in settings]):
+      form = make_config(form, task)
+      if not path.exists():
+        write_log(curves.fine_tune(form, runs), path)
+      operands = [",".join(map(str, seeds)), *chosen]
+      curves.run_all(form, settings, operands, RESULTS, runs)
+    curves_of = results.read(settings, RESULTS)
     rows += results.make_rows(settings, curves_of, _ENDS)
     out[task] = {
         "log_reward": log_reward(path) if path.exists() else None,
@@ -95,11 +110,43 @@ def run(
   return out
 
 
+def _log_path(task: str) -> pathlib.Path:
+  return _RUNS / task / "log.jsonl"
+
+
+def _settings(task: str) -> dict[str, tuple[str, ...]]:
+  """Returns the overrides of each run of a task, by name."""
+  log = f"offline.path={_log_path(task).absolute()}"
+  if task in _EPISODES:
+    return {
+        f"{task}-live": (),
+        f"{task}-logged": (log,),
+        f"{task}-logged_low": (*_TB, log, _LOW_BASELINE),
+        f"{task}-logged_lower": (*_TB, log, _BASELINE_OF_EPISODES),
+        f"{task}-both": (log, _SHARE),
+    }
+  return {
+      f"{task}-live": _TB,
+      f"{task}-logged": (*_TB, log),
+      f"{task}-logged_beta": (*_TB, log, *_LARGE_BETA),
+      f"{task}-logged_low": (*_TB, log, _LOW_BASELINE),
+      f"{task}-cloned": (*_TB, log, _CLONING),
+      f"{task}-both": (*_TB, log, _SHARE),
+      f"{task}-both_low": (*_TB, log, _SHARE, _LOW_BASELINE),
+  }
+
+
 def make_config(
     config: ml_collections.ConfigDict, task: str
 ) -> ml_collections.ConfigDict:
   """Returns the config of all runs of a task."""
   config = config.copy_and_resolve_references()
+  if task in _EPISODES:
+    with config.unlocked():
+      config.reference.role = "trainer"
+      config.train.num_steps = _EPISODES[task]
+      config.evaluate.update(every_steps=_EPISODES[task], num_completions=8)
+    return config
   with config.unlocked():
     train = config.train
     train.num_steps = _NUM_STEPS
@@ -134,21 +181,49 @@ def write_log(config: ml_collections.ConfigDict, path: pathlib.Path) -> None:
   policy = maker.policy
   lines = [
       {
-          "prompt": policy.task.prompt(base.TRAIN, group.prompt_id),
-          "completion": policy.tokenizer.decode_completion(
-              group.completion_tokens[s],
-              int(group.completion_lengths[s]),
-              bool(group.stopped[s]),
-          ),
+          **(_episode if policy.task.has_turns else _text)(policy, group, s),
           "finish_reason": "stop" if group.stopped[s] else "length",
           "reward": float(group.rewards[s]),
       }
       for group in groups
       for s in range(group.num_completions)
+      if not math.isnan(group.rewards[s])
   ]
   partial = path.with_suffix(".partial")
   partial.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
   partial.replace(path)
+
+
+def _text(
+    policy: policy_lib.Policy, group: types.Group, s: int
+) -> dict[str, Any]:
+  """Returns the prompt and completion s of a group."""
+  return {
+      "prompt": policy.task.prompt(base.TRAIN, group.prompt_id),
+      "completion": policy.tokenizer.decode_completion(
+          group.completion_tokens[s],
+          int(group.completion_lengths[s]),
+          bool(group.stopped[s]),
+      ),
+  }
+
+
+def _episode(
+    policy: policy_lib.Policy, group: types.Group, s: int
+) -> dict[str, Any]:
+  """Returns the prompt and episode s of a group, with its log-probs."""
+  length = int(group.completion_lengths[s])
+  return {
+      "seed": group.prompt_id,
+      "prompt": policy.tokenizer.decode(group.prompt_tokens),
+      "token_ids": group.completion_tokens[s, :length].tolist(),
+      "logprobs": [
+          float(x) if sampled else None
+          for x, sampled in zip(
+              group.behavior_logprobs[s, :length], group.sampled_mask[s]
+          )
+      ],
+  }
 
 
 def log_reward(path: pathlib.Path) -> float:

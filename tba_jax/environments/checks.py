@@ -30,17 +30,11 @@ def fits(c: rules.Values, task: base.PromptSet) -> rules.Problems:
         "must be 'scratch' or a model's folder: config.task.source has no"
         " method demonstrate to fine-tune on"
     )
-  if c.get("offline.path"):
-    if c["offline.fraction"] < 1:
-      yield "offline.fraction", (
-          "must be 1 with environments: logged episodes do not name the seeds"
-          " that would be sampled otherwise"
-      )
-    if not c["offline.reward_field"]:
-      yield "offline.reward_field", (
-          "must be the name of a field with environments, which reward only the"
-          " episodes that they play"
-      )
+  if c.get("offline.path") and not c["offline.reward_field"]:
+    yield "offline.reward_field", (
+        "must be the name of a field with environments, which reward only the"
+        " episodes that they play"
+    )
   shape = models.shape_or_none(c) if "init" in c else None
   if c.get("sampling.stop_strings") and shape and shape.has_states:
     yield "sampling.stop_strings", (

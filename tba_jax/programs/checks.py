@@ -32,6 +32,8 @@ def _line_program(c: rules.Values) -> rules.Problems:
       _check_source(c, hf_hub.find(name))
   except (ValueError, OSError) as error:
     yield "generate.model", str(error)
+  if c.program == "score" and c["offline.path"]:
+    return  # A report on a log, without files of lines.
   if not c["generate.input"] or not os.path.isfile(source):
     yield "generate.input", "must be a file that exists, a JSON object a line"
   if not c["generate.output"] or os.path.isdir(target):

@@ -7,7 +7,8 @@
         --config.generate.output=completions.jsonl
 
 `generate` samples completions of prompts, or plays a task's environments;
-`score` computes the log-probs of given completions. docs/guides/generate.md
+`score` computes the log-probs of given completions, or reports how likely the
+model is to sample a log (`offline.path`). docs/guides/generate.md
 describes the formats. Output lines have the number of their input line and keep
 the order of the input. The same command resumes an interrupted run and ends
 with the same bytes. A line that cannot be processed is reported with file and
@@ -42,6 +43,7 @@ from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.policy import policy_samplers
 from tba_jax.sampling import decode
+from tba_jax.sampling import offline_sampler
 from tba_jax.sampling import requests
 from tba_jax.sampling import sharing
 from tba_jax.sampling import slots as slots_lib
@@ -489,7 +491,7 @@ def _completion_records(
 
 
 def score(config: ml_collections.ConfigDict) -> Counts:
-  """Scores all completions that the output lacks.
+  """Scores all completions that the output lacks, or reports on a log.
 
   Raises:
     ValueError: a setting, the model or the output file is invalid.
@@ -520,11 +522,13 @@ def score(config: ml_collections.ConfigDict) -> Counts:
     )
     return logprobs_Bx1xT[:, 0]
 
-  def answer(pairs: list[_Pair]) -> list[Record]:
+  def logprobs_of_pairs(
+      pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+  ) -> list[np.ndarray]:
     # All batches have the same shape: the last one repeats its first pair.
-    full = pairs + pairs[:1] * (batch_lines - len(pairs))
+    full = [*pairs, *pairs[:1] * (batch_lines - len(pairs))]
     batch = batches.pad_sequences(
-        [(pair.prompt, [pair.completion]) for pair in full],
+        [(prompt, [completion]) for prompt, completion in full],
         (batch_lines,),
         num_completions=1,
         max_prompt_tokens=sampling.max_prompt_tokens,
@@ -533,9 +537,18 @@ def score(config: ml_collections.ConfigDict) -> Counts:
     logprobs_BxT = np.asarray(
         logprobs_of(source.params, jax.device_put(batch, sharding))
     )
+    return [
+        logprobs_T[: len(completion)]
+        for (_, completion), logprobs_T in zip(pairs, logprobs_BxT)
+    ]
+
+  if config.offline.path:
+    return _report(config, source, logprobs_of_pairs)
+
+  def answer(pairs: list[_Pair]) -> list[Record]:
+    logprobs = logprobs_of_pairs([(p.prompt, p.completion) for p in pairs])
     out = []
-    for pair, logprobs_T in zip(pairs, logprobs_BxT):
-      logprobs_T = logprobs_T[: len(pair.completion)]
+    for pair, logprobs_T in zip(pairs, logprobs, strict=True):
       out.append(
           {
               **pair.other,
@@ -556,6 +569,26 @@ def score(config: ml_collections.ConfigDict) -> Counts:
       prepare=lambda number, record: _parse_pair(config, source, record),
       answer=answer,
   )
+
+
+def _report(
+    config: ml_collections.ConfigDict,
+    source: model_source.ModelSource,
+    logprobs_of_pairs: Callable[[Sequence[Any]], list[np.ndarray]],
+) -> Counts:
+  """Prints what a run can learn from the log `offline.path`."""
+  task = tasks_build.make_task(config.task)
+  log = offline_sampler.Log(
+      config, task, source.tokenizer, needs_logprobs=False
+  )
+  pairs, count = log.pairs(), config.generate.batch_lines
+  logprobs = [
+      logprobs_T
+      for first in range(0, len(pairs), count)
+      for logprobs_T in logprobs_of_pairs(pairs[first : first + count])
+  ]
+  print("\n".join([*log.report(), *log.coverage(logprobs)]))
+  return Counts(0, len(pairs), 0)
 
 
 def _parse_pair(

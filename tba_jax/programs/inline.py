@@ -189,7 +189,9 @@ class LoopMaker:
             sampler,
             self.judge,
             # A log's episodes have been played.
-            environments=None if log else self._environments,
+            environments=(
+                None if log and log.share == 1 else self._environments
+            ),
             prompt_tokens=log and log.prompt_tokens,
         ),
         schedule=schedule_lib.make_schedule(config),

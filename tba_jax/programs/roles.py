@@ -531,7 +531,7 @@ def make_searcher(
   closing.callback(judge.close)
   log = offline_sampler.make(config, policy.task, policy.tokenizer)
   own_environments = None
-  if log is None:  # A log's episodes have been played.
+  if log is None or log.share < 1:  # A log's episodes have been played.
     own_environments = environments_build.make(
         config, run.workdir, policy.task, policy.tokenizer, events.write
     )

@@ -18,6 +18,7 @@ from an earlier checkpoint thus has the same order as its journal.
 """
 
 from collections.abc import Mapping, Sequence
+import functools
 import pathlib
 from typing import Any
 
@@ -177,7 +178,8 @@ def make_order(
 ) -> prompt_order.PromptOrder:
   """Returns the order of the task's training prompts.
 
-  If all data is offline, it has only prompts with offline completions.
+  If all data is offline, it has only prompts with offline completions. Logged
+  prompts of environments take their share of positions.
 
   Args:
     config: reads `seed`, `search`, and what `offline_sampler.make` reads.
@@ -191,6 +193,17 @@ def make_order(
   if log is not None and log.share == 1:
     prompt_ids = log.prompt_ids
     size = len(prompt_ids)
+  elif log is not None and task.has_turns:
+    return prompt_order.MixedOrder(
+        size,
+        seed=config.seed,
+        other=prompt_order.PromptOrder(
+            len(log.prompt_ids), seed=config.seed, prompt_ids=log.prompt_ids
+        ),
+        takes_other=functools.partial(
+            offline_sampler.is_logged, config.seed, log.share
+        ),
+    )
   common = {"seed": config.seed, "prompt_ids": prompt_ids}
   if config.search.order == "shuffled":
     return prompt_order.PromptOrder(size, **common)

@@ -9,7 +9,7 @@ searcher, and granted again until it is in the journal; see the diagram of its
 states in `docs/reference/replay.md`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import heapq
 from typing import Any
 
@@ -79,6 +79,33 @@ class PromptOrder:
 
   def set_state(self, state: Mapping[str, Any]) -> None:
     """Restores a state; raises ValueError if one of its files is missing."""
+
+
+class MixedOrder(PromptOrder):
+  """An order whose positions partly belong to another order."""
+
+  def __init__(
+      self,
+      num_prompts: int,
+      *,
+      other: PromptOrder,
+      takes_other: Callable[[int], bool],
+      **common: Any,
+  ):
+    """Makes an order over the prompts of both.
+
+    Args:
+      num_prompts, **common: arguments of `PromptOrder`.
+      other: source of some positions, with other prompt ids.
+      takes_other: function of a position, whether it belongs to `other`.
+    """
+    super().__init__(num_prompts, **common)
+    self._other, self._takes_other = other, takes_other
+
+  def prompt(self, position: int) -> tuple[int, int]:
+    if self._takes_other(position):
+      return self._other.prompt(position)
+    return super().prompt(position)
 
 
 class Positions:

@@ -24,6 +24,8 @@ _STREAM = 0x106
 _OUTSIDE = "have tokens outside the vocabulary"
 # Nats; stands for a logged 0, which greedy decoding reports.
 _ALMOST_ZERO = -1e-30
+# Nats; less likely tokens are practically never sampled.
+_RARE = -10.0
 # Most characters of a chat template's error.
 _MAX_ERROR = 120
 
@@ -106,7 +108,8 @@ class Log:
   """Logged completions by prompt.
 
   The prompts are the task's. Environments have none before they run, so the
-  log's prompts are numbered in their order instead.
+  log's prompts are numbered in their order instead, after the seeds that are
+  sampled.
 
   share: fraction of prompts that get logged completions, if the log has any; 1
     if nothing is sampled.
@@ -158,7 +161,8 @@ class Log:
     self._completions: dict[int, list[_Encoded]] = {}
     others: list[offline_completions.Completion] = []
     if task.has_turns:
-      self._number_prompts(completions)
+      first = 0 if self.share == 1 else task.num_prompts(base.TRAIN)
+      self._number_prompts(completions, first)
     else:
       others = self._find_prompts(completions, task)
     self.prompt_ids = sorted(self._completions)
@@ -210,8 +214,9 @@ class Log:
   def _number_prompts(
       self,
       completions: Mapping[str, Sequence[offline_completions.Completion]],
+      first: int,
   ) -> None:
-    """Adds all completions, grouped by the tokens of their prompts."""
+    """Adds all completions, grouped by their prompts, numbered from `first`."""
     tokenizer = self._tokenizer
     numbers: dict[tuple[tuple[int, ...], str], int] = {}
     for text, some in completions.items():
@@ -225,7 +230,7 @@ class Log:
         made, number = self._encode(one, before, stop_id), -1
         if isinstance(made, _Encoded):
           key = made.prompt, one.group
-          number = numbers.setdefault(key, len(numbers))
+          number = numbers.setdefault(key, first + len(numbers))
         self._add(made, number)
     for prompt_id, some in self._completions.items():
       self.prompt_tokens[prompt_id] = np.array(some[0].prompt, np.int32)
@@ -257,7 +262,7 @@ class Log:
 
   def report(self) -> list[str]:
     """Returns lines on what the log can teach, `summary` first."""
-    every = [one for some in self._completions.values() for one in some]
+    every = self._used()
     formats = ", ".join(f"{n} {f}" for f, n in self._formats.most_common())
     missing = sum(one.logprobs is None for one in every) / len(every)
     sampled = sum(sum(one.sampled) for one in every)
@@ -283,18 +288,47 @@ class Log:
       )
     return lines
 
+  def pairs(self) -> list[tuple[Sequence[int], Sequence[int]]]:
+    """Returns the ids of prompt and completion of each used completion."""
+    return [(one.prompt, one.ids) for one in self._used()]
+
+  def coverage(self, logprobs: Sequence[np.ndarray]) -> list[str]:
+    """Returns lines on how likely a policy is to sample the log.
+
+    Args:
+      logprobs: [T] of each of `pairs`, under the policy, nats.
+    """
+    sampled = [
+        logprobs_T[np.asarray(one.sampled)]
+        for one, logprobs_T in zip(self._used(), logprobs, strict=True)
+    ]
+    least = np.array([logprobs_T.min() for logprobs_T in sampled])
+    sums = np.array([logprobs_T.sum() for logprobs_T in sampled])
+    tokens = np.concatenate(sampled)
+    lines = []
+    for what, values, lowest, verb in (
+        ("tokens", tokens, tokens, "are"),
+        ("completions", sums, least, "have a token"),
+    ):
+      low, tenth, median = np.quantile(values, (0.01, 0.1, 0.5))
+      lines.append(
+          f"log-probs of {what}, nats: mean {np.mean(values):.4g}, median"
+          f" {median:.4g}, 10% quantile {tenth:.4g}, 1% quantile {low:.4g};"
+          f" {np.mean(lowest < _RARE):.2%} {verb} below {_RARE:g}"
+      )
+    return lines
+
+  def _used(self) -> list[_Encoded]:
+    return [one for some in self._completions.values() for one in some]
+
   def _reasons(self) -> str:
     return "; ".join(f"{n} {why}" for why, n in self.left_out.most_common())
 
   def has(self, position: int, prompt_id: int) -> bool:
-    """Returns whether a prompt is answered from the log.
-
-    A function of the seed and the position, as sampling is.
-    """
-    if prompt_id not in self._completions:
-      return False
-    rng = np.random.default_rng([self._seed, _STREAM, position])
-    return rng.random() < self.share
+    """Returns whether a prompt is answered from the log."""
+    return prompt_id in self._completions and is_logged(
+        self._seed, self.share, position
+    )
 
   def draw(
       self, prompt_id: int, visit: int, num_completions: int, version: int
@@ -512,6 +546,12 @@ class Log:
     return decode(ids).startswith(text) or decode(
         self._tokenizer.without_special(ids)
     ).startswith(text)
+
+
+def is_logged(seed: int, share: float, position: int) -> bool:
+  """Returns whether a position is answered from the log, by chance."""
+  rng = np.random.default_rng([seed, _STREAM, position])
+  return rng.random() < share
 
 
 def make(

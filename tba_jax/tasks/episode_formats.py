@@ -12,12 +12,14 @@ A record is recognized by its keys:
     atif        schema_version "ATIF-…", agent, steps (Harbor)
     openenv     turns with prompt_token_ids and loss_mask (TrainingTrace)
     serve       rows with completion_ids: an episode of `serve`
+    tinker      rows with sampled_tokens: a trajectory in the capture store of
+                tinker-cookbook, with a reward added
 
 All become a prompt, the assistant's turns and what answered them, with messages
 in the form of OpenAI's chat completions, and token ids if the record has them.
 
-Source: packages openai 3.57, anthropic 2.14, verifiers 0.4, atif 1.8 and
-openenv 0.10.
+Source: packages openai 3.57, anthropic 2.14, verifiers 0.4, atif 1.8, openenv
+0.10 and tinker-cookbook 0.6.1.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -123,6 +125,8 @@ def _reader(record: Record) -> Callable[[Record], list[Episode]] | None:
   if isinstance(rows, list) and rows and isinstance(rows[0], dict):
     if "completion_ids" in rows[0]:
       return _serve
+    if "sampled_tokens" in rows[0]:
+      return _tinker
   if isinstance(record.get("nodes"), list):
     return _verifiers_graph
   if isinstance(record.get("completion"), list):
@@ -419,6 +423,42 @@ def _serve(record: Record) -> list[Episode]:
   if not out:
     raise ValueError("rows: must have one with is_task = true")
   return out
+
+
+def _tinker(record: Record) -> list[Episode]:
+  """Reads the calls of an agent, which may have several conversations.
+
+  A call belongs to the last conversation that its prompt continues.
+  """
+  conversations: list[list[tuple[Any, Any, Any, None]]] = []
+  reasons: dict[int, Any] = {}
+  for n, row in enumerate(record["rows"]):
+    place = f"rows[{n}]"
+    row = _object(row, place)
+    prompt, sampled = (
+        _ids(row.get(name), f"{place}.{name}")
+        for name in ("prompt_tokens", "sampled_tokens")
+    )
+    for calls in reversed(conversations):
+      before = [*calls[-1][0], *calls[-1][1]]
+      if prompt[: len(before)] == before:
+        break
+    else:
+      conversations.append(calls := [])
+    calls.append((prompt, sampled, row.get("logprobs"), None))
+    metadata = _object(row.get("metadata") or {}, f"{place}.metadata")
+    reasons[id(calls)] = metadata.get("stop_reason")
+  return [
+      Episode(
+          "tinker",
+          None,
+          (),
+          (),
+          _chain(calls, "rows"),
+          stopped=False if reasons[id(calls)] == "length" else None,
+      )
+      for calls in conversations
+  ]
 
 
 def _anthropic(record: Record) -> list[Episode]:

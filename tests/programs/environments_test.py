@@ -284,10 +284,40 @@ class EnvironmentsTest(parameterized.TestCase):
     self.assertTrue((gradient_BxKxT[sampled] != 0).all())
 
   @pytest.mark.slow
-  def test_run_trains_on_log_and_plays_evaluations(self):
+  def test_loop_mixes_logged_turns_with_played_ones(self):
     config = make_config(
         init="scratch",
         offline__path=self.write_log(),
+        offline__fraction=0.5,
+        loss__name="tb",
+        loss__ratio_clip=0.0,
+        train__num_steps=4,
+    )
+    validate.validate(config)
+    maker = inline.LoopMaker(config)
+    self.addCleanup(maker.close)
+    groups = []
+    maker.make(config).watching(groups.extend).train()
+    num_seeds = config.task.train_prompts
+    ids = {True: set(), False: set()}
+    for group in groups:
+      is_logged = group.prompt_id >= num_seeds
+      ids[is_logged].add(group.prompt_id)
+      self.assertEqual(group.versions.tolist().count(-1) > 0, is_logged)
+      if is_logged:
+        text = maker.policy.tokenizer.decode(group.completion_tokens[0])
+        self.assertIn("d:", text)
+        self.assertEqual(set(group.rewards), {0.0, 1.0})
+    self.assertEqual(ids[True], {num_seeds, num_seeds + 1})
+    self.assertGreater(len(ids[False]), 1)
+
+  @pytest.mark.slow
+  @parameterized.parameters(1.0, 0.5)
+  def test_run_trains_on_log_and_plays_evaluations(self, fraction):
+    config = make_config(
+        init="scratch",
+        offline__path=self.write_log(),
+        offline__fraction=fraction,
         loss__name="tb",
         loss__ratio_clip=0.0,
         train__num_steps=2,
@@ -302,10 +332,6 @@ class EnvironmentsTest(parameterized.TestCase):
         content='{"prompt": "a", "completion": "b", "reward": 1.0}'
     ).full_path
     for changes, message in (
-        (
-            {"offline__path": log, "offline__fraction": 0.5},
-            "offline.fraction = .*: must be 1 with environments",
-        ),
         (
             {"offline__path": log, "offline__reward_field": ""},
             "offline.reward_field = .*: must be .* with environments",

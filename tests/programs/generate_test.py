@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import pathlib
+import re
 import shutil
 import tempfile
 from unittest import mock
@@ -534,6 +535,55 @@ class ScoreTest(ProgramCase):
       self.assertRegex(
           self.stderr.getvalue(), f"in.jsonl:{number}: .*{problem}"
       )
+
+  def test_reports_log_of_episodes(self):
+    eos = self.tokenizer.eos_id
+    ids = [*self.tokenizer.encode("12"), eos, *self.tokenizer.encode("=3"), eos]
+    mask = [True, True, True, False, True, True]
+    # Batches of two: the last one is padded.
+    self.write(
+        *(
+            {
+                "seed": seed,
+                "prompt": prompt,
+                "completions": [
+                    {
+                        "text": "12",
+                        "token_ids": ids,
+                        "logprobs": [-1.0 if m else None for m in mask],
+                        "reward": seed,
+                    }
+                ],
+            }
+            for seed, prompt in enumerate(("3+", "4+4", "5"))
+        )
+    )
+    config = self.config(
+        generate__input="", generate__output="", sampling__temperature=0.5
+    )
+    config.offline.path = str(self.input)
+    config.task = ml_collections.ConfigDict(
+        {"name": "environment", "source": f"{two_turns.__file__}:TwoTurns"}
+    )
+    validate.validate(config, program="score")
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as stdout,
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+      self.assertEqual(programs_generate.run_score(config, None, []), 0)
+    known = [
+        self.expected(self.tokenizer.encode(prompt), ids, 0.5)[mask]
+        for prompt in ("3+", "4+4", "5")
+    ]
+    printed = stdout.getvalue()
+    self.assertStartsWith(printed, "3 completions of 3 training prompts;")
+    self.assertIn("15 learned tokens, 0 lost by re-rendering", printed)
+    for what, mean in (
+        ("tokens", np.mean(known)),
+        ("completions", np.mean(np.sum(known, axis=1))),
+    ):
+      (found,) = re.findall(f"log-probs of {what}, nats: mean (.*?),", printed)
+      self.assertAlmostEqual(float(found), mean, delta=5e-4 * abs(mean))
 
   def test_refuses_wrong_settings(self):
     self.write({"prompt": "1", "completion": "1"})

@@ -47,6 +47,20 @@ class PromptOrderTest(absltest.TestCase):
                          expected)  # fmt: skip
 
 
+class MixedOrderTest(absltest.TestCase):
+
+  def test_other_order_takes_its_positions(self):
+    logged = prompt_order.PromptOrder(3, seed=1, prompt_ids=[50, 51, 52])
+    plain = prompt_order.PromptOrder(50, seed=1)
+    mixed = prompt_order.MixedOrder(
+        50, seed=1, other=logged, takes_other=lambda position: position % 4 == 0
+    )
+    for position in range(200):
+      order = plain if position % 4 else logged
+      self.assertEqual(mixed.prompt(position), order.prompt(position))
+    self.assertEqual(mixed.num_prompts, 50)
+
+
 class PositionsTest(absltest.TestCase):
 
   def test_position_counts_once(self):

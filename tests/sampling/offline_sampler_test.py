@@ -325,11 +325,14 @@ class LoggedEpisodesTest(parameterized.TestCase):
 
   @parameterized.parameters(
       "openai", "as sampled", "anthropic", "verifiers", "verifiers nodes",
-      "atif", "openenv", "serve", "generate", "samples.jsonl",
+      "atif", "openenv", "serve", "tinker", "generate", "samples.jsonl",
   )  # fmt: skip
   def test_formats_give_ids_and_mask_of_live_episode(self, name):
     got = self.check(self.make(self.records[name]))
-    known = name in ("openenv", "serve", "generate", "samples.jsonl")
+    known = name not in (
+        "openai", "as sampled", "anthropic", "verifiers", "verifiers nodes",
+        "atif",
+    )  # fmt: skip
     np.testing.assert_array_equal(
         got.logprobs, np.where(got.sampled_mask & known, -0.5, 0)
     )
@@ -340,7 +343,9 @@ class LoggedEpisodesTest(parameterized.TestCase):
     )
 
   def test_episodes_of_one_prompt_are_a_group(self):
-    names = ("openai", "anthropic", "verifiers", "atif", "openenv", "serve")
+    names = (
+        "openai", "anthropic", "verifiers", "atif", "openenv", "serve", "tinker"
+    )  # fmt: skip
     other = copy.deepcopy(self.records["openai"])
     other["messages"][1]["content"] = "1+1?"
     log = self.make(*(self.records[name] for name in names), other)
@@ -380,6 +385,26 @@ class LoggedEpisodesTest(parameterized.TestCase):
             "have other tools than the first one of their prompt": 1,
         },
     )
+
+  def test_coverage_counts_sampled_tokens_below_limit(self):
+    record = self.records["generate"]
+    log = self.make(record, record)
+    _, ids, sampled = logged_episodes.as_sampled(self.tokenizer)
+    self.assertEqual([ids for _, ids in log.pairs()], [tuple(ids)] * 2)
+    likely = np.where(sampled, -1.0, -100.0)
+    unlikely = likely.copy()
+    unlikely[0] = -11.0
+    count = sum(sampled)
+    tokens, completions = log.coverage([likely, unlikely])
+    mean = -1 - 10 / (2 * count)
+    self.assertStartsWith(
+        tokens, f"log-probs of tokens, nats: mean {mean:.4g}, median -1, "
+    )
+    self.assertEndsWith(tokens, f"; {0.5 / count:.2%} are below -10")
+    self.assertStartsWith(
+        completions, f"log-probs of completions, nats: mean {-count - 5:.4g}, "
+    )
+    self.assertEndsWith(completions, "; 50.00% have a token below -10")
 
   def test_ids_of_another_tokenizer_are_replaced(self):
     record = self.records["openenv"]

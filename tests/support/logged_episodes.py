@@ -230,6 +230,23 @@ def records(tokenizer: tokenizer_lib.Tokenizer) -> dict[str, dict[str, Any]]:
               }
           ],
       },
+      "tinker": {
+          "reward": REWARD,
+          "rows": [
+              {
+                  "run_id": "r",
+                  "prompt_tokens": before,
+                  "sampled_tokens": texts[n],
+                  "logprobs": [-0.5] * len(texts[n]),
+                  "metadata": {"stop_reason": "stop"},
+              }
+              for before, n in (
+                  (prompt, 0),
+                  ([*prompt, *texts[0], *texts[1]], 2),
+              )
+          ],
+          "next_cursor": 2,
+      },
       "generate": {
           "seed": 4,
           "prompt": PROMPT,

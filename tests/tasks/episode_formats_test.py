@@ -38,12 +38,13 @@ class ParseTest(parameterized.TestCase):
       ("openai", "openai"), ("anthropic", "anthropic"),
       ("verifiers", "verifiers"), ("verifiers nodes", "verifiers"),
       ("atif", "atif"), ("openenv", "openenv"), ("serve", "serve"),
+      ("tinker", "tinker"),
   )  # fmt: skip
   def test_formats_are_recognized(self, name, format):
     (one,) = self.parse(logged_episodes.records(_TOKENIZER)[name])
     self.assertEqual(one.format, format)
     self.assertEqual(one.reward, logged_episodes.REWARD)
-    if format == "serve":
+    if format in ("serve", "tinker"):
       return
     self.assertEqual([m["role"] for m in one.prompt], ["system", "user"])
     self.assertEqual(one.tools, logged_episodes.TOOLS)
@@ -122,6 +123,9 @@ class ParseTest(parameterized.TestCase):
       ("serve", ["rows", 0, "prompt_ids"], None,
        r"rows\[0\].prompt_ids = null: must be a list of token ids"),
       ("serve", ["rows", 0, "is_task"], False, "rows: must have one"),
+      ("tinker", ["rows", 1, "prompt_tokens"], None,
+       r"rows\[1\].prompt_tokens = null: must be a list of token ids"),
+      ("tinker", ["rows", 0, "logprobs"], [], r"rows\[0\]: log-probs must be"),
   )  # fmt: skip
   def test_errors_name_place(self, format, path, value, message):
     record = _changed(format, path, value)
@@ -195,6 +199,23 @@ class ParseTest(parameterized.TestCase):
     first = record["turns"][0]["completion_token_ids"]
     self.assertEqual(one.tokens.ids, tuple(first))
     self.assertEqual(whole.tokens.num_lost, 0)
+
+  def test_conversations_of_a_capture_are_episodes(self):
+    record = logged_episodes.records(_TOKENIZER)["tinker"]
+    first, last = record["rows"]
+    title = {"prompt_tokens": [7, 8], "sampled_tokens": [9]}
+    cut = last | {"metadata": {"stop_reason": "length"}}
+    record["rows"] = [first, title, cut]
+    agent, other = self.parse(record)
+    self.assertEqual(
+        sum(agent.tokens.sampled),
+        sum(len(row["sampled_tokens"]) for row in (first, last)),
+    )
+    self.assertEqual(agent.tokens.num_lost, 0)
+    self.assertIs(agent.stopped, False)
+    self.assertEqual(other.tokens.prompt, (7, 8))
+    self.assertIsNone(other.tokens.logprobs)
+    self.assertEqual([one.reward for one in (agent, other)], [0.5, 0.5])
 
   def test_paths_of_a_graph_are_episodes(self):
     record = logged_episodes.records(_TOKENIZER)["verifiers nodes"]
