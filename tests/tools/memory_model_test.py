@@ -141,6 +141,17 @@ class ResidentTest(parameterized.TestCase):
     self.config.lora.rank = 2
     self.assertNotIn("reference", self.searcher().resident)
 
+  def test_searcher_of_unmerged_adapters_holds_no_params(self):
+    self.config.search.sampler = "vllm"
+    self.assertLen(self.searcher().resident, 1)
+    self.config.lora.rank = 2
+    # A model from scratch has no folder that a server could have loaded.
+    self.assertLen(self.searcher().resident, 3)
+    self.config.init, size = self.make_folder(num_labels=0)
+    self.assertEqual(self.searcher().resident, {})
+    self.config.reference.role = "searcher"
+    self.assertEqual(self.searcher().resident, {"reference": size})
+
   def test_state_holds_copies_of_params(self):
     self.config.reference.mode = "ema"
     parts = self.trainer().resident
