@@ -34,6 +34,7 @@ from tba_jax.models.hf import hf_files
 from tba_jax.models.hf import hf_hub
 from tba_jax.models.net import encoder as encoder_lib
 from tba_jax.models.net import heads
+from tba_jax.models.net import quantized
 from tba_jax.models.net import transformer
 from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
@@ -275,16 +276,26 @@ def placed(shapes: types.PyTree, place: jax.sharding.Sharding) -> types.PyTree:
   return sharding.with_shardings(shapes, jax.tree.map(lambda _: place, shapes))
 
 
-def _cut(
-    shape: jax.ShapeDtypeStruct, place: jax.sharding.NamedSharding
-) -> jax.ShapeDtypeStruct:
-  """Returns an abstract array sharded like the first axes of a kernel.
+def _decode_placed(
+    place: jax.sharding.NamedSharding,
+    shapes: types.PyTree,
+    logical_axes: tuple[str, ...],
+) -> types.PyTree:
+  """Returns a decode param, or all tables, with a kernel's sharding.
 
-  The scale of a quantized kernel has only these axes.
+  The scale of a quantized kernel is sharded like those axes that it has.
   """
-  spec = jax.sharding.PartitionSpec(*place.spec[: len(shape.shape)])
-  cut = jax.sharding.NamedSharding(place.mesh, spec)
-  return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=cut)
+  if not isinstance(shapes, quantized.Quantized):
+    return placed(shapes, place)
+  ndim = len(shapes.values.shape)
+  num_out = quantized.num_out(logical_axes[-ndim:])  # Without the layers.
+  axes = range(num_out) if num_out != quantized.OF_INPUTS else (0, ndim - 1)
+  specs = dict(enumerate(place.spec))
+  spec = jax.sharding.PartitionSpec(*map(specs.get, axes))
+  of_scale = jax.sharding.NamedSharding(place.mesh, spec)
+  return quantized.Quantized(
+      placed(shapes.values, place), placed(shapes.scale, of_scale)
+  )
 
 
 def _in_dtypes(
@@ -382,10 +393,14 @@ def _sampler(
     shardings = slots_lib.decode_shardings(
         jax.tree.map(lambda x: x.sharding, params), model.config
     )
+    axes = model.logical_axes
+    logical_axes = transformer.DecodeParams(
+        [{k: axes["blocks"][k] for k in p} for p in decode_params.layers],
+        {name: axes[name] for name in decode_params.others},
+        (),
+    )
     decode_params = jax.tree.map(
-        lambda s, shapes: jax.tree.map(lambda x: _cut(x, s), shapes),
-        shardings,
-        decode_params,
+        _decode_placed, shardings, decode_params, logical_axes
     )
   return slots_lib.SlotPrograms(model, settings, place), decode_params
 
