@@ -86,7 +86,7 @@ class DeltaTest(parameterized.TestCase):
     )
 
   @parameterized.product(size=(4, 64), is_packed=(True, False))
-  def test_gradients_are_those_of_the_steps(self, size, is_packed):
+  def test_gradients_equal_gradients_of_the_steps(self, size, is_packed):
     places = _places()
     if not is_packed:
       places = packed.whole(jnp.arange(11)[None] < jnp.array([[11], [6]]))
