@@ -87,7 +87,7 @@ class DeltaTest(parameterized.TestCase):
 
   @parameterized.product(size=(4, 64), is_packed=(True, False))
   def test_gradients_equal_gradients_of_the_steps(self, size, is_packed):
-    places = _places()
+    places = rows.make_places(B=3, K=2, P=5, T=6, length=32, seed=1)
     if not is_packed:
       places = packed.whole(jnp.arange(11)[None] < jnp.array([[11], [6]]))
     is_real = (places.group >= 0)[..., None, None]
