@@ -35,7 +35,6 @@ head widths, D width, S states that a chunk may start from. Leading axes written
 """
 
 from collections.abc import Callable
-import dataclasses
 import functools
 import math
 
@@ -212,301 +211,121 @@ def over_rows(
     x = jnp.pad(x, padding, constant_values=-1 if is_place else 0)
     return jnp.moveaxis(x.reshape(R, count, size, *x.shape[2:]), 1, 0)
 
-  inputs, cut_places = jax.tree.map(cut, (inputs, places))
-  paths = _paths(cut_places, 2 if has_completions else 1)
-  # The backward pass recomputes what the inverse does not need.
-  chunks = jax.checkpoint(_within)(*inputs, paths)
-  inverse = _inverse(jax.lax.stop_gradient(chunks.system))
-  begins = jnp.repeat(paths.begins, G, axis=1)
-  state, out = _over_chunks(chunks, inverse, begins)
-  out = out.reshape(count, R, -1, size, v.shape[-1])
-  out = out.transpose(1, 0, 3, 2, 4).reshape(R, count * size, *out.shape[2::2])
-  state = jnp.swapaxes(state, 1, 2).reshape(R, -1, q.shape[-1], v.shape[-1])
+  num_states = 2 if has_completions else 1
+  shape = R, num_states, *v.shape[2:4], config.delta_key_dim, v.shape[-1]
+  start = jnp.zeros(shape, jnp.float32), jnp.full((R, 2), -1, jnp.int32)
+  # The backward pass recomputes each chunk.
+  (states, _), out = jax.lax.scan(
+      jax.checkpoint(_chunk), start, jax.tree.map(cut, (inputs, places))
+  )
+  out = jnp.moveaxis(out, 0, 1).reshape(R, count * size, -1, v.shape[-1])
+  states = states[:, 0].reshape(R, -1, *shape[-2:])
   recent = _recent(mixed_RxLxX, places, taps - 1)
-  return out[:, :L], {"state": state, "conv": recent}
+  return out[:, :L], {"state": states, "conv": recent}
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _Paths:
-  """Where the paths of a chunk's places begin and end, for N chunks.
-
-  There are S states: of the sequence that a chunk ends in, and of its prompt.
-
-  seen: [N, R, C, C] bool, places on the path of each.
-  begins: [N, R, C, S] float32, 1 at the state that a place's path starts from;
-    zeros if it starts in this chunk.
-  ends: [N, R, S, C] float32, 1 at the place whose state a later chunk may start
-    from.
-  moves: [N, R, S, S] float32, 1 where a state follows from an earlier one.
-  """
-
-  seen: jax.Array
-  begins: jax.Array
-  ends: jax.Array
-  moves: jax.Array
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _Chunk:
-  """What the scan reads of a chunk; of N chunks with an axis N in front.
-
-  Axes: B = R * G, and A = B * M. A product of matrices with one batch axis
-  needs no copy of its operands in another order.
-
-  keys: [B, 2 C, Dk], keys before queries.
-  values: [B, C, M, Dv].
-  decay, beta: [B, C, M], γ and β.
-  system: [A, C, C], β_t γ_t/γ_s (k_t·k_s) below the diagonal.
-  scores: [A, C, C], γ_t/γ_s (q_t·k_s).
-  weights: [B, C, S, M], γ_C/γ_s for the end of each state.
-  faded: [B, S, S, M], factors of the old states in each new one.
-  """
-
-  keys: jax.Array
-  values: jax.Array
-  decay: jax.Array
-  beta: jax.Array
-  system: jax.Array
-  scores: jax.Array
-  weights: jax.Array
-  faded: jax.Array
-
-
-def _paths(places: packed.Places, num_states: int) -> _Paths:
-  """Returns the paths of chunks, given their places [N, R, C]."""
-  N, _, C = places.group.shape
-  is_real = places.group >= 0
-  seen = packed.sees(places, places, 0)
-  index_C = jnp.arange(C)[None, None]
-  last_of = lambda is_so: jnp.max(jnp.where(is_so, index_C, -1), axis=-1)
-  ends = [last_of(is_real)]
-  at = jnp.maximum(ends[0], 0)[..., None]
-  place = lambda x: jnp.take_along_axis(x, at, axis=-1)
-  group_NxRx1, owner_NxRx1 = place(places.group), place(places.owner)
-  # The last chunk before each that has a token; -1 if there is none.
-  numbers_Nx1 = jnp.arange(N)[:, None]
-  filled = jax.lax.cummax(jnp.where(ends[0] >= 0, numbers_Nx1, -1), axis=0)
-  before = jnp.pad(filled[:-1], ((1, 0), (0, 0)), constant_values=-1)[..., None]
-  last = lambda x: jnp.where(
-      before >= 0, jnp.take_along_axis(x, jnp.maximum(before, 0), axis=0), -1
-  )
-  is_group = places.group == last(group_NxRx1)
-  is_same = is_group & (places.owner == last(owner_NxRx1))
-  begins = jnp.stack([is_same, is_group & ~is_same], axis=-1)[..., :num_states]
-  if num_states > 1:
-    is_last_group = is_real & (places.group == group_NxRx1)
-    ends.append(last_of(is_last_group & (places.owner == 0)))
-  is_end = jnp.stack(ends, axis=-1)[..., None] == index_C[:, :, None]
-  has_end = jnp.any(is_end, axis=-1)
-  moves = jnp.any(is_end[..., None] & begins[:, :, None], axis=3)
-  # A state without a place in this chunk stays, unless its group has ended.
-  stays = ~has_end & (~has_end[..., :1] | place(is_group))
-  moves |= stays[..., None] & jnp.eye(num_states, dtype=bool)[None, None]
-  as_float = lambda x: x.astype(jnp.float32)
-  return _Paths(seen, *map(as_float, (begins, is_end, moves)))
-
-
-def _within(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    log_decay: jax.Array,
-    beta: jax.Array,
-    paths: _Paths,
-) -> _Chunk:
-  """Returns what the scan reads of N chunks, all that needs no state.
+def _chunk(
+    carry: tuple[jax.Array, jax.Array], chunk: tuple[PyTree, packed.Places]
+) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+  """Runs one chunk.
 
   Args:
-    q, k: [N, R, C, G, Dk].
-    v: [N, R, C, G, M, Dv].
-    log_decay, beta: [N, R, C, G, M], log α and β.
-    paths: result of `_paths`.
-  """
-  by_head = lambda x: jnp.moveaxis(x, 2, 3)
-  k, q, v, beta = map(by_head, (k, q, v, beta))
-  seen = paths.seen.astype(jnp.float32)
-  log_decay = _product("nrcs,nrsgm->nrgcm", seen, log_decay)
-  seen = seen[:, :, None]
-  of_head = jnp.swapaxes(log_decay, 3, 4)
-  # γ_t / γ_s, [N, R, G, M, C, C].
-  between = of_head[..., :, None] - of_head[..., None, :]
-  between = jnp.where(seen[:, :, :, None] > 0, between, -jnp.inf)
-  between = jnp.exp(between)
-  keys = jnp.concatenate([k, q], axis=3)
-  dots = _product("nrgik,nrgsk->nrgis", keys, k)[:, :, :, None]
-  similar, scores = jnp.split(dots, 2, axis=4)
-  below = jnp.tril(jnp.swapaxes(beta, 3, 4)[..., None] * similar * between, -1)
-  ends = paths.ends[:, :, None, :, :, None]
-  last = jnp.sum(ends * log_decay[:, :, :, None], axis=4)  # [N, R, G, S, M]
-  seen_last = jnp.sum(ends * seen[:, :, :, None], axis=4) > 0
-  seen_last = jnp.swapaxes(seen_last, 3, 4)[..., None]  # [N, R, G, C, S, 1]
-  weights = last[:, :, :, None] - log_decay[:, :, :, :, None]
-  weights = jnp.exp(jnp.where(seen_last, weights, -jnp.inf))
-  moves = paths.moves[:, :, None, ..., None]
-  merged = lambda x, axes: x.reshape(len(x), -1, *x.shape[2 + axes :])
-  return _Chunk(
-      keys=merged(keys, 1),
-      values=merged(v, 1),
-      decay=merged(jnp.exp(log_decay), 1),
-      beta=merged(beta, 1),
-      system=merged(below, 2),
-      scores=merged(scores * between, 2),
-      weights=merged(weights, 1),
-      faded=merged(jnp.exp(last)[:, :, :, :, None] * moves, 1),
-  )
-
-
-def _by_head(x: jax.Array) -> jax.Array:
-  """Returns [B * M, C, Dv] for [B, C, M, Dv]."""
-  x = jnp.swapaxes(x, 1, 2)
-  return x.reshape(-1, *x.shape[2:])
-
-
-def _by_place(x: jax.Array, num_heads: int) -> jax.Array:
-  """Returns [B, C, M, Dv] for [B * M, C, Dv]."""
-  return jnp.swapaxes(x.reshape(-1, num_heads, *x.shape[1:]), 1, 2)
-
-
-def _flat(x: jax.Array) -> jax.Array:
-  """Returns [B, C, ...] with the last axes merged."""
-  return x.reshape(*x.shape[:2], -1)
-
-
-# Products of matrices [B, ., .]: x y, xᵀ y and x yᵀ.
-_times = functools.partial(_product, "bij,bjk->bik")
-_turned_times = functools.partial(_product, "bji,bjk->bik")
-_times_turned = functools.partial(_product, "bij,bkj->bik")
-
-
-@jax.custom_vjp
-def _over_chunks(
-    chunks: _Chunk, inverse: jax.Array, begins: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-  """Runs chunks in sequence.
-
-  XLA's triangular solver is no alternative to an inverse: on a CPU each call
-  waits for threads that run other calls, which can stop the program forever.
-
-  Args:
-    chunks: N chunks.
-    inverse: [N, A, C, C], (I + system)⁻¹, without a gradient.
-    begins: [N, B, C, S], `_Paths.begins`.
+    carry: states [R, S, G, M, Dk, Dv] of the sequence that the previous chunk
+      ended in, and of its prompt unless S is 1; and the group and owner of that
+      sequence, [R, 2] int32.
+    chunk: q and k [R, C, G, Dk], v [R, C, G, M, Dv], log α and β [R, C, G, M],
+      and places [R, C].
 
   Returns:
-    The state of the last sequence, [B, Dk, M, Dv], and [N, A, C, Dv].
+    The carry after the chunk, and [R, C, G, M, Dv].
   """
-  return _forward(chunks, inverse, begins)[0]
+  (states, last_Rx2), ((q, k, v, log_decay, beta), places) = carry, chunk
+  S, C = states.shape[1], q.shape[1]
+  is_real_RxC = places.group >= 0
+  seen_RxCxC = packed.sees(places, places, 0)
+  # Places without a token see only each other.
+  # [R, C, S], which state a place's path starts from; if none, from zero.
+  is_group = places.group == last_Rx2[:, :1]
+  is_same = is_group & (places.owner == last_Rx2[:, 1:])
+  begins = jnp.stack([is_same, is_group & ~is_same], axis=-1)[..., :S]
+
+  seen = seen_RxCxC.astype(jnp.float32)
+  log_decay = _product("rcs,rsgm->rgmc", seen, log_decay)
+  decay = jnp.exp(log_decay)
+  between = log_decay[..., :, None] - log_decay[..., None, :]
+  between = jnp.where(seen_RxCxC[:, None, None], between, -jnp.inf)
+  between = jnp.exp(between)  # [R, G, M, C, C], γ_t / γ_s.
+  beta = jnp.moveaxis(beta, 1, -1)[..., None]
+
+  def read(x: jax.Array) -> jax.Array:
+    """Returns γ S_0ᵀ x, [R, G, M, C, Dv]."""
+    each = _product("rcgk,rsgmkv->rsgmcv", x, states)
+    own = jnp.moveaxis(begins, 2, 1)[:, :, None, None, :, None]
+    return decay[..., None] * jnp.sum(jnp.where(own, each, 0.0), axis=1)
+
+  similar = _product("rcgk,rsgk->rgcs", k, k)[:, :, None]
+  wanted = beta * (jnp.moveaxis(v, 1, 3) - read(k))
+  u = _solve(beta * similar * between, wanted)
+  scores = _product("rcgk,rsgk->rgcs", q, k)[:, :, None] * between
+  out = read(q) + _product("rgmcs,rgmsv->rgmcv", scores, u)
+
+  # The places whose states the next chunk may start from.
+  index_1xC = jnp.arange(C)[None]
+  last_of = lambda is_so: jnp.max(jnp.where(is_so, index_1xC, -1), axis=1)
+  ends = [last_of(is_real_RxC)]
+  at = jnp.maximum(ends[0], 0)[:, None]
+  place = lambda x: jnp.take_along_axis(x, at, axis=1)
+  is_last_group = is_real_RxC & (places.group == place(places.group))
+  if S > 1:
+    ends.append(last_of(is_last_group & (places.owner == 0)))
+  is_end = jnp.stack(ends, axis=1)[..., None] == index_1xC[None]
+  end = is_end.astype(jnp.float32)
+  has_end = jnp.any(is_end, axis=-1)
+  moves = jnp.any(is_end[..., None] & begins[:, None], axis=2)  # [R, S, S]
+  # A state without a place in this chunk stays, unless its group has ended.
+  stays = ~has_end & (~has_end[:, :1] | place(is_group))
+  moves |= stays[..., None] & jnp.eye(S, dtype=bool)[None]
+  faded = jnp.exp(_product("rsc,rgmc->rsgm", end, log_decay))
+  weights = _product("rnc,rgmcs->rngms", end, between)
+  added = _product("rngms,rsgk,rgmsv->rngmkv", weights, k, u)
+  moved = _product("rns,rsgmkv->rngmkv", moves.astype(jnp.float32), states)
+  states = faded[..., None, None] * moved + added
+  new_Rx2 = jnp.concatenate([place(places.group), place(places.owner)], axis=1)
+  last_Rx2 = jnp.where(has_end[:, :1], new_Rx2, last_Rx2)
+  return (states, last_Rx2), jnp.moveaxis(out, 3, 1)
 
 
-def _forward(chunks, inverse, begins):
-  """Returns the results of `_over_chunks`, and what its gradient reads."""
-  _, B, _, Dk = chunks.keys.shape
-  C, M, Dv = chunks.values.shape[2:]
-  S = begins.shape[-1]
+def _solve(system: jax.Array, wanted: jax.Array) -> jax.Array:
+  """Returns u of (I + N) u = `wanted`, with N the part below the diagonal.
 
-  def run(states: jax.Array, inputs: PyTree) -> PyTree:
-    chunk, inverse, begins = inputs
-    read = _read(chunk.keys, states, begins, M)
-    of_key, of_query = jnp.moveaxis(
-        read * chunk.decay[:, None, ..., None], 1, 0
-    )
-    wanted = chunk.beta[..., None] * (chunk.values - of_key)
-    u = _times(inverse, _by_head(wanted))
-    out = _by_head(of_query) + _times(chunk.scores, u)
-    weighted = chunk.weights[..., None] * _by_place(u, M)[:, :, None]
-    added = _turned_times(chunk.keys[:, :C], _flat(weighted))
-    return _moved(chunk.faded, states) + added, (out, (states, u))
+  XLA's solver is no alternative: on a CPU each call waits for threads that run
+  other calls, which can stop the program forever.
 
-  start = jnp.zeros((B, Dk, S * M * Dv), jnp.float32)
-  inputs = chunks, inverse, begins
-  states, (out, kept) = jax.lax.scan(run, start, inputs)
-  state = states.reshape(B, Dk, S, M, Dv)[:, :, 0]
-  return (state, out), (inputs, kept)
+  Args:
+    system: matrix [..., C, C] whose part below the diagonal is N; C is a power
+      of 2.
+    wanted: right-hand sides [..., C, Dv].
+  """
+  below = jnp.tril(system, -1)
+  inverse = _inverse(jax.lax.stop_gradient(below))
+  times = functools.partial(_product, "...cs,...sv->...cv")
+  transposed = jnp.matrix_transpose(inverse)
 
+  def refined(inverse: jax.Array) -> Callable[..., jax.Array]:
+    """Returns a solver with one step of iterative refinement."""
 
-def _read(
-    keys: jax.Array, states: jax.Array, begins: jax.Array, num_heads: int
-) -> jax.Array:
-  """Returns [B, 2, C, M, Dv], what each place reads of its own state."""
-  B, C, S = begins.shape
-  read = _times(keys, states).reshape(B, 2, C, S, num_heads, -1)
-  return jnp.sum(read * begins[:, None, ..., None, None], axis=3)
+    def solve(matvec: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
+      u = times(inverse, x)
+      return u + times(inverse, x - matvec(u))
 
+    return solve
 
-def _moved(faded_BxSxSxM: jax.Array, states: jax.Array) -> jax.Array:
-  """Returns sums of states [B, Dk, S * M * Dv] with factors."""
-  B, S, _, M = faded_BxSxSxM.shape
-  parts = states.reshape(B, -1, S, M, states.shape[2] // (S * M))
-  moved = sum(
-      faded_BxSxSxM[:, None, :, old, :, None] * parts[:, :, old, None]
-      for old in range(S)
+  return jax.lax.custom_linear_solve(
+      lambda u: u + times(below, u),
+      wanted,
+      solve=refined(inverse),
+      transpose_solve=refined(transposed),
   )
-  return moved.reshape(states.shape)
-
-
-def _backward(residuals, grads):
-  """Returns the gradient of `_over_chunks`."""
-  inputs, kept = residuals
-  B, C, M, Dv = inputs[0].values.shape[1:]
-  S = inputs[2].shape[-1]
-
-  def run(d_new: jax.Array, inputs: PyTree) -> PyTree:
-    (chunk, inverse, begins), (states, u), d_out = inputs
-    # Not kept: one product makes it from the states.
-    read = _read(chunk.keys, states, begins, M)
-    key = chunk.keys[:, :C]
-    at_keys = _times(key, d_new).reshape(B, C, S, M, Dv)
-    d_u = jnp.sum(chunk.weights[..., None] * at_keys, axis=2)
-    d_u = _by_head(d_u) + _turned_times(chunk.scores, d_out)
-    d_wanted = _turned_times(inverse, d_u)
-    d_scores = _times_turned(d_out, u)
-    d_system = -_times_turned(d_wanted, u)
-    u, d_wanted, d_out = (_by_place(x, M) for x in (u, d_wanted, d_out))
-    decay = chunk.decay[..., None]
-    error = chunk.values - read[:, 0] * decay
-    d_values = chunk.beta[..., None] * d_wanted
-    d_read = jnp.stack([-d_values, d_out], axis=1)
-    d_decay = jnp.sum(jnp.sum(d_read * read, axis=-1), axis=1)
-    d_read = (d_read * decay[:, None])[:, :, :, None]
-    d_read *= begins[:, None, ..., None, None]
-    d_read = d_read.reshape(B, 2 * C, -1)
-    d_keys = _times_turned(d_read, states)
-    weighted = chunk.weights[..., None] * u[:, :, None]
-    d_key = _times_turned(_flat(weighted), d_new)
-    d_keys += jnp.pad(d_key, ((0, 0), (0, C), (0, 0)))
-    d_states = _turned_times(chunk.keys, d_read)
-    d_states += _moved(jnp.swapaxes(chunk.faded, 1, 2), d_new)
-    apart = lambda x: x.reshape(B, -1, S, M, Dv)
-    d_faded = [
-        jnp.sum(apart(d_new) * apart(states)[:, :, old, None], axis=-1)
-        for old in range(S)
-    ]
-    d_chunk = _Chunk(
-        keys=d_keys,
-        values=d_values,
-        decay=d_decay,
-        beta=jnp.sum(d_wanted * error, axis=-1),
-        system=d_system,
-        scores=d_scores,
-        weights=jnp.sum(at_keys * u[:, :, None], axis=-1),
-        faded=jnp.sum(jnp.stack(d_faded, axis=3), axis=1),
-    )
-    return d_states, d_chunk
-
-  d_last, d_out = grads
-  # Nothing follows the other states.
-  d_states = jnp.pad(
-      d_last[:, :, None], ((0, 0), (0, 0), (0, S - 1), (0, 0), (0, 0))
-  )
-  _, d_chunks = jax.lax.scan(
-      run, _flat(d_states), (inputs, kept, d_out), reverse=True
-  )
-  return d_chunks, None, None
-
-
-_over_chunks.defvjp(_forward, _backward)
 
 
 def _inverse(below: jax.Array) -> jax.Array:
