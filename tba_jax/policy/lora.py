@@ -200,7 +200,7 @@ def peft_tensors_or_none(
 def make_adapter_fn(
     settings: Mapping[str, Any], model: Any, folder: pathlib.Path | None
 ) -> Callable[[PyTree], adapter_folder.Adapter] | None:
-  """Returns (adapters) -> adapter in peft's format; None if it has none.
+  """Returns (adapters) -> adapter that vLLM loads; None if it would load none.
 
   Args:
     settings: `config.lora`.
@@ -208,6 +208,9 @@ def make_adapter_fn(
     folder: Hugging Face folder of the base; None if from scratch.
   """
   if (adapters := make(settings, model)) is None:
+    return None
+  kernels = _targets(settings["targets"], model.logical_axes)
+  if not {_target(*item) for item in kernels.items()} <= settings_lib.PLAIN:
     return None
   shapes = jax.eval_shape(adapters.init, jax.random.PRNGKey(0))
   zeros = jax.tree.map(lambda x: np.broadcast_to(np.float32(), x.shape), shapes)

@@ -65,13 +65,21 @@ KEY_VARIABLE = "VLLM_API_KEY"
 HOW = "VLLM_SERVER_DEV_MODE=1 vllm serve FOLDER --enable-scale-out"
 _PATH = "/inference/v1/generate"
 _ADAPTER_PATH = "/v1/load_lora_adapter"
+_ADAPTER_HOW = (
+    "the server must be started with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and"
+    " --enable-lora, find config.search.vllm_folder at the same path and"
+    " support config.lora.targets"
+)
 # Log-prob of tokens that truncated sampling drops, and instead of NaN.
 _MASKED = -9999.0
 # Seconds between polls for newer params, and for environments' answers; seconds
 # between health checks, and their timeout.
 _POLL_S, _LOOK_EVERY_S, HEALTH_S, _ANSWER_S = 0.2, 0.02, 5.0, 20.0
-# Sampling fails after this many consecutive attempts without a turn.
-_MOST_ATTEMPTS = 5
+# Longest wait for a turn, the environments' as well.
+_TURN_S = 3600.0
+# Sampling fails after this many attempts at a turn; seconds before the second,
+# and more each time.
+_MOST_ATTEMPTS, _AGAIN_S = 5, 1.0
 
 
 def write_model(source: str, folder: str) -> None:
@@ -298,32 +306,38 @@ class VllmSampler:
     See `requests.Sampler` for the arguments and `put` for errors.
     """
     params = self.put(params)
-    self.load(params)
-    rows = []
-    for tokens_L in np.asarray(tokens_BxL).tolist():
-      answer = self._generate(
-          params,
-          tokens_L,
-          {
-              "max_tokens": 1,
-              "temperature": 1.0,
-              "prompt_logprobs": 0,
-              "detokenize": False,
-          },
-      )
-      places = answer.get("prompt_logprobs") or []
-      try:
-        rows.append(
-            [
-                at[str(token)]["logprob"]
-                for token, at in zip(tokens_L[1:], places[1:], strict=True)
-            ]
-        )
-      except (KeyError, TypeError, ValueError) as error:
-        raise self.server.wrong(
-            _PATH, f"no log-probs of a prompt: {error!r}"
-        ) from error
+    rows = [
+        self._wait_for_server(self._prompt_logprobs, params, tokens_L)
+        for tokens_L in np.asarray(tokens_BxL).tolist()
+    ]
     return np.asarray(rows, np.float32)
+
+  def _prompt_logprobs(
+      self, params: ParamsFolder, tokens_L: Sequence[int]
+  ) -> list[float]:
+    """Returns `token_logprobs` of one sequence."""
+    self._load_once(params)
+    answer = self._slowly(
+        self._generate,
+        params,
+        tokens_L,
+        {
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "prompt_logprobs": 0,
+            "detokenize": False,
+        },
+    )
+    places = answer.get("prompt_logprobs") or []
+    try:
+      return [
+          float(at[str(token)]["logprob"])
+          for token, at in zip(tokens_L[1:], places[1:], strict=True)
+      ]
+    except (KeyError, TypeError, ValueError) as error:
+      raise self.server.wrong(
+          _PATH, f"no log-probs of a prompt: {error!r}"
+      ) from error
 
   def generate(
       self,
@@ -374,11 +388,16 @@ class VllmSampler:
             "ignore_eos": True,
             **truncation,
         },
+        timeout_s=_TURN_S,
     )
     choices = answer.get("choices")
-    if not isinstance(choices, list) or len(choices) != num:
+    try:
+      choices = sorted(choices, key=lambda choice: choice["index"])
+      indices = [choice["index"] for choice in choices]
+    except (KeyError, TypeError):
+      indices = None
+    if indices != [*range(num)]:
       raise self.server.wrong(_PATH, f"not {num} choices, but {choices!r:.80}")
-    choices = sorted(choices, key=lambda choice: choice["index"])
     return [self._turn(choice, max_tokens) for choice in choices]
 
   def _turn(self, choice: Mapping[str, Any], max_tokens: int) -> _Turn:
@@ -387,22 +406,25 @@ class VllmSampler:
     Raises:
       ValueError: the choice does not match the request.
     """
-    ids, spans = choice.get("token_ids"), choice.get("weight_versions")
     if choice.get("finish_reason") == "abort":
       return _Turn([], np.zeros(0), None, np.zeros((0, 0)), 0)
     try:
-      content = choice["logprobs"]["content"]
+      ids, content = choice["token_ids"], choice["logprobs"]["content"]
       sampled_ids = [at["token_id"] for at in content]
-      logprobs = np.asarray([at["logprob"] for at in content], np.float32)
-      names = [
-          span["version"]
-          for span in spans
-          for _ in range(span["start"], span["end"])
-      ]
-      kept_nxC, top_k = np.zeros((len(content), 0), np.int32), 0
+      logprobs = np.array([float(at["logprob"]) for at in content], np.float32)
+      names, n = [], len(content)
+      for span in choice["weight_versions"]:
+        start, end = span["start"], span["end"]
+        if not 0 <= start <= end <= n:
+          raise ValueError(f"tokens {start} to {end} of {n}")
+        names += [str(span["version"])] * (end - start)
+      tops = []
       if self._settings.num_kept:
-        kept_nxC, top_k = self._kept([at["top_logprobs"] for at in content])
-    except (KeyError, TypeError) as error:
+        tops = [
+            [(top["token_id"], float(top["logprob"])) for top in tops]
+            for tops in (at["top_logprobs"] for at in content)
+        ]
+    except (KeyError, TypeError, ValueError) as error:
       raise self.server.wrong(
           _PATH,
           f"a choice without log-probs or versions: {error!r}; the server"
@@ -410,36 +432,52 @@ class VllmSampler:
       ) from error
     if (
         sampled_ids != ids
-        or not 1 <= len(ids) <= max_tokens
-        or not (logprobs > _MASKED).all()
+        or not 1 <= n <= max_tokens
+        or not self._are_tokens(ids)
+        or not (np.isfinite(logprobs) & (logprobs > _MASKED)).all()
     ):
       raise self.server.wrong(_PATH, f"log-probs of other tokens: {ids!r:.80}")
+    kept_nxC, top_k = np.zeros((n, 0), np.int32), 0
+    if self._settings.num_kept:
+      kept_nxC, top_k = self._kept(ids, tops)
     n = len(kept_nxC)
     return _Turn(ids[:n], logprobs[:n], names[:n], kept_nxC, top_k)
 
+  def _are_tokens(self, ids: Sequence[Any]) -> bool:
+    V = self.model_config.vocab_size
+    return all(type(i) is int and 0 <= i < V for i in ids)
+
   def _kept(
-      self, tops: Sequence[Sequence[Mapping[str, Any]]]
+      self,
+      ids: Sequence[int],
+      tops: Sequence[Sequence[tuple[int, float]]],
   ) -> tuple[np.ndarray, int]:
     """Returns `kept` and `top_k` of a turn, up to the place that needs it.
 
     Args:
-      tops: C + 1 likeliest tokens of each place.
+      ids: sampled tokens.
+      tops: C + 1 likeliest tokens of each place, with their log-probs.
     """
     C = self._settings.num_kept
     kept_TxC = np.full((len(tops), C), -1, np.int32)
     for place, top in enumerate(tops):
-      top = sorted(top, key=lambda token: -token["logprob"])
-      kept = [token for token in top if token["logprob"] > _MASKED]
+      top = sorted(top, key=lambda token: -token[1])
+      kept = [token for token in top if token[1] > _MASKED]
       if len(kept) > C:
-        last = kept[C]["logprob"]
-        if top_k := sum(token["logprob"] > last for token in kept):
+        last = kept[C][1]
+        if top_k := sum(logprob > last for _, logprob in kept):
           return kept_TxC[:place], top_k
         raise self.server.wrong(
             _PATH,
             f"more than {C} tokens are the likeliest; raise"
             " config.sampling.top_k and max_kept_tokens",
         )
-      kept_TxC[place, : len(kept)] = [token["token_id"] for token in kept]
+      kept_ids = [token for token, _ in kept]
+      if ids[place] not in kept_ids or not self._are_tokens(kept_ids):
+        raise self.server.wrong(
+            _PATH, f"token {ids[place]} is not among the kept ones: {kept_ids}"
+        )
+      kept_TxC[place, : len(kept)] = kept_ids
     return kept_TxC, 0
 
   def swap(self, version: ParamsFolder) -> None:
@@ -459,7 +497,12 @@ class VllmSampler:
     self._on_progress()
 
   def _generate(
-      self, params: ParamsFolder, ids: Sequence[int], sampling: dict[str, Any]
+      self,
+      params: ParamsFolder,
+      ids: Sequence[int],
+      sampling: dict[str, Any],
+      *,
+      timeout_s: float,
   ) -> dict[str, Any]:
     return self.server.post(
         _PATH,
@@ -470,7 +513,7 @@ class VllmSampler:
             "sampling_params": sampling,
             **({"model": params.name} if params.rank else {}),
         },
-        timeout_s=None,
+        timeout_s=timeout_s,
     )
 
   def load(self, version: ParamsFolder, *, is_lost: bool = False) -> None:
@@ -484,33 +527,14 @@ class VllmSampler:
       UnreachableError: the server did not answer in time.
       ValueError: the server rejects the params, or has wrong options.
     """
-    if not is_lost and version is self._loaded and self._is_named(version):
-      return
+    self._wait_for_server(lambda: self._load_once(version, is_lost=is_lost))
+
+  def _wait_for_server(self, ask: Callable[..., Any], *args: Any) -> Any:
+    """Returns the result of `ask`, repeated while the server is lost."""
     deadline = time.monotonic() + self.deadline_s
-    self._loaded = None
     while True:
       try:
-        self._check_server(version.rank)
-        if version.rank:
-          self._load_adapter(version)
-        else:
-          mode = "keep" if self.is_sampling else "wait"
-          self.server.post(f"/pause?mode={mode}")
-          try:
-            self._post_slowly(
-                "/collective_rpc",
-                {
-                    "method": "reload_weights",
-                    "kwargs": {"weights_path": str(version.folder)},
-                },
-            )
-            self.server.post(
-                "/update_weight_version", {"new_version": version.name}
-            )
-          finally:
-            self.server.post("/resume")
-        self._loaded = version
-        return
+        return ask(*args)
       except UnreachableError as error:
         # The server may have restarted.
         self._is_checked = False
@@ -526,6 +550,37 @@ class VllmSampler:
         self._on_progress()
         time.sleep(min(1.0, left_s))
 
+  def _load_once(self, version: ParamsFolder, *, is_lost: bool = False) -> None:
+    """Does what `load` does, but does not wait for a lost server."""
+    if not is_lost and version is self._loaded and self.has(version):
+      return
+    self._loaded = None
+    self._check_server(version.rank)
+    if version.rank:
+      if is_lost:
+        self.server.post("/abort_requests")
+      self._load_adapter(version)
+    else:
+      mode = "abort" if is_lost else "wait"
+      if self.is_sampling:
+        mode = "keep"
+      try:
+        self._slowly(self.server.post, f"/pause?mode={mode}")
+        self._slowly(
+            self.server.post,
+            "/collective_rpc",
+            {
+                "method": "reload_weights",
+                "kwargs": {"weights_path": str(version.folder)},
+            },
+        )
+        self.server.post(
+            "/update_weight_version", {"new_version": version.name}
+        )
+      finally:
+        self.server.post("/resume")
+    self._loaded = version
+
   def _load_adapter(self, version: ParamsFolder) -> None:
     """Has the server load an adapter unless it has it.
 
@@ -533,28 +588,34 @@ class VllmSampler:
     those that it has no room for.
     """
     if self.base is None:
+      # A killed searcher may have left the server paused.
+      self.server.post("/resume")
       self.base = self._weight_version()
-    if not self._is_named(version):
-      self._post_slowly(
+    if self.has(version):
+      return
+    try:
+      self._slowly(
+          self.server.post,
           _ADAPTER_PATH,
           {"lora_name": version.name, "lora_path": str(version.folder)},
       )
+    except ValueError:
+      self.check_is_alive()  # A crash is no refusal.
+      raise
 
-  def _post_slowly(self, path: str, body: Mapping[str, Any]) -> None:
-    """Waits until the server has read a folder; large ones take a while."""
+  def _slowly(self, ask: Callable[..., Any], *args: Any) -> dict[str, Any]:
+    """Returns an answer that may take as long as the deadline."""
     with futures.ThreadPoolExecutor(1, thread_name_prefix="vllm") as thread:
-      answer = thread.submit(
-          self.server.post, path, body, timeout_s=self.deadline_s
-      )
+      answer = thread.submit(ask, *args, timeout_s=self.deadline_s)
       while not futures.wait([answer], timeout=1.0).done:
         self._on_progress()
-    answer.result()
+    return answer.result()
 
   def _weight_version(self) -> str | None:
     weights = self.server.get("/weight_info", timeout_s=_ANSWER_S)
     return weights.get("weight_version")
 
-  def _is_named(self, version: ParamsFolder) -> bool:
+  def has(self, version: ParamsFolder) -> bool:
     """Returns whether the server reports this version."""
     try:
       if not version.rank:
@@ -572,9 +633,7 @@ class VllmSampler:
     """
     if self._is_checked:
       return
-    info = self.server.get(
-        "/server_info?config_format=json", timeout_s=self.deadline_s
-    )
+    info = self._slowly(self.server.get, "/server_info?config_format=json")
     model_config = info.get("vllm_config", {}).get("model_config", {})
     wrong = []
     lora_config = info.get("vllm_config", {}).get("lora_config") or {}
@@ -583,6 +642,11 @@ class VllmSampler:
           f"--max-lora-rank={lora_config.get('max_lora_rank')}: must be {rank}"
           " or more (config.lora.rank), with --enable-lora --max-loras=2 and"
           " VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+      )
+    elif rank and (lora_config.get("max_loras") or 0) < 2:
+      wrong.append(
+          f"--max-loras={lora_config.get('max_loras')}: must be 2 or more,"
+          " because turns in flight keep their adapter"
       )
     mode = model_config.get("logprobs_mode")
     allowed = ["processed_logprobs"]
@@ -719,12 +783,14 @@ class _Call:
   index: number of the request.
   samples: completions.
   top_k: argument of `VllmSampler.generate`.
+  attempts: number of calls that gave no turns.
   params: folder kept until the answer.
   """
 
   index: int
   samples: Sequence[int]
   top_k: int
+  attempts: int
   params: ParamsFolder
 
 
@@ -762,8 +828,6 @@ class _Loop:
       self._watch = requests.StopStringWatch(
           self._settings.stop_strings, self._settings.text_fn
       )
-    # Consecutive failures without a turn in between.
-    self._failures = 0
     self._checked_s = time.monotonic()
 
   def run(self) -> Iterator[list[tuple[int, types.Completions]]]:
@@ -775,13 +839,9 @@ class _Loop:
         if not self._growing:
           return
         self._take_answers()
-        try:
-          self._read()
-          if self._newer is not None:
-            self._take_newer(self._newer())
-        except UnreachableError as error:
-          self._sampler.on_event("sampler_lost", str(error))
-          self._ask_again(str(error))
+        self._read()
+        if self._newer is not None:
+          self._take_newer(self._newer())
         if self._over:
           over, self._over = self._over, []
           yield [(i, self._growing.pop(i).completions()) for i in over]
@@ -801,15 +861,21 @@ class _Loop:
       self._ask(self._num_requests, range(request.num_completions))
       self._num_requests += 1
 
-  def _ask(self, index: int, samples: Sequence[int], top_k: int = 0) -> None:
-    """Requests turns in a thread, which a hanging server may block forever.
+  def _ask(
+      self,
+      index: int,
+      samples: Sequence[int],
+      top_k: int = 0,
+      attempts: int = 0,
+  ) -> None:
+    """Requests turns in a thread, which a hanging server may block.
 
     Args:
-      index, samples, top_k: fields of `_Call`.
+      index, samples, top_k, attempts: fields of `_Call`.
     """
     self._sampler.is_sampling = True
     number, self._num_calls = self._num_calls, self._num_calls + 1
-    self._calls[number] = _Call(index, samples, top_k, self._params)
+    self._calls[number] = _Call(index, samples, top_k, attempts, self._params)
     grown, (first, *_) = self._growing[index], samples
     tokens = grown.tokens(first)
     ids = [*grown.request.prompt_tokens.tolist(), *tokens.tolist()]
@@ -817,6 +883,7 @@ class _Loop:
     arguments = self._params, ids, len(samples), num_left, top_k
 
     def ask(answers: queue.SimpleQueue[tuple[int, Any]]) -> None:
+      time.sleep(attempts * _AGAIN_S)
       try:
         answers.put((number, self._sampler.generate(*arguments)))
       except Exception as error:  # Raised again by `_read`.
@@ -825,21 +892,30 @@ class _Loop:
     thread = threading.Thread(target=ask, args=(self._answers,), daemon=True)
     thread.start()
 
-  def _ask_again(self, why: str) -> None:
-    """Loads the params and requests every turn in flight again."""
-    self._failures += 1
-    if self._failures == _MOST_ATTEMPTS:
-      raise RuntimeError(
-          f"{self._sampler.server.url}: {self._failures} attempts gave no"
-          f" completion by the given params: {why}"
-      )
-    self._sampler.is_sampling = False
-    self._sampler.load(self._params, is_lost=True)
-    # Late answers of the calls before are left in the old queue.
-    self._answers = queue.SimpleQueue()
-    calls, self._calls = self._calls, {}
-    for call in calls.values():
-      self._ask(call.index, call.samples, call.top_k)
+  def _ask_again(self, why: str, number: int | None = None) -> None:
+    """Requests turns once more: of one call, or all if the params are lost.
+
+    Args:
+      why: reason.
+      number: the call that failed; None if the server does not answer.
+    """
+    self._sampler.on_event("sampler_lost", why)
+    if number is None or not self._sampler.has(self._params):
+      self._sampler.is_sampling = False
+      self._sampler.load(self._params, is_lost=True)
+      # Late answers of the calls before are left in the old queue.
+      self._answers = queue.SimpleQueue()
+      again, self._calls = [*self._calls.values()], {}
+    else:
+      again = [self._calls.pop(number)]
+    for call in again:
+      attempts = call.attempts + 1
+      if attempts == _MOST_ATTEMPTS:
+        raise RuntimeError(
+            f"{self._sampler.server.url}: {attempts} attempts gave no"
+            f" completion by the given params: {why}"
+        )
+      self._ask(call.index, call.samples, call.top_k, attempts)
     self._checked_s = time.monotonic()
 
   def _read(self) -> None:
@@ -852,11 +928,17 @@ class _Loop:
       )
     except queue.Empty:
       if time.monotonic() - self._checked_s > HEALTH_S:
-        self._sampler.check_is_alive()
+        try:
+          self._sampler.check_is_alive()
+        except UnreachableError as error:
+          self._ask_again(str(error))
         self._sampler.progress()
         self._checked_s = time.monotonic()
       return
     self._sampler.progress()
+    if isinstance(answer, UnreachableError):
+      self._ask_again(str(answer), number)
+      return
     if isinstance(answer, Exception):
       raise answer
     call = self._calls[number]
@@ -865,9 +947,12 @@ class _Loop:
       known = {self._sampler.base: self._versions[call.params.name]}
     versions = [turn.versions(known) for turn in answer]
     if None in versions:
-      self._ask_again("does another client change its weights?")
+      self._ask_again(
+          f"{self._sampler.server.url}: other weights sampled a turn; does"
+          " another client change its weights?",
+          number,
+      )
       return
-    self._failures = 0
     del self._calls[number]
     for sample, *turn in zip(call.samples, answer, versions, strict=True):
       self._add((call.index, sample), *turn)
@@ -959,7 +1044,7 @@ class VllmServer:
     if key := os.environ.get(KEY_VARIABLE):
       self._headers["Authorization"] = f"Bearer {key}"
 
-  def get(self, path: str, *, timeout_s: float | None) -> dict[str, Any]:
+  def get(self, path: str, *, timeout_s: float) -> dict[str, Any]:
     """Returns the answer; see `post` for errors."""
     return self._ask(path, None, timeout_s)
 
@@ -968,7 +1053,7 @@ class VllmServer:
       path: str,
       body: Mapping[str, Any] | None = None,
       *,
-      timeout_s: float | None = 60.0,
+      timeout_s: float = 60.0,
   ) -> dict[str, Any]:
     """Returns the answer.
 
@@ -982,7 +1067,7 @@ class VllmServer:
     return ValueError(f"{self.url}{path}: {why}")
 
   def _ask(
-      self, path: str, body: bytes | None, timeout_s: float | None
+      self, path: str, body: bytes | None, timeout_s: float
   ) -> dict[str, Any]:
     request = urllib_request.Request(self.url + path, body, self._headers)
     try:
@@ -990,16 +1075,19 @@ class VllmServer:
         text = answer.read()
     except urllib_error.HTTPError as error:
       detail = error.read(2000).decode(errors="replace")
+      how = f"the server must be vLLM 0.32 or newer, started with {HOW}"
       # A server that has restarted lacks the adapters.
-      is_lost = error.code == 404 and "NotFoundError" in detail
-      if error.code >= 500 or is_lost:
+      is_lost = error.code >= 500 or (
+          error.code == 404 and "NotFoundError" in detail
+      )
+      if path == _ADAPTER_PATH:  # A refusal may have any code.
+        how, is_lost = _ADAPTER_HOW, error.code == 503
+      if is_lost:
         raise UnreachableError(
             f"{self.url}{path} failed ({error.code}): {detail:.300}"
         ) from error
       raise self.wrong(
-          path,
-          f"refused ({error.code}): {detail:.300}; the server must be vLLM 0.32"
-          f" or newer, started with {HOW}",
+          path, f"refused ({error.code}): {detail:.300}; {how}"
       ) from error
     except (OSError, http.client.HTTPException) as error:
       raise UnreachableError(
@@ -1008,6 +1096,9 @@ class VllmServer:
     try:
       if path == _ADAPTER_PATH:  # A sentence.
         return {}
-      return json.loads(text) if text.strip() else {}
-    except ValueError as error:
-      raise self.wrong(path, f"not JSON: {text[:80]!r}") from error
+      result = json.loads(text) if text.strip() else {}
+    except ValueError:
+      result = None
+    if not isinstance(result, dict):
+      raise self.wrong(path, f"no JSON object: {text[:80]!r}")
+    return result

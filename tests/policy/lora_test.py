@@ -223,7 +223,7 @@ class AdaptersTest(parameterized.TestCase):
     self.assertIsNotNone(make_fn(folder))
     self.assertIsNone(make_fn(folder, rank=0))
     self.assertIsNone(make_fn(None))
-    for family in (_FAMILIES[5], _FAMILIES[-1]):
+    for family in (_FAMILIES[5], _FAMILIES[-1], tiny_model.STATES):
       self.assertIsNone(make_fn(folder, **family))
     os.rename(folder / "config.json", folder / "adapter_config.json")
     self.assertIsNone(make_fn(folder))

@@ -7,6 +7,7 @@ import gc
 import os
 import pathlib
 import threading
+import time
 from unittest import mock
 
 from absl.testing import absltest
@@ -70,6 +71,7 @@ class VllmTest(absltest.TestCase):
     start = self.folder / "start"
     hf.save(start, self.model.config, self.params[0])
     self.server = fake_vllm.Server(str(start))
+    self.enter_context(mock.patch.object(vllm, "_AGAIN_S", 0.0))
     self.addCleanup(lambda: self.server.close())
     self.events = []
     self.progress = 0
@@ -148,7 +150,7 @@ class VllmTest(absltest.TestCase):
 
   def test_probe_identifies_server_params(self):
     sampler = self.make()
-    tokens = np.random.default_rng(0).integers(16, size=(2, 7), dtype=np.int32)
+    tokens = np.random.default_rng(0).integers(16, size=(2, 6), dtype=np.int32)
     for params in self.params:
       wanted = self.logprobs(params, tokens)
       found = sampler.token_logprobs(sampler.put(params), tokens)
@@ -191,6 +193,8 @@ class VllmTest(absltest.TestCase):
     self.server.on_generate = restart
     (found,) = sampler.sample(params, [_request(5, 3, 4)], version=2)
     self.check(found, self.params[1], [3, 4])
+    # What the server still samples is not waited for.
+    self.assertIn("/pause?mode=abort", self.server.calls)
 
   def test_sampler_waits_for_dead_server(self):
     sampler = self.make()
@@ -222,6 +226,131 @@ class VllmTest(absltest.TestCase):
   def restart(self, folder):
     before = self.server
     self.server = fake_vllm.Server(folder, before.port, before.max_model_len)
+
+  def test_lost_call_alone_is_asked_again(self):
+    sampler = self.make()
+    params = sampler.put(self.params[1])
+    counts, calls = [], [*self.server.calls]
+
+    def fail(count):
+      counts.append(count)
+      if count == 2:
+        raise ConnectionAbortedError
+
+    self.server.on_generate = fail
+    asked = [_request(i, 3, i + 2) for i in range(3)]
+    found = sampler.sample(params, asked, version=2)
+    for request, completions in zip(asked, found):
+      self.check(completions, self.params[1], request.prompt_tokens)
+    self.assertLen(counts, 4)
+    self.assertEqual(self.server.calls, calls)
+    self.assertLen(self.events, 1)
+
+  def test_turn_without_an_answer_is_asked_again(self):
+    sampler = self.make()
+    params = sampler.put(self.params[1])
+    sampler.warm_up(params)
+    go = threading.Event()
+    self.addCleanup(go.set)
+    self.server.on_generate = lambda count: count > 2 or go.wait(60)
+    self.enter_context(mock.patch.object(vllm, "_TURN_S", 5.0))
+    (found,) = sampler.sample(params, [_request(5, 3, 4)], version=2)
+    self.check(found, self.params[1], [3, 4])
+    ((_, message),) = self.events
+    self.assertIn("timed out", message)
+
+  def test_server_is_resumed_after_a_failed_pause(self):
+    sampler = self.make()
+
+    def fail(path):
+      if path == "/pause?mode=wait" and self.server.calls.count(path) == 1:
+        raise ConnectionAbortedError
+
+    self.server.on_post = fail
+    sampler.put(self.params[1])
+    self.assertEqual(
+        self.server.calls[:3],
+        ["/pause?mode=wait", "/resume", "/pause?mode=wait"],
+    )
+
+  def test_slow_pause_marks_progress(self):
+    sampler = self.make()
+    slow = lambda path: path.startswith("/pause") and time.sleep(1.5)
+    self.server.on_post = slow
+    sampler.put(self.params[1])
+    self.assertGreater(self.progress, 0)
+
+  def test_probe_waits_for_the_server(self):
+    sampler = self.make()
+    params = sampler.put(self.params[1])
+    tokens = np.random.default_rng(0).integers(16, size=(2, 6), dtype=np.int32)
+
+    def fail(count):
+      if count == 1:
+        raise ConnectionAbortedError
+
+    self.server.on_generate = fail
+    np.testing.assert_allclose(
+        sampler.token_logprobs(params, tokens),
+        self.logprobs(self.params[1], tokens),
+        atol=1e-5,
+    )
+    self.assertGreater(self.progress, 0)
+    self.server.on_generate = lambda count: time.sleep(3)
+    sampler.deadline_s = 1.0
+    with self.assertRaisesRegex(vllm.UnreachableError, "timed out.* for 1 s"):
+      sampler.token_logprobs(params, tokens)
+
+  def test_wrong_replies_are_refused(self):
+    sampler = self.make()
+    params = sampler.put(self.params[1])
+
+    def at(**fields):
+      return lambda choice: choice["logprobs"]["content"][0].update(fields)
+
+    def token(token_id):
+      def change(choice):
+        choice["token_ids"][0] = token_id
+        at(token_id=token_id)(choice)
+
+      return change
+
+    span = lambda **fields: lambda c: c["weight_versions"][0].update(fields)
+    for change, why in (
+        (at(logprob=np.inf), "other tokens"),
+        (at(logprob="high"), "without log-probs"),
+        (token(10**6), "other tokens"),
+        (token(2.0), "other tokens"),
+        (span(end=10**9), "without log-probs"),
+        (span(start=-1), "without log-probs"),
+        (lambda choice: choice.update(logprobs=[1]), "without log-probs"),
+        (lambda choice: choice.update(index=0), "not 3 choices"),
+        (lambda choice: choice.pop("index"), "not 3 choices"),
+        (lambda choice: choice.update(index="a"), "not 3 choices"),
+    ):
+      self.server.change = change
+      with self.subTest(why), self.assertRaisesRegex(ValueError, why):
+        sampler.generate(params, [3, 4], 3, 4, 0)
+    with mock.patch.object(self.server, "get", return_value=[]):
+      with self.assertRaisesRegex(ValueError, "no JSON object"):
+        sampler.check_is_alive()
+
+  def test_sampled_token_is_among_kept_ones(self):
+    self.server.logprobs_mode = "processed_logprobs"
+    sampler = self.make(top_k=2, num_kept=2)
+    params = sampler.put(self.params[1])
+
+    def change(choice):
+      first = choice["logprobs"]["content"][0]
+      first["top_logprobs"] = [
+          top
+          for top in first["top_logprobs"]
+          if top["token_id"] != first["token_id"]
+      ]
+
+    self.server.change = change
+    with self.assertRaisesRegex(ValueError, "is not among the kept ones"):
+      sampler.generate(params, [3, 4], 1, 4, 0)
 
   def test_permanently_dead_server_is_named(self):
     sampler = self.make(deadline_s=1.0)
@@ -476,7 +605,48 @@ class VllmTest(absltest.TestCase):
       turns = scripted_turns.Scripted()
       found = sampler.sample(adapter, asked, version=2, turns=turns)
       self.check_turns(asked, found, turns, expected)
-    self.assertEqual(self.server.calls, 2 * ["/v1/load_lora_adapter"])
+    self.assertEqual(
+        self.server.calls, ["/resume", *2 * ["/v1/load_lora_adapter"]]
+    )
+
+  def test_refused_adapter_is_no_lost_server(self):
+    (first, _), _ = self.make_adapters()
+    self.server.max_lora_rank, self.server.max_loras = 8, 1
+    with self.assertRaisesRegex(ValueError, r"--max-loras=1: must be 2 or"):
+      self.make().put(first)
+    self.server.max_loras = 2
+    for error in (RuntimeError("target modules"), FileNotFoundError("folder")):
+
+      def refuse(path, error=error):
+        if path == "/v1/load_lora_adapter":
+          raise error
+
+      self.server.on_post = refuse
+      with self.assertRaisesRegex(
+          ValueError,
+          rf"{error}.*LORA_UPDATING=1 and --enable-lora.*search.vllm_folder.*"
+          "lora.targets",
+      ):
+        self.make().put(first)
+
+  def test_lost_adapters_requests_are_aborted(self):
+    (first, _), _ = self.make_adapters()
+    self.server.max_lora_rank = 8
+    sampler = self.make()
+    params = sampler.put(first)
+
+    def lose(count):
+      if count == 2:
+        self.server.adapters.clear()
+        raise ConnectionAbortedError
+
+    self.server.on_generate = lose
+    asked = [_request(i, 3, i + 2) for i in range(3)]
+    self.assertLen(sampler.sample(params, asked, version=2), 3)
+    load = "/v1/load_lora_adapter"
+    self.assertEqual(
+        self.server.calls, ["/resume", load, "/abort_requests", load]
+    )
 
   def test_restarted_server_gets_adapters(self):
     (first, _), (merged, _) = self.make_adapters()

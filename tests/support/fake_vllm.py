@@ -81,7 +81,9 @@ class Server:
   key: required API key; "" for none.
   salts: names of the weights and of the prefix cache of all requests.
   adapters: params by the name of their adapter.
-  max_lora_rank, max_logprobs: options of vLLM.
+  max_lora_rank, max_loras, max_logprobs: options of vLLM.
+  on_post: function of the path of each other modifying request, called first.
+  change: function called with each choice, which may change it.
   stop_at: (ids of a turn) -> number of ids up to a stop string, or None.
   asked: sampling parameters of completion requests.
   tie: place of a choice at which as many tokens and one more are kept, the last
@@ -99,7 +101,9 @@ class Server:
     self.drops_versions = False
     self.salts: set[tuple[str, str]] = set()
     self.adapters: dict[str, Any] = {}
-    self.max_lora_rank, self.max_logprobs = 0, 20
+    self.max_lora_rank, self.max_loras, self.max_logprobs = 0, 2, 20
+    self.on_post = lambda path: None
+    self.change = lambda choice: None
     self.stop_at = lambda ids: None
     self.asked: list[dict[str, Any]] = []
     self.tie: int | None = None
@@ -136,7 +140,10 @@ class Server:
         "model": self.folder,
     }
     assert path == "/server_info?config_format=json", path
-    adapters = {"max_lora_rank": self.max_lora_rank}
+    adapters = {
+        "max_lora_rank": self.max_lora_rank,
+        "max_loras": self.max_loras,
+    }
     return {"vllm_config": {"model_config": config, "lora_config": adapters}}
 
   def post(self, path: str, body: dict[str, Any]) -> Any:
@@ -147,6 +154,7 @@ class Server:
       self.on_generate(count)
       return self._generate(body)
     self.calls.append(path)
+    self.on_post(path)
     if path == "/collective_rpc":
       assert body["method"] == "reload_weights", body
       self.read_weights(body["kwargs"]["weights_path"])
@@ -157,7 +165,7 @@ class Server:
       self.weights = body["new_version"]
     else:
       result = parse.urlsplit(path).path
-      assert result in ("/pause", "/resume", "/reset_prefix_cache"), path
+      assert result in ("/pause", "/resume", "/abort_requests"), path
     return {}
 
   def _read_adapter(self, folder: str) -> Any:
@@ -172,7 +180,7 @@ class Server:
     asked = body["sampling_params"]
     prompt = np.array(body["token_ids"], np.int32)
     weights, params = self.weights, self._params
-    assert len(prompt) + asked["max_tokens"] <= self.max_model_len + 1, asked
+    assert len(prompt) + asked["max_tokens"] <= self.max_model_len, asked
     if name := body.get("model"):
       if name not in self.adapters:
         raise FileNotFoundError(name)
@@ -228,7 +236,7 @@ class Server:
             entry["logprob"] = least[1]
       spans = [{"version": weights, "start": 0, "end": length}]
       choices.append(
-          {
+          choice := {
               "index": i,
               "finish_reason": (
                   "stop" if result.stopped[i] or stop else "length"
@@ -243,6 +251,7 @@ class Server:
               "weight_versions": None if self.drops_versions else spans,
           }
       )
+      self.change(choice)
     return {"choices": choices[::-1]}
 
 

@@ -45,7 +45,8 @@ def shape(config: ml_collections.ConfigDict) -> tuple[int, int]:
   """Returns B, L of the probe's tokens; L fits the sampler's tables."""
   sampling = config.sampling
   most = sampling.max_prompt_tokens + sampling.max_completion_tokens
-  return _NUM_SEQUENCES, min(_NUM_TOKENS, most)
+  # vLLM samples one more; a single token has no log-probs.
+  return _NUM_SEQUENCES, min(_NUM_TOKENS, max(most - 1, 2))
 
 
 def abstract(config: ml_collections.ConfigDict) -> dict[str, Any]:

@@ -123,11 +123,11 @@ class ProbeTest(parameterized.TestCase):
         )
     )
     self.assertTrue(all(map(probe.is_of, published.by_path(tree))))
-    # A short sampler has fewer positions.
+    # A short sampler has fewer positions, one of them for a sampled token.
     config = base_config.make(
         sampling__max_prompt_tokens=8, sampling__max_completion_tokens=2
     )
-    self.assertEqual(probe.shape(config), (2, 10))
+    self.assertEqual(probe.shape(config), (2, 9))
 
   @parameterized.parameters(
       ("float32", 0),
