@@ -46,7 +46,7 @@ class Completion:
   unusable: reason why it cannot be trained on; "" = none.
   group: identity of the prompt where its text does not suffice: seed of an
     environment, or id of a run's prompt.
-  seed: seed of an environment; None if unknown.
+  seed: argument of the environment's `reset`; None if unknown.
   """
 
   text: str | None
