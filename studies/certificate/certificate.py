@@ -3,7 +3,7 @@
 """Whether a certificate's bounds hold and tighten, where the target is known.
 
 A run has four prompts, each a space of 50 completions in 25 solutions
-(`enumerable/bandit.py`), and a policy π ∝ π_ref exp(p r/β): p = 0 is the
+(`learning/enumerable.py`), and a policy π ∝ π_ref exp(p r/β): p = 0 is the
 reference and p = 1 the target. Its draws, and as many of the reference's, give
 a certificate, which is compared with the exact values.
 
@@ -30,9 +30,9 @@ import numpy as np
 
 from benchmarks import results
 from studies import curves
-from studies.enumerable import bandit
 from tba_jax.evaluation import certificate
 from tba_jax.learning import batches
+from tba_jax.learning import enumerable
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import reference_policy
 from tba_jax.programs import inline
@@ -69,7 +69,7 @@ def simulate(
     size: number of completions, even.
   """
   rng = np.random.default_rng(seed)
-  space = bandit.make_space(size, seed=seed)
+  space = enumerable.make_space(size, seed=seed)
   rewards_N = space.rewards_N.astype(float)
   ref_N = _normalized(np.exp(space.ref_logprobs_N.astype(float)))
   z = (ref_N * np.exp(rewards_N / BETA)).sum()

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limit of each objective, on- and off-policy, in a solvable bandit.
 
-The bandit has six completions (`bandit.py`), so targets are exact.
+The bandit has six completions (`learning/enumerable.py`), so targets are exact.
 Each objective trains on three kinds of data: from the policy itself, from the
 policy 16 steps ago, and from a fixed uniform distribution. The result is the
 total variation distance of the final policy to three distributions:
@@ -21,9 +21,9 @@ import ml_collections
 import numpy as np
 
 from benchmarks import results
-from studies.enumerable import bandit
 from tba_jax.config import load
 from tba_jax.config import settings
+from tba_jax.learning import enumerable
 
 _N, _BETA, _NUM_STEPS, _LAG = 6, 0.5, 2000, 16
 RUNS = {
@@ -67,10 +67,10 @@ def run(
     raise ValueError(
         f"unknown runs {unknown}; must be one of {', '.join(RUNS)}"
     )
-  space = bandit.make_space(_N, seed=0)
+  space = enumerable.make_space(_N, seed=0)
   uniform_N = np.full(_N, 1 / _N)
-  target = lambda ref_logprobs_N: bandit.target(
-      bandit.Space(ref_logprobs_N, space.rewards_N), beta=_BETA
+  target = lambda ref_logprobs_N: enumerable.target(
+      enumerable.Space(ref_logprobs_N, space.rewards_N), beta=_BETA
   )
   targets = {
       "reference": target(space.ref_logprobs_N),
@@ -84,11 +84,11 @@ def run(
   }
   results_of = {}
   for name in operands or RUNS:
-    learn = bandit.make_learner(_settings(RUNS[name]), space)
+    learn = enumerable.make_learner(_settings(RUNS[name]), space)
     ends = {kind: learn(**of)[-1] for kind, of in data.items()}
     results_of[name] = {
         kind: {
-            to: round(float(bandit.distance(end, target_N)), 3)
+            to: round(float(enumerable.distance(end, target_N)), 3)
             for to, target_N in targets.items()
         }
         for kind, end in ends.items()
@@ -98,7 +98,7 @@ def run(
       for name, by_data in results_of.items()
   ]
   results.print_table([["objective", *data], *rows])
-  apart = bandit.distance(targets["reference"], targets["behavior"])
+  apart = enumerable.distance(targets["reference"], targets["behavior"])
   return {"distances": results_of, "between_targets": round(float(apart), 3)}
 
 

@@ -7,13 +7,13 @@ import functools
 from absl.testing import absltest
 import numpy as np
 
-from studies.enumerable import bandit
 from tba_jax.config import settings
+from tba_jax.learning import enumerable
 
 N = 6
 BETA = 0.5
 NUM_STEPS = 300
-SPACE = bandit.make_space(N, seed=0)
+SPACE = enumerable.make_space(N, seed=0)
 UNIFORM_N = np.full(N, 1 / N)
 
 
@@ -33,34 +33,34 @@ def make_config(name, baseline_shift=0.0):
 @functools.cache
 def learner(name):
   """Returns an objective's learner, compiled by the first test that uses it."""
-  return bandit.make_learner(make_config(name), SPACE)
+  return enumerable.make_learner(make_config(name), SPACE)
 
 
 def end_of(name, **data):
   """Returns how far the learned policy is from the target at the end."""
-  target_N = bandit.target(SPACE, beta=BETA)
-  return bandit.distance(learner(name)(**data), target_N)[-1]
+  target_N = enumerable.target(SPACE, beta=BETA)
+  return enumerable.distance(learner(name)(**data), target_N)[-1]
 
 
 class EnumerableTest(absltest.TestCase):
 
   def test_target_and_distance_match_numbers_by_hand(self):
-    space = bandit.Space(
+    space = enumerable.Space(
         np.log(np.array([0.5, 0.25, 0.25], np.float32)),
         np.array([0.0, 1.0, 2.0], np.float32),
     )
-    target_N = bandit.target(space, beta=1 / np.log(2))
+    target_N = enumerable.target(space, beta=1 / np.log(2))
     # 1/2, 1/4 · 2 and 1/4 · 4 over their sum.
     np.testing.assert_allclose(target_N, [0.25, 0.25, 0.5], rtol=1e-6)
     np.testing.assert_allclose(
-        bandit.distance(np.array([[0.5, 0.25, 0.25], target_N]), target_N),
+        enumerable.distance(np.array([[0.5, 0.25, 0.25], target_N]), target_N),
         [0.25, 0.0],
         atol=1e-12,
     )
 
   def test_a_space_is_normalized_and_depends_on_its_seed(self):
     self.assertAlmostEqual(np.exp(SPACE.ref_logprobs_N).sum(), 1, places=6)
-    again, other = (bandit.make_space(N, seed=s) for s in (0, 1))
+    again, other = (enumerable.make_space(N, seed=s) for s in (0, 1))
     np.testing.assert_array_equal(again.rewards_N, SPACE.rewards_N)
     self.assertFalse((other.rewards_N == SPACE.rewards_N).any())
 
@@ -74,18 +74,18 @@ class EnumerableTest(absltest.TestCase):
     self.assertGreater(np.abs(probs_SxN[1] - probs_SxN[0]).max(), 1e-3)
 
   def test_tb_reaches_the_target_off_policy(self):
-    target_N = bandit.target(SPACE, beta=BETA)
-    start = bandit.distance(np.exp(SPACE.ref_logprobs_N), target_N)
+    target_N = enumerable.target(SPACE, beta=BETA)
+    start = enumerable.distance(np.exp(SPACE.ref_logprobs_N), target_N)
     self.assertGreater(start, 0.1)
     self.assertLess(end_of("tb", behavior_N=UNIFORM_N), 0.02)
 
   def test_a_lower_baseline_keeps_the_target_of_the_policy_s_own_data(self):
-    learn = bandit.make_learner(make_config("tb", -0.1), SPACE)
-    target_N = bandit.target(SPACE, beta=BETA)
+    learn = enumerable.make_learner(make_config("tb", -0.1), SPACE)
+    target_N = enumerable.target(SPACE, beta=BETA)
     for data, least, most in (
         ({}, 0, 0.02), ({"behavior_N": UNIFORM_N}, 0.02, 0.06),
     ):  # fmt: skip
-      gap = bandit.distance(learn(**data), target_N)[-1]
+      gap = enumerable.distance(learn(**data), target_N)[-1]
       self.assertBetween(gap, least, most)
 
   def test_tb_with_learned_log_z_reaches_the_target(self):
