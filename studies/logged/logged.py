@@ -214,7 +214,7 @@ def _episode(
   """Returns the prompt and episode s of a group, with its log-probs."""
   length = int(group.completion_lengths[s])
   return {
-      "seed": group.prompt_id,
+      "prompt_id": group.prompt_id,
       "prompt": policy.tokenizer.decode(group.prompt_tokens),
       "token_ids": group.completion_tokens[s, :length].tolist(),
       "logprobs": [

@@ -93,6 +93,9 @@ class EnvironmentTask(base.PromptSet):
     base.check_split(split)
     return 2 * index + (split == base.HELD_OUT)
 
+  def is_held_out(self, seed: int) -> bool:
+    return seed % 2 == 1
+
   @property
   def can_demonstrate(self) -> bool:
     """Whether the environment can demonstrate turns, for fine-tuning."""

@@ -33,7 +33,13 @@ def _line_program(c: rules.Values) -> rules.Problems:
   except (ValueError, OSError) as error:
     yield "generate.model", str(error)
   if c.program == "score" and c["offline.path"]:
-    return  # A report on a log, without files of lines.
+    for name in ("input", "output"):
+      if c[f"generate.{name}"]:
+        yield f"generate.{name}", (
+            "must be '' with offline.path, where score only prints a report on"
+            " the log"
+        )
+    return
   if not c["generate.input"] or not os.path.isfile(source):
     yield "generate.input", "must be a file that exists, a JSON object a line"
   if not c["generate.output"] or os.path.isdir(target):

@@ -139,13 +139,15 @@ def run_score(
 ) -> int:
   """Runs the program; returns its exit status."""
   del workdir  # Everything is in `config.generate`.
-  return _run_program(score, config, operands)
+  is_report = bool(config.offline.path)
+  return _run_program(score, config, operands, has_lines=not is_report)
 
 
 def _run_program(
     work: Callable[[ml_collections.ConfigDict], Counts],
     config: ml_collections.ConfigDict,
     operands: Sequence[str],
+    has_lines: bool = True,
 ) -> int:
   processes.prepare_compiling()
   try:
@@ -155,8 +157,11 @@ def _run_program(
   except (ValueError, OSError) as error:
     return processes.refuse(error)
   except KeyboardInterrupt:
-    print("interrupted; the same command resumes", file=sys.stderr)
+    remedy = "; the same command resumes" * has_lines
+    print(f"interrupted{remedy}", file=sys.stderr)
     return processes.EXIT_INTERRUPTED
+  if not has_lines:
+    return processes.EXIT_OK
   before = f", {counts.before} were done before" if counts.before else ""
   print(
       f"{counts.done} lines done{before}, {counts.bad} failed",

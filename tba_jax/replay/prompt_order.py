@@ -49,6 +49,11 @@ class PromptOrder:
     self._seed = seed
     self._permutations: dict[int, np.ndarray] = {}
 
+  @property
+  def size(self) -> int:
+    """Number of prompts that positions are mapped to."""
+    return self.num_prompts
+
   def prompt(self, position: int) -> tuple[int, int]:
     """Returns (prompt_id, visit) of a position."""
     visit, index = divmod(position, self.num_prompts)
@@ -102,6 +107,10 @@ class MixedOrder(PromptOrder):
     super().__init__(num_prompts, **common)
     self._other, self._takes_other = other, takes_other
 
+  @property
+  def size(self) -> int:
+    return self.num_prompts + self._other.size
+
   def prompt(self, position: int) -> tuple[int, int]:
     if self._takes_other(position):
       return self._other.prompt(position)
@@ -151,7 +160,7 @@ class Positions:
   def get_state(self, order: PromptOrder) -> dict[str, Any]:
     """Returns the set, and the size of the order that it belongs to."""
     return {
-        "num_prompts": order.num_prompts,
+        "num_prompts": order.size,
         "received_below": self._below,
         "received_above": np.asarray(sorted(self._above), np.int64),
     }
@@ -165,10 +174,10 @@ class Positions:
     Raises:
       ValueError: the saved order had another number of prompts.
     """
-    if state["num_prompts"] != order.num_prompts:
+    if state["num_prompts"] != order.size:
       raise ValueError(
           f"the prompt order was saved with {state['num_prompts']} prompts, but"
-          f" the task has {order.num_prompts}"
+          f" the task and its log (config.offline.path) have {order.size}"
       )
     made = cls()
     made._below = int(state["received_below"])

@@ -3,7 +3,7 @@
 """Sampler that replaces sampling by logged completions."""
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -162,7 +162,7 @@ class Log:
     others: list[offline_completions.Completion] = []
     if task.has_turns:
       first = 0 if self.share == 1 else task.num_prompts(base.TRAIN)
-      self._number_prompts(completions, first)
+      self._number_prompts(completions, first, task.is_held_out)
     else:
       others = self._find_prompts(completions, task)
     self.prompt_ids = sorted(self._completions)
@@ -215,8 +215,9 @@ class Log:
       self,
       completions: Mapping[str, Sequence[offline_completions.Completion]],
       first: int,
+      is_held_out: Callable[[int], bool],
   ) -> None:
-    """Adds all completions, grouped by their prompts, numbered from `first`."""
+    """Adds completions, grouped by their prompts, numbered from `first`."""
     tokenizer = self._tokenizer
     numbers: dict[tuple[tuple[int, ...], str], int] = {}
     for text, some in completions.items():
@@ -228,6 +229,8 @@ class Log:
       stop_id = tokenizer.stop_id(text)
       for one in some:
         made, number = self._encode(one, before, stop_id), -1
+        if one.seed is not None and is_held_out(one.seed):
+          made = "are of held-out seeds"
         if isinstance(made, _Encoded):
           key = made.prompt, one.group
           number = numbers.setdefault(key, first + len(numbers))

@@ -31,11 +31,13 @@ from tba_jax.models import dialogue
 from tba_jax.tasks import base
 
 Record = Mapping[str, Any]
+_Call = tuple[str, Any, Any, Any, Any]
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _ANTHROPIC_BLOCKS = ("tool_use", "tool_result", "thinking")
 # Rewards and log-probs are stored as float32.
 _LARGEST = base.MAX_REWARD
+_NONE_SAMPLED = "have no sampled token"
 # Order of an assistant's blocks in a turn.
 _TURN = ("thinking", "text", "tool_use")
 
@@ -272,7 +274,7 @@ def _atif(record: Record) -> list[Episode]:
   if not isinstance(steps, list) or not steps:
     raise ValueError("steps: must be a list of one or more")
   messages: list[dict[str, Any]] = []
-  calls: list[tuple[Any, Any, Any, None]] = []
+  calls: list[_Call] = []
   for n, step in enumerate(steps):
     place = f"steps[{n}]"
     step = _object(step, place)
@@ -298,7 +300,8 @@ def _atif(record: Record) -> list[Episode]:
     elif source == "agent":
       metrics = _object(step.get("metrics") or {}, f"{place}.metrics")
       ids = [metrics.get(f"{x}_token_ids") for x in ("prompt", "completion")]
-      calls.append((*ids, metrics.get("logprobs"), None))
+      logprobs = metrics.get("logprobs")
+      calls.append((f"{place}.metrics", *ids, logprobs, None))
     messages.append(made)
     observation = step.get("observation")
     if observation is None:
@@ -316,8 +319,8 @@ def _atif(record: Record) -> list[Episode]:
   tools = _tools(agent, "tool_definitions", "agent.")
   episode = _episode("atif", messages, tools)
   tokens = None
-  if all(prompt and completion for prompt, completion, *_ in calls):
-    tokens = _chain(calls, "steps")
+  if all(prompt and completion for _, prompt, completion, *_ in calls):
+    tokens = _chain(calls)
   return [dataclasses.replace(episode, tokens=tokens)]
 
 
@@ -336,13 +339,14 @@ def _openenv(record: Record) -> list[Episode]:
     turn = _object(turn, f"turns[{n}]")
     calls.append(
         (
+            f"turns[{n}]",
             turn.get("prompt_token_ids"),
             turn.get("completion_token_ids"),
             turn.get("per_token_logps"),
             turn.get("loss_mask"),
         )
     )
-  tokens = _chain(calls, "turns")
+  tokens = _chain(calls)
   place = f"turns[{len(calls) - 1}]"
   request = _object(last.get("request") or {}, f"{place}.request")
   if not request.get("messages"):
@@ -428,9 +432,10 @@ def _serve(record: Record) -> list[Episode]:
 def _tinker(record: Record) -> list[Episode]:
   """Reads the calls of an agent, which may have several conversations.
 
-  A call belongs to the last conversation that its prompt continues.
+  A call belongs to the last conversation that its prompt continues. Calls
+  without sampled tokens are left out.
   """
-  conversations: list[list[tuple[Any, Any, Any, None]]] = []
+  conversations: list[list[_Call]] = []
   reasons: dict[int, Any] = {}
   for n, row in enumerate(record["rows"]):
     place = f"rows[{n}]"
@@ -439,22 +444,26 @@ def _tinker(record: Record) -> list[Episode]:
         _ids(row.get(name), f"{place}.{name}")
         for name in ("prompt_tokens", "sampled_tokens")
     )
+    if not sampled:
+      continue
     for calls in reversed(conversations):
-      before = [*calls[-1][0], *calls[-1][1]]
+      before = [*calls[-1][1], *calls[-1][2]]
       if prompt[: len(before)] == before:
         break
     else:
       conversations.append(calls := [])
-    calls.append((prompt, sampled, row.get("logprobs"), None))
+    calls.append((place, prompt, sampled, row.get("logprobs"), None))
     metadata = _object(row.get("metadata") or {}, f"{place}.metadata")
     reasons[id(calls)] = metadata.get("stop_reason")
+  if not conversations:
+    raise UnusableError(_NONE_SAMPLED)
   return [
       Episode(
           "tinker",
           None,
           (),
           (),
-          _chain(calls, "rows"),
+          _chain(calls),
           stopped=False if reasons[id(calls)] == "length" else None,
       )
       for calls in conversations
@@ -751,23 +760,21 @@ def _wrong_block(kind: Any, place: str, kinds: Sequence[str]) -> ValueError:
   )
 
 
-def _chain(calls: Sequence[tuple[Any, Any, Any, Any]], place: str) -> Tokens:
+def _chain(calls: Sequence[_Call]) -> Tokens:
   """Returns the tokens of calls that each continue the one before.
 
   Sampled tokens from the first call on whose prompt changes earlier tokens are
   lost.
 
   Args:
-    calls: prompt ids, completion ids, log-probs of the latter or None, and mask
-      of both or None, of each call.
-    place: path of the list of calls.
+    calls: place, prompt ids, completion ids, log-probs of the latter or None,
+      and mask of both or None, of each call.
   """
   ids: list[int] = []
   sampled: list[bool] = []
   logprobs: list[float | None] = []
   num_lost, is_broken = 0, False
-  for n, (prompt, completion, known, mask) in enumerate(calls):
-    here = f"{place}[{n}]"
+  for here, prompt, completion, known, mask in calls:
     prompt = _ids(prompt, f"{here}.prompt_token_ids")
     completion = _ids(completion, f"{here}.completion_token_ids")
     if mask is None:
@@ -805,7 +812,7 @@ def _split(
 ) -> Tokens:
   """Returns tokens, split before the first sampled one."""
   if not any(sampled):
-    raise UnusableError("have no sampled token")
+    raise UnusableError(_NONE_SAMPLED)
   first = sampled.index(True)
   last = len(sampled) - sampled[::-1].index(True)
   known = logprobs[first:last]

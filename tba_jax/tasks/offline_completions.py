@@ -46,6 +46,7 @@ class Completion:
   unusable: reason why it cannot be trained on; "" = none.
   group: identity of the prompt where its text does not suffice: seed of an
     environment, or id of a run's prompt.
+  seed: argument of the environment's `reset`; None if unknown.
   """
 
   text: str | None
@@ -60,6 +61,7 @@ class Completion:
   episode: episode_formats.Episode | None = None
   unusable: str = ""
   group: str = ""
+  seed: int | None = None
 
   @property
   def format(self) -> str:
@@ -267,10 +269,14 @@ def _parse(record: Any, reward_field: str) -> list[tuple[str, Completion]]:
         f"prompt: must be a text or messages, not {_short(prompt)}"
     )
   prompt = base.plain_text(prompt)
-  group = str(record.get("seed", record.get("prompt_id", "")))
+  seed = record.get("seed")
+  common = {
+      "group": str(record.get("seed", record.get("prompt_id", ""))),
+      "seed": seed if type(seed) is int else None,
+  }
   if "completions" not in record:
     one = _completion(record, record.get(reward_field), reward_field)
-    return [(prompt, dataclasses.replace(one, group=group))]
+    return [(prompt, dataclasses.replace(one, **common))]
   completions = record["completions"]
   if completions == [] and "failure" in record:
     completions = [{"failure": record["failure"], "text": ""}]
@@ -290,7 +296,7 @@ def _parse(record: Any, reward_field: str) -> list[tuple[str, Completion]]:
       _completion(c, c.get(reward_field, reward), reward_field)
       for c, reward in zip(completions, rewards)
   ]
-  return [(prompt, dataclasses.replace(c, group=group)) for c in made]
+  return [(prompt, dataclasses.replace(c, **common)) for c in made]
 
 
 def _of_episode(

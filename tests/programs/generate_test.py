@@ -555,7 +555,7 @@ class ScoreTest(ProgramCase):
                     }
                 ],
             }
-            for seed, prompt in enumerate(("3+", "4+4", "5"))
+            for seed, prompt in ((0, "3+"), (2, "4+4"), (3, "6"), (4, "5"))
         )
     )
     config = self.config(
@@ -568,15 +568,32 @@ class ScoreTest(ProgramCase):
     validate.validate(config, program="score")
     with (
         contextlib.redirect_stdout(io.StringIO()) as stdout,
-        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()) as stderr,
     ):
       self.assertEqual(programs_generate.run_score(config, None, []), 0)
+      with mock.patch.object(
+          programs_generate, "score", side_effect=KeyboardInterrupt
+      ):
+        self.assertEqual(programs_generate.run_score(config, None, []), 75)
+    self.assertNotIn("lines done", stderr.getvalue())
+    self.assertNotIn("resumes", stderr.getvalue())
+    config.generate.input = config.generate.output = str(self.input)
+    with self.assertRaisesRegex(
+        validate.ConfigError,
+        r"(?s)generate.input = .*: must be '' with offline.path"
+        r".*generate.output = .*: must be '' with",
+    ):
+      validate.validate(config, program="score")
     known = [
         self.expected(self.tokenizer.encode(prompt), ids, 0.5)[mask]
         for prompt in ("3+", "4+4", "5")
     ]
     printed = stdout.getvalue()
-    self.assertStartsWith(printed, "3 completions of 3 training prompts;")
+    self.assertStartsWith(
+        printed,
+        "3 completions of 3 training prompts; left out: 1 are of held-out"
+        " seeds\n",
+    )
     self.assertIn("15 learned tokens, 0 lost by re-rendering", printed)
     for what, mean in (
         ("tokens", np.mean(known)),

@@ -109,6 +109,23 @@ class PositionsTest(absltest.TestCase):
           prompt_order.Positions().get_state(order), other
       )
 
+  def test_grown_log_is_refused(self):
+    before, after = (
+        prompt_order.MixedOrder(
+            10,
+            seed=0,
+            other=prompt_order.PromptOrder(n, seed=0),
+            takes_other=lambda position: position % 2 == 0,
+        )
+        for n in (4, 5)
+    )
+    state = prompt_order.Positions().get_state(before)
+    prompt_order.Positions.from_state(state, before)
+    with self.assertRaisesRegex(
+        ValueError, r"with 14 .* log \(config.offline.path\) have 15"
+    ):
+      prompt_order.Positions.from_state(state, after)
+
 
 class UngrantedTest(absltest.TestCase):
 

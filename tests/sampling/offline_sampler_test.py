@@ -291,7 +291,7 @@ class LoggedEpisodesTest(parameterized.TestCase):
   def make(
       self,
       *records,
-      task=types.SimpleNamespace(has_turns=True),
+      task=types.SimpleNamespace(has_turns=True, is_held_out=lambda i: i % 2),
       needs_logprobs=False,
       most=120,
       **offline,
@@ -354,8 +354,9 @@ class LoggedEpisodesTest(parameterized.TestCase):
 
   def test_seeds_of_an_environment_are_prompts(self):
     one = self.records["generate"]
-    log = self.make(one, one | {"seed": 6}, one)
+    log = self.make(one, one | {"seed": 7}, one | {"seed": 6}, one)
     self.assertEqual(log.prompt_ids, [0, 1])
+    self.assertEqual(log.left_out, {"are of held-out seeds": 1})
 
   def test_prompts_of_task_are_found(self):
     chat = self.records["verifiers"]["prompt"]

@@ -108,6 +108,12 @@ class ParseTest(parameterized.TestCase):
        r"steps\[2\].tool_calls\[0\].arguments = 1"),
       ("atif", ["steps", 2, "observation", "results", 0, "source_call_id"],
        "c9", r"steps\[2\].observation.results\[0\].tool_call_id = .c9."),
+      ("atif", ["steps"],
+       [{"source": "user", "message": "a"},
+        {"source": "agent", "message": "b",
+         "metrics": {"prompt_token_ids": [1], "completion_token_ids": [2],
+                     "logprobs": []}}],
+       r"steps\[1\].metrics: log-probs must be"),
       ("atif", ["agent"], _REMOVED, "agent = null: must be an object"),
       ("openenv", ["turns", 1, "loss_mask"], [1],
        r"turns\[1\].loss_mask: must be one for each token"),
@@ -205,7 +211,8 @@ class ParseTest(parameterized.TestCase):
     first, last = record["rows"]
     title = {"prompt_tokens": [7, 8], "sampled_tokens": [9]}
     cut = last | {"metadata": {"stop_reason": "length"}}
-    record["rows"] = [first, title, cut]
+    empty = {"prompt_tokens": [6], "sampled_tokens": []}
+    record["rows"] = [empty, first, title, cut]
     agent, other = self.parse(record)
     self.assertEqual(
         sum(agent.tokens.sampled),
@@ -216,6 +223,12 @@ class ParseTest(parameterized.TestCase):
     self.assertEqual(other.tokens.prompt, (7, 8))
     self.assertIsNone(other.tokens.logprobs)
     self.assertEqual([one.reward for one in (agent, other)], [0.5, 0.5])
+    cut["logprobs"] = []
+    with self.assertRaisesRegex(ValueError, r"rows\[3\]: log-probs"):
+      self.parse(record)
+    record["rows"] = [empty]
+    with self.assertRaisesRegex(episode_formats.UnusableError, "no sampled"):
+      self.parse(record)
 
   def test_paths_of_a_graph_are_episodes(self):
     record = logged_episodes.records(_TOKENIZER)["verifiers nodes"]
