@@ -270,7 +270,8 @@ class ContainersTest(parameterized.TestCase):
       def log_message(self, *arguments):
         pass
 
-    http = self.enter_context(server.HTTPServer(("127.0.0.1", 0), Handler))
+    http = server.HTTPServer(("127.0.0.1", 0), Handler)
+    self.stack.enter_context(http)
     thread = threading.Thread(target=http.serve_forever)
     thread.start()
     self.stack.callback(thread.join)
@@ -339,7 +340,8 @@ class ContainersTest(parameterized.TestCase):
     self.assertRegex(
         run,
         rf"^run --interactive --rm --pull=never --name={name} --entrypoint=sh"
-        r" --log-driver=none --stop-timeout=0 --network=none --memory=2g -- image:1 -c mkdir .* /app$",
+        r" --log-driver=none --stop-timeout=0 --network=none --memory=2g"
+        r" -- image:1 -c mkdir .* /app$",
     )
     self.assertRegex(
         executed,
