@@ -18,6 +18,7 @@ import ml_collections
 from tba_jax.losses import objective_table
 from tba_jax.models.hf import hf_config
 from tba_jax.models.hf import hf_names
+from tba_jax.sampling import samplers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,13 +169,23 @@ def usable_gb(gib: int) -> float:
   return (_SHARE * gib - _LOGITS_GIB) * 2**30 / 1e9
 
 
-def searcher_copies(c: ml_collections.ConfigDict) -> dict[str, str]:
+def searcher_copies(
+    c: ml_collections.ConfigDict, sends_adapters: bool = False
+) -> dict[str, str]:
   """Returns the copies of the policy's params in a searcher, by name.
 
   Values are the dtypes of the copy: "decode", as the sampler decodes, or
   "param", as `model.param_dtype`.
+
+  Args:
+    sends_adapters: whether the sampler gets LoRA adapters unmerged; False is an
+      upper bound, as it depends on the model.
   """
+  if sends_adapters:
+    return {}
   copies = {"params": "decode", "params of a version that comes in": "decode"}
+  if not samplers.SAMPLERS[c.search.sampler].is_here:
+    del copies["params"]
   if c.lora.rank:
     copies["base of the adapters"] = "param"
     copies["base with a version's adapters merged"] = "param"

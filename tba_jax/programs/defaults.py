@@ -45,7 +45,7 @@ _NEAR = 1.25
 # other models with a chat template, and for base models.
 _THINKING_TOKENS, _CHAT_TOKENS, _BASE_TOKENS = 1024, 256, 128
 # Maximum number of prompts whose lengths are read, and of an environment's.
-_MOST_READ, _MOST_PLAYED = 512, 16
+_MOST_READ, _MOST_PLAYED = 512, 8
 # Prompts per step and per evaluation on a CPU, which samples a few hundred
 # tokens per second from a model with 0.1 B params.
 _CPU_PROMPTS, _CPU_EVALUATED = 4, 32
@@ -120,10 +120,13 @@ class Machine:
 
   hardware: kind, memory and number of devices, and hosts.
   name: description for messages.
+  is_any: whether it stands for hosts that choose each for itself, and thus must
+    not depend on what an environment does on one of them.
   """
 
   hardware: hardware.Hardware
   name: str
+  is_any: bool = False
 
   @property
   def is_cpu(self) -> bool:
@@ -146,7 +149,8 @@ def cluster_machine() -> Machine:
   """Returns the machine that hosts assume if each reads the settings itself."""
   least = hardware.HARDWARE["v5e-16"]
   smallest = dataclasses.replace(least, devices=1, hosts=0)
-  return Machine(smallest, f"any host, with {least.gib} GiB a device")
+  name = f"any host, with {least.gib} GiB a device"
+  return Machine(smallest, name, is_any=True)
 
 
 def this_machine() -> Machine:
@@ -394,8 +398,14 @@ def read_model(config: ml_collections.ConfigDict, start: str) -> ModelFacts:
   return ModelFacts(start, shape, bool(template), "<think>" in (template or ""))
 
 
-def read_data(config: ml_collections.ConfigDict) -> DataFacts:
+def read_data(
+    config: ml_collections.ConfigDict, *, plays: bool = False
+) -> DataFacts:
   """Returns the lengths of the task's prompts and answers.
+
+  Args:
+    config: task and tokenizer.
+    plays: whether to start an environment for the lengths of its prompts.
 
   Raises:
     ValueError: data or tokenizer cannot be read.
@@ -403,7 +413,7 @@ def read_data(config: ml_collections.ConfigDict) -> DataFacts:
   task = task_table.make_task(config.task)
   split = base.TRAIN if task.num_prompts(base.TRAIN) else base.HELD_OUT
   count = task.num_prompts(split)
-  if not count:
+  if not count or (task.has_turns and not plays):
     return DataFacts(count)
   tokenizer = prompt_preview.prompt_tokenizer(config, task)
   if task.has_turns:
@@ -426,7 +436,10 @@ def _played_lengths(
     tokenizer: Any,
     split: str,
 ) -> list[int]:
-  """Returns the lengths of an environment's first observations."""
+  """Returns the lengths of an environment's first observations.
+
+  () if the first one fails, which validation will report.
+  """
   with processes.importing():  # Takes seconds.
     from tba_jax.environments import turns  # pylint: disable=g-import-not-at-top
 
@@ -434,8 +447,10 @@ def _played_lengths(
       task, tokenizer, episode_pool.make(config, "", None), sys.maxsize
   )
   with contextlib.closing(made):
-    indices = range(min(_MOST_PLAYED, task.num_prompts(split)))
-    played = made.prompts(split, indices)
+    played = made.prompts(split, [0])
+    if not played[0].failure:
+      indices = range(1, min(_MOST_PLAYED, task.num_prompts(split)))
+      played += made.prompts(split, indices)
   return [len(one.tokens) for one in played if not one.failure]
 
 
@@ -504,7 +519,8 @@ def _rules(
   has_sft = config.init == "sft"
   if set(lengths) & set(left_open) or has_sft:
     try:
-      data = read_data(config)
+      plays = lengths[0] in left_open and not machine.is_any
+      data = read_data(config, plays=plays)
     except (ValueError, OSError):
       pass  # Validation reports the error.
   if set(lengths) & set(left_open):

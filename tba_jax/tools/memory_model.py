@@ -11,6 +11,7 @@ from collections.abc import Callable
 import dataclasses
 import functools
 import math
+import pathlib
 from typing import Any
 
 import jax
@@ -33,6 +34,7 @@ from tba_jax.models.hf import hf_files
 from tba_jax.models.hf import hf_hub
 from tba_jax.models.net import encoder as encoder_lib
 from tba_jax.models.net import heads
+from tba_jax.models.net import quantized
 from tba_jax.models.net import transformer
 from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
@@ -216,16 +218,22 @@ def searcher(
   source = params if config.lora.rank else published(config, params)
   programs, decode_params = _sampler(model, settings, source, mesh)
   sizes = {"decode": num_bytes(decode_params), "param": num_bytes(params)}
-  copies = hardware.searcher_copies(config)
+  facts = samplers.SAMPLERS[config.search.sampler]
+  to_adapter = None
+  if facts.takes_adapters:
+    start = hardware.start(config)
+    folder = None if start == "scratch" else pathlib.Path(start).expanduser()
+    to_adapter = lora.make_adapter_fn(config.lora, model, folder)
+  copies = hardware.searcher_copies(config, to_adapter is not None)
   resident = {name: sizes[dtypes] for name, dtypes in copies.items()}
-  if samplers.SAMPLERS[config.search.sampler].is_here:
+  if facts.is_here:
     resident["rows and KV cache"] = num_bytes(programs.abstract_state)
-  else:
-    del resident["params"]
   if settings.num_waiting:
     aside = num_bytes(programs.abstract_aside)
     resident["rows that wait for environments"] = aside
-  shares = config.lora.rank and not config.reference.init
+  # The base, if the searcher has it, serves as the reference.
+  has_base = config.lora.rank and not to_adapter
+  shares = has_base and not config.reference.init
   if objective_table.holds_reference(config, "searcher") and not shares:
     resident["reference"] = num_bytes(reference(config, mesh, model, params)[1])
   frozen = _frozen(config, mesh, workdir, "searcher")
@@ -268,16 +276,26 @@ def placed(shapes: types.PyTree, place: jax.sharding.Sharding) -> types.PyTree:
   return sharding.with_shardings(shapes, jax.tree.map(lambda _: place, shapes))
 
 
-def _cut(
-    shape: jax.ShapeDtypeStruct, place: jax.sharding.NamedSharding
-) -> jax.ShapeDtypeStruct:
-  """Returns an abstract array sharded like the first axes of a kernel.
+def _decode_placed(
+    place: jax.sharding.NamedSharding,
+    shapes: types.PyTree,
+    logical_axes: tuple[str, ...],
+) -> types.PyTree:
+  """Returns a decode param, or all tables, with a kernel's sharding.
 
-  The scale of a quantized kernel has only these axes.
+  The scale of a quantized kernel is sharded like those axes that it has.
   """
-  spec = jax.sharding.PartitionSpec(*place.spec[: len(shape.shape)])
-  cut = jax.sharding.NamedSharding(place.mesh, spec)
-  return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=cut)
+  if not isinstance(shapes, quantized.Quantized):
+    return placed(shapes, place)
+  ndim = len(shapes.values.shape)
+  num_out = quantized.num_out(logical_axes[-ndim:])  # Without the layers.
+  axes = range(num_out) if num_out != quantized.OF_INPUTS else (0, ndim - 1)
+  specs = dict(enumerate(place.spec))
+  spec = jax.sharding.PartitionSpec(*map(specs.get, axes))
+  of_scale = jax.sharding.NamedSharding(place.mesh, spec)
+  return quantized.Quantized(
+      placed(shapes.values, place), placed(shapes.scale, of_scale)
+  )
 
 
 def _in_dtypes(
@@ -375,10 +393,14 @@ def _sampler(
     shardings = slots_lib.decode_shardings(
         jax.tree.map(lambda x: x.sharding, params), model.config
     )
+    axes = model.logical_axes
+    logical_axes = transformer.DecodeParams(
+        [{k: axes["blocks"][k] for k in p} for p in decode_params.layers],
+        {name: axes[name] for name in decode_params.others},
+        (),
+    )
     decode_params = jax.tree.map(
-        lambda s, shapes: jax.tree.map(lambda x: _cut(x, s), shapes),
-        shardings,
-        decode_params,
+        _decode_placed, shardings, decode_params, logical_axes
     )
   return slots_lib.SlotPrograms(model, settings, place), decode_params
 

@@ -386,10 +386,19 @@ class ChooseTest(parameterized.TestCase):
         dict(name="environment", source=f"{source}:Echo")
     )
     choices = defaults.choose(self.config, _CPU)
-    # Twice the 50 tokens of the sixteenth even seed, in multiples of 16.
-    self.assertEqual(self.config.sampling.max_prompt_tokens, 112)
+    # Twice the 34 tokens of the eighth even seed, in multiples of 16.
+    self.assertEqual(self.config.sampling.max_prompt_tokens, 80)
     (why,) = [c.why for c in choices if c.key == "sampling.max_prompt_tokens"]
-    self.assertEqual(why, "twice the longest of 16 first observations")
+    self.assertEqual(why, "twice the longest of 8 first observations")
+
+  def test_hosts_play_no_environment(self):
+    self.config.task = ml_collections.ConfigDict(
+        dict(name="environment", source=f"{self.folder}/none.py:Echo")
+    )
+    with mock.patch.object(defaults, "_played_lengths") as play:
+      defaults.choose(self.config, defaults.cluster_machine())
+    play.assert_not_called()
+    self.assertEqual(self.config.sampling.max_prompt_tokens, 1024)
 
   def test_failing_environment_is_left_to_validation(self):
     self.config.task = ml_collections.ConfigDict(

@@ -141,6 +141,17 @@ class ResidentTest(parameterized.TestCase):
     self.config.lora.rank = 2
     self.assertNotIn("reference", self.searcher().resident)
 
+  def test_searcher_of_unmerged_adapters_holds_no_params(self):
+    self.config.search.sampler = "vllm"
+    self.assertLen(self.searcher().resident, 1)
+    self.config.lora.rank = 2
+    # A model from scratch has no folder that a server could have loaded.
+    self.assertLen(self.searcher().resident, 3)
+    self.config.init, size = self.make_folder(num_labels=0)
+    self.assertEqual(self.searcher().resident, {})
+    self.config.reference.role = "searcher"
+    self.assertEqual(self.searcher().resident, {"reference": size})
+
   def test_state_holds_copies_of_params(self):
     self.config.reference.mode = "ema"
     parts = self.trainer().resident
@@ -189,6 +200,21 @@ class ResidentTest(parameterized.TestCase):
       share = parts["params"] / self.params
       self.assertBetween(share, least, 1.4 * least)
     self.assertEqual(self.trainer().resident["params"], self.params)
+
+  def test_scales_of_experts_are_split_like_their_axes(self):
+    self.config.search.quantization = "int8"
+    model = dict(family="qwen3_moe", num_experts=4, experts_per_token=2)
+    self.config.model.update(model)
+    self.config.search.mesh.fsdp = 2
+    mlp = self.searcher().decode_params.layers[0]["mlp"]
+    shard = lambda x: x.sharding.shard_shape(x.shape)
+    for name in ("gate", "down"):
+      E, F = mlp[name].scale.shape
+      self.assertEqual(shard(mlp[name].scale), (E, F))
+    self.assertLess(shard(mlp["down"].values), mlp["down"].values.shape)
+    self.config.search.mesh.update(fsdp=1, tensor=2)
+    mlp = self.searcher().decode_params.layers[0]["mlp"]
+    self.assertEqual(shard(mlp["down"].scale), (E // 2, F))
 
   @pytest.mark.slow
   def test_reward_model_is_on_mesh_of_its_role(self):

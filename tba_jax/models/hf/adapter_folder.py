@@ -6,8 +6,8 @@
 
 A folder has adapter_config.json, which names the base, and
 adapter_model.safetensors with A, [rank, in], and B, [out, rank]. `find` merges
-them into the base's tensors once, in a folder in the user's cache. That folder
-is as large as the base and loads like any Hugging Face folder.
+them into the base's tensors once, in a folder in the user's cache that loads
+like any Hugging Face folder. Merged matrices, and FP8, are float32 there.
 
 Source: Hu et al. 2021 (arXiv:2106.09685); √rank from Kalajdzievski 2023
 (arXiv:2312.03732). Does not import JAX.
@@ -43,7 +43,7 @@ _TENSOR = re.compile(
     re.escape(_PREFIX) + r"(.+)\.(?:lora_(A|B)|base_layer)\.weight"
 )
 # Changed whenever the cached files change.
-_VERSION = "3"
+_VERSION = "4"
 # Settings that change what the adapter computes, with their allowed values.
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
@@ -264,6 +264,14 @@ def _copy_small(
   hf_files.copy_files(
       (*hf_files.TOKENIZER_FILES, "vocab.txt"), folder if own else base, new
   )
+  hf = hf_files.read_json(new / "config.json")
+  settings = isinstance(hf, dict) and hf.get("quantization_config")
+  # `_merge` writes floats in place of FP8.
+  if isinstance(settings, dict) and settings.get("quant_method") == "fp8":
+    del hf["quantization_config"]
+    if not hf.get("dtype") and not hf.get("torch_dtype"):
+      hf["dtype"] = "bfloat16"  # As read from a config.json with FP8.
+    hf_files.write_json(new / "config.json", hf)
 
 
 def _family(hf: Mapping[str, Any]) -> family_lib.Family | None:

@@ -408,8 +408,7 @@ def _forward(chunks, inverse, begins):
 
   def run(states: jax.Array, inputs: PyTree) -> PyTree:
     chunk, inverse, begins = inputs
-    read = _times(chunk.keys, states).reshape(B, 2, C, S, M, Dv)
-    read = jnp.sum(read * begins[:, None, ..., None, None], axis=3)
+    read = _read(chunk.keys, states, begins, M)
     of_key, of_query = jnp.moveaxis(
         read * chunk.decay[:, None, ..., None], 1, 0
     )
@@ -418,13 +417,22 @@ def _forward(chunks, inverse, begins):
     out = _by_head(of_query) + _times(chunk.scores, u)
     weighted = chunk.weights[..., None] * _by_place(u, M)[:, :, None]
     added = _turned_times(chunk.keys[:, :C], _flat(weighted))
-    return _moved(chunk.faded, states) + added, (out, (states, read, u))
+    return _moved(chunk.faded, states) + added, (out, (states, u))
 
   start = jnp.zeros((B, Dk, S * M * Dv), jnp.float32)
   inputs = chunks, inverse, begins
   states, (out, kept) = jax.lax.scan(run, start, inputs)
   state = states.reshape(B, Dk, S, M, Dv)[:, :, 0]
   return (state, out), (inputs, kept)
+
+
+def _read(
+    keys: jax.Array, states: jax.Array, begins: jax.Array, num_heads: int
+) -> jax.Array:
+  """Returns [B, 2, C, M, Dv], what each place reads of its own state."""
+  B, C, S = begins.shape
+  read = _times(keys, states).reshape(B, 2, C, S, num_heads, -1)
+  return jnp.sum(read * begins[:, None, ..., None, None], axis=3)
 
 
 def _moved(faded_BxSxSxM: jax.Array, states: jax.Array) -> jax.Array:
@@ -445,7 +453,9 @@ def _backward(residuals, grads):
   S = inputs[2].shape[-1]
 
   def run(d_new: jax.Array, inputs: PyTree) -> PyTree:
-    (chunk, inverse, begins), (states, read, u), d_out = inputs
+    (chunk, inverse, begins), (states, u), d_out = inputs
+    # Not kept: one product makes it from the states.
+    read = _read(chunk.keys, states, begins, M)
     key = chunk.keys[:, :C]
     at_keys = _times(key, d_new).reshape(B, C, S, M, Dv)
     d_u = jnp.sum(chunk.weights[..., None] * at_keys, axis=2)

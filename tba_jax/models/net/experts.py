@@ -409,8 +409,11 @@ def _sorted(
   def scaled(x: jax.Array, n: int) -> jax.Array:
     if scales is None:
       return x
-    own = is_own_RxE.astype(jnp.float32)
-    return (x * jnp.dot(own, scales[n], precision="highest")).astype(x.dtype)
+    # Scales need no gradient. Copies of no group get 0.
+    scale_RxF = jnp.take(
+        scales[n], own_R[order_R], axis=0, mode="fill", fill_value=0.0
+    )
+    return (x * scale_RxF).astype(x.dtype)
 
   def of_rows(x: jax.Array, n: int) -> jax.Array:
     x = scaled(x, n) if n == 2 else x

@@ -160,6 +160,10 @@ class FolderTest(parameterized.TestCase):
 
   def test_adapter_is_merged_into_dequantized_base(self):
     self.quantize()
+    config = self.folder / "config.json"
+    settings = json.loads(config.read_text())
+    del settings["dtype"]
+    config.write_text(json.dumps(settings))
     adapter = pathlib.Path(self.create_tempdir().full_path)
     name = "model.layers.0.mlp.down_proj.weight"
     down = self.params["blocks"]["mlp"]["down"]["kernel"]
@@ -181,6 +185,11 @@ class FolderTest(parameterized.TestCase):
     found = params["blocks"]["mlp"]["down"]["kernel"]
     np.testing.assert_array_equal(found[0], down[0] + np.float32(0.5))
     np.testing.assert_array_equal(found[1], down[1])
+    del settings["quantization_config"]
+    self.assertEqual(
+        json.loads((merged / "config.json").read_text()),
+        settings | {"dtype": "bfloat16"},
+    )
 
   @parameterized.parameters(
       dict(modules_to_not_convert=["lm_head"], scale_fmt="ue8m0"),

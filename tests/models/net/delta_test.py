@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gated delta rule by chunks of packed rows against its steps."""
 
+import functools
 from unittest import mock
 
 from absl.testing import absltest
@@ -37,30 +38,27 @@ def _inputs(R, L, seed=0):
 
 
 def _by_steps(places, mixed, conv, log_decay, beta):
-  """Returns each place's result after the steps of its path alone, in numpy."""
-  places = jax.tree.map(np.asarray, places)
-  out = np.zeros((*mixed.shape[:2], 4, 6), np.float32)
-  step = jax.jit(lambda *args: delta.step(_CONFIG, *args))
-  for r, at in np.ndindex(*mixed.shape[:2]):
-    if places.group[r, at] < 0:
-      continue
-    held = {
-        "state": np.zeros((1, 4, 4, 6), np.float32),
-        "conv": np.zeros((1, 3, _CONFIG.delta_channels), np.float32),
-    }
-    path = [
-        n
-        for n in range(at + 1)
-        if places.group[r, n] == places.group[r, at]
-        and places.owner[r, n] in (0, places.owner[r, at])
-    ]
-    for n in path:
-      last, held = step(
-          held, np.ones(1, bool), mixed[r, n][None], conv,
-          log_decay[r, n][None], beta[r, n][None],
-      )  # fmt: skip
-    out[r, at] = last[0]
-  return out
+  """Returns each place's result and the last states, by the steps of paths."""
+  R, L = places.group.shape
+  group, owner = np.asarray(places.group), np.asarray(places.owner)
+  is_same = lambda x: x[:, :, None] == x[:, None]
+  is_own = is_same(owner) | (owner[:, None] == 0)
+  is_real = (group >= 0)[:, :, None]
+  is_fed = is_same(group) & is_own & is_real & np.tri(L, dtype=bool)
+  held = {
+      "state": jnp.zeros((R * L, 4, 4, 6)),
+      "conv": jnp.zeros((R * L, 3, _CONFIG.delta_channels)),
+  }
+  each = lambda x: jnp.repeat(x, L, axis=0)
+  out, held = delta.steps(
+      _CONFIG, held, is_fed.reshape(-1, L), each(mixed), conv,
+      each(log_decay), each(beta),
+  )  # fmt: skip
+  index = np.arange(L)
+  states = held["state"].reshape(R, L, 4, 4, 6)
+  last = np.where(group >= 0, index, -1).max(axis=1)
+  out = out.reshape(R, L, L, 4, 6)[:, index, index]
+  return out, states[np.arange(R), last]
 
 
 class DeltaTest(parameterized.TestCase):
@@ -77,29 +75,40 @@ class DeltaTest(parameterized.TestCase):
   def test_chunks_of_packed_rows_equal_the_steps_of_each_path(self, size):
     places = _places()
     inputs = _inputs(*places.group.shape)
-    out, _ = self.over_rows(places, inputs, size)
+    out, held = self.over_rows(places, inputs, size)
     is_real = np.asarray(places.group >= 0)
+    expected, state = jax.jit(functools.partial(_by_steps, places))(*inputs)
     chex.assert_trees_all_close(
-        np.asarray(out)[is_real],
-        _by_steps(places, *inputs)[is_real],
+        (np.asarray(out)[is_real], held["state"]),
+        (np.asarray(expected)[is_real], state),
         rtol=1e-5,
         atol=1e-5,
     )
 
-  def test_gradients_do_not_depend_on_chunks(self):
-    places = _places()
+  @parameterized.product(size=(4, 64), is_packed=(True, False))
+  def test_gradients_equal_gradients_of_the_steps(self, size, is_packed):
+    places = rows.make_places(B=3, K=2, P=5, T=6, length=32, seed=1)
+    if not is_packed:
+      places = packed.whole(jnp.arange(11)[None] < jnp.array([[11], [6]]))
     is_real = (places.group >= 0)[..., None, None]
 
-    def grads(size):
+    def by_chunks(*inputs):
+      out, held = delta.over_rows(_CONFIG, places, is_packed, *inputs)
+      return out, held["state"]
+
+    def grads(run):
       def loss(*inputs):
-        out, _ = delta.over_rows(_CONFIG, places, True, *inputs)
-        return jnp.sum(jnp.sin(jnp.where(is_real, out, 0)))
+        out, state = run(*inputs)
+        out = jnp.where(is_real, out, 0)
+        return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.sin(state))
 
-      with mock.patch.object(delta, "CHUNK", size):
-        grad = jax.jit(jax.grad(loss, (0, 1, 2, 3)))
-        return grad(*_inputs(*places.group.shape))
+      grad = jax.jit(jax.grad(loss, (0, 1, 2, 3)))
+      return grad(*_inputs(*places.group.shape))
 
-    chex.assert_trees_all_close(grads(4), grads(64), rtol=1e-4, atol=1e-5)
+    expected = grads(functools.partial(_by_steps, places))
+    with mock.patch.object(delta, "CHUNK", size):
+      found = grads(by_chunks)
+    chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-5)
 
   def test_gradient_calls_no_library(self):
     # On a CPU, calls of LAPACK in parallel can wait for each other's threads.

@@ -161,7 +161,14 @@ class ExpertsTest(parameterized.TestCase):
       with mock.patch.object(experts, "_FEW", few):
         found, _ = run(kernels=kernels, biases=biases, platform=platform)
         expected, _ = run(kernels=floats, biases=biases, platform=platform)
+        half = lambda i: jax.tree.map(lambda k: k[i : i + 3], (kernels, biases))
+        parts = [
+            run(**dict(zip(("kernels", "biases"), half(i))), first_expert=i,
+                platform=platform)[0]
+            for i in (0, 3)
+        ]  # fmt: skip
       np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+      np.testing.assert_allclose(sum(parts), expected, rtol=1e-4, atol=1e-4)
     exact, _ = run(kernels=arrays[2:5], biases=biases, platform="cpu")
     error = np.abs(found - exact).max() / np.abs(exact).max()
     self.assertBetween(error, 1e-4, 0.05)
