@@ -10,6 +10,7 @@ the URL can run commands. `tba_jax/environments/containers.py` has the protocol.
 """
 
 import base64
+import contextlib
 from http import server
 import json
 import os
@@ -27,23 +28,24 @@ _running = {}
 class Handler(server.BaseHTTPRequestHandler):
   """Calls `start` and `execute` by the path of a request."""
 
+  timeout = 60  # Seconds to wait for a client.
+
   def do_GET(self):  # pylint: disable=invalid-name
     if self.path == f"/{_KEY}":
       self.answer(containers=len(_running))
 
   def do_POST(self):  # pylint: disable=invalid-name
-    size = int(self.headers["Content-Length"])
-    if size > _MAX_BYTES:
-      self.answer(error=f"{size} bytes: must be at most {_MAX_BYTES}")
-      return
-    body = json.loads(self.rfile.read(size))
     methods = {f"/{_KEY}/start": self.start, f"/{_KEY}/exec": self.execute}
     try:
-      methods[self.path](**body)
+      method = methods[self.path]
+      size = int(self.headers["Content-Length"])
+      if not 0 <= size <= _MAX_BYTES:
+        raise ValueError(f"{size} bytes: must be at most {_MAX_BYTES}")
+      method(**json.loads(self.rfile.read(size)))
     except containers.CommandError as error:
       output = base64.b64encode(error.output.encode()).decode()
       self.answer(error=str(error), output=output)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+    except Exception as error:  # pylint: disable=broad-exception-caught
       self.answer(error=f"{type(error).__name__}: {error}")
 
   def start(self, **arguments):
@@ -75,9 +77,10 @@ class Handler(server.BaseHTTPRequestHandler):
     self.answer(status=status, output=base64.b64encode(output).decode())
 
   def answer(self, **fields):
-    self.send_response(200)
-    self.end_headers()
-    self.wfile.write(json.dumps(fields).encode() + b"\n")
+    with contextlib.suppress(OSError):  # The client may be gone.
+      self.send_response(200)
+      self.end_headers()
+      self.wfile.write(json.dumps(fields).encode() + b"\n")
 
   def log_message(self, *arguments):
     """Prints nothing."""

@@ -9,8 +9,9 @@
 Seeds select one of twenty files with an issue; the reward is 1 if the file then
 passes its test. Agent and test run in containers, by default of bubblewrap; the
 variables REPAIRS_KIND and REPAIRS_IMAGE, named in `config.reward.env_vars`,
-select others. The test's values stay outside. `config.reward.readable` needs
-the folder of npm's packages. docs/guides/agents.md has the interface.
+select others, except for Codex and OpenCode, which need bubblewrap's options.
+The test's values stay outside. `config.reward.readable` needs the folder of
+npm's packages. docs/guides/agents.md has the interface.
 """
 
 import ast
@@ -176,6 +177,13 @@ _PATH = os.environ["PATH"]
 _UNREADABLE = ValueError, TypeError, SyntaxError, MemoryError, RecursionError
 # Prints the values of expressions.
 _TEST = "import sys; from task import *; print([eval(x) for x in sys.stdin])"
+# Runs an agent, whose log may be longer than a container's outputs; fails if
+# the agent does, except at the limits.
+_LOGGED = """env "$@" >/tmp/log 2>&1 && exit
+status=$?
+grep -q context_length_exceeded /tmp/log && exit
+tail -c 2000 /tmp/log
+exit $status"""
 
 
 class Repairs:
@@ -298,9 +306,13 @@ class Npm(Repairs):
     """Runs an agent; raises if it failed, except at the limits."""
     values = {"PATH": _PATH, **variables}
     set_values = [f"{name}={value}" for name, value in values.items()]
-    status, text = container.run(["env", *set_values, *words], deadline_s=3600)
-    if status and "context_length_exceeded" not in text:
-      raise RuntimeError(f"status {status}: {text[-2000:]}")
+    command = ["sh", "-c", _LOGGED, "sh", *set_values, *words]
+    try:
+      status, text = container.run(command, deadline_s=3600)
+    except containers.CommandError:  # Its file is tested as it is.
+      return
+    if status:
+      raise RuntimeError(f"status {status}: {text}")
 
 
 class Codex(Npm):

@@ -33,6 +33,7 @@ import contextlib
 import dataclasses
 import http.client
 import json
+import math
 import os
 import pathlib
 import secrets
@@ -44,7 +45,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any, NamedTuple
+from typing import Any
 import urllib.parse
 
 from tba_jax.system import sandbox
@@ -55,8 +56,13 @@ _POLL_S = 0.05
 _END_S = 10.0  # For a container to end by itself.
 _GRACE_S = 30.0  # For a server, beyond the deadline.
 _RETRIES_S = (0.2, 0.5, 1.0, 2.0)
-# First process of a container: ends when its stdin closes.
-_INIT = 'mkdir -p "$0" && echo ready && exec cat >/dev/null'
+# First process of a container: ends when its stdin closes. Commands can write
+# to its outputs.
+_INIT = 'mkdir -p "$0" && echo ready && exec cat >/dev/null 2>&1'
+# Process that ends a container whose commands keep that stdin open.
+_WATCH = 'read _; exec "$0" rm --force "$1"'
+# Errors of a server's answer.
+_WRONG = OSError, ValueError, KeyError, TypeError, http.client.HTTPException
 # Variable that marks a command's processes, and a script that kills them.
 _MARK = "CONTAINER_COMMAND"
 _KILL = f"""for p in /proc/[0-9]*; do
@@ -82,7 +88,8 @@ class CommandError(ContainerError):
     self.output = output.decode(errors="replace")
 
 
-class Command(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Command:
   """A command of a container.
 
   words: program and arguments.
@@ -95,6 +102,18 @@ class Command(NamedTuple):
   stdin: bytes
   deadline_s: float
   max_bytes: int
+
+  def __post_init__(self) -> None:
+    if isinstance(self.words, str) or not (
+        self.words and all(isinstance(word, str) for word in self.words)
+    ):
+      raise ValueError(f"words = {self.words!r}: must be a list of str")
+    _check_deadline(self.deadline_s)
+    if len(self.stdin) > _MAX_FILE_BYTES:
+      raise CommandError(
+          f"{_named(self)}: stdin has {len(self.stdin)} bytes, must have at"
+          f" most {_MAX_FILE_BYTES}"
+      )
 
 
 @dataclasses.dataclass
@@ -135,7 +154,7 @@ class Container:
       ContainerError: the container has died.
     """
     words = ["sh", "-c", command] if isinstance(command, str) else [*command]
-    data = stdin.encode() if isinstance(stdin, str) else stdin
+    data = stdin.encode(errors="replace") if isinstance(stdin, str) else stdin
     limit_s = self.deadline_s if deadline_s is None else deadline_s
     status, output = self._count(
         Command(words, data, limit_s, _MAX_OUTPUT_BYTES)
@@ -143,13 +162,16 @@ class Container:
     return status, output.decode(errors="replace")
 
   def put(self, path: str, data: bytes) -> None:
-    """Writes a file, and makes its folder; raises as `run`."""
-    script = 'mkdir -p "$(dirname "$0")" && cat >"$0"'
-    self._transfer(["sh", "-c", script, path], data, f"put({path!r})")
+    """Writes a file of up to 16 MiB, and its folder; raises as `run`."""
+    target = os.path.join(".", path)  # Names may start with a dash.
+    script = 'mkdir -p "$1" && cat >"$0"'
+    words = ["sh", "-c", script, target, os.path.dirname(target)]
+    self._transfer(words, data, f"put({path!r})")
 
   def get(self, path: str) -> bytes:
     """Returns a file of up to 16 MiB; raises as `run`."""
-    return self._transfer(["cat", "--", path], b"", f"get({path!r})")
+    words = ["cat", os.path.join(".", path)]
+    return self._transfer(words, b"", f"get({path!r})")
 
   def _transfer(self, words: Sequence[str], data: bytes, name: str) -> bytes:
     status, output = self._count(
@@ -161,6 +183,8 @@ class Container:
     return output
 
   def _count(self, command: Command) -> tuple[int, bytes]:
+    if self._is_closed:
+      raise ContainerError(f"{_named(command)}: the container is closed")
     start = time.monotonic()
     self.metrics["commands"] += 1
     try:
@@ -191,6 +215,7 @@ class Container:
       command: Command,
       variables: dict[str, str],
       kill: Callable[[], Any] = lambda: None,
+      files: Sequence[int] = (),
   ) -> tuple[int, bytes]:
     """Returns status and output of a program, run in its own process group.
 
@@ -199,7 +224,9 @@ class Container:
       command: words and limits.
       variables: environment.
       kill: function that kills what is not in the process group.
+      files: descriptors to inherit.
     """
+    deadline = time.monotonic() + command.deadline_s
     with tempfile.TemporaryFile() as stdin:
       stdin.write(command.stdin)
       stdin.seek(0)
@@ -211,15 +238,15 @@ class Container:
             stderr=subprocess.STDOUT,
             start_new_session=True,
             env=variables,
+            pass_fds=files,
         )
       except (OSError, ValueError) as error:  # For example, words are too long.
         message = f"{_named(command)}: cannot start ({error})"
         raise CommandError(message) from error
-    deadline = time.monotonic() + command.deadline_s
-    output, failure, is_open = bytearray(), "", True
-    poll = select.poll()
-    poll.register(process.stdout, select.POLLIN)
     try:
+      output, failure, is_open = bytearray(), "", True
+      poll = select.poll()
+      poll.register(process.stdout, select.POLLIN)
       while not failure:
         has_ended = process.poll() is not None
         if is_open and poll.poll(_POLL_S * 1000):
@@ -272,8 +299,9 @@ def open(  # pylint: disable=redefined-builtin
     ValueError: an argument is wrong.
     ContainerError: the container cannot start.
   """
-  if not os.path.isabs(folder) or os.path.normpath(folder) == "/":
+  if not os.path.isabs(folder) or not os.path.normpath(folder).strip("/"):
     raise ValueError(f"folder = {folder!r}: must be absolute, and not /")
+  _check_deadline(deadline_s)
   for prefix, make in _KINDS.items():
     if kind == prefix or (":" in prefix and kind.startswith(prefix)):
       return make(kind, image, folder, network, options, deadline_s)
@@ -325,18 +353,38 @@ class _Bubblewrap(Container):
     # In an episode's sandbox the kernel forbids a new /proc. Processes in the
     # old one are visible, but cannot be traced or killed.
     for proc in ("--proc", "/proc"), ("--ro-bind", "/proc", "/proc"):
-      self._words = [*words, *proc, "--remount-ro", "/", "--"]
+      self._words = [*words, *proc, "--remount-ro", "/"]
       trial = Command(["true"], b"", self.deadline_s, _MAX_OUTPUT_BYTES)
-      status, output = self.execute(trial)
-      if not status:
-        return
-    raise ContainerError(
-        f"bubblewrap does not work here ({_last_line(output)}): must have"
-        f" permission for user namespaces, and programs in the image; {_SERVER}"
-    )
+      try:
+        status, output = self.execute(trial)
+        if not status:
+          return
+        reason = _last_line(output)
+      except ContainerError as error:
+        reason = str(error)
+    if "mkdir" in reason:
+      raise ContainerError(
+          f"folder = {self.folder!r}: must not be in a file or a read-only part"
+          f" of the image ({reason})"
+      )
+    hint = "image must have programs"
+    if "namespace" in reason or "ermi" in reason:
+      hint = f"must have permission for user namespaces; {_SERVER}"
+    raise ContainerError(f"bubblewrap does not work here ({reason}): {hint}")
 
   def execute(self, command: Command) -> tuple[int, bytes]:
-    return self._run(self._words, command, self._variables)
+    # The report has the exit code of a command that was started.
+    with os.fdopen(os.memfd_create("report"), "rb") as report:
+      fd = report.fileno()
+      words = [*self._words, "--json-status-fd", str(fd), "--"]
+      status, output = self._run(words, command, self._variables, files=[fd])
+      report.seek(0)
+      if b"exit-code" in report.read():
+        return status, output
+    reason = f"{_named(command)}: {_last_line(output)}"
+    if output.startswith(b"bwrap: execvp "):
+      raise CommandError(reason, output)
+    raise ContainerError(reason)
 
   def close(self) -> None:
     super().close()
@@ -353,7 +401,16 @@ class _Cli(Container):
     self._name = f"{names_of(os.getpid())}-{secrets.token_hex(8)}"
     words = [self._program, "run", "--interactive", "--rm", "--pull=never"]
     words += [f"--name={self._name}", "--entrypoint=sh"]
+    words += ["--log-driver=none", "--stop-timeout=0"]
     words += [] if self.network else ["--network=none"]
+    self._watch = subprocess.Popen(
+        ["sh", "-c", _WATCH, self._program, self._name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env=sandbox.without_secrets(),
+    )
     self._errors = tempfile.TemporaryFile()
     self._process = subprocess.Popen(
         [*words, *self.options, "--", self.image, "-c", _INIT, self.folder],
@@ -380,9 +437,14 @@ class _Cli(Container):
   def _remove_abandoned(self) -> None:
     """Removes what remains of a container if podman's monitor was killed."""
     for name in self._ask("ps", "--all", "--format={{.Names}}").split():
-      pid = name.removeprefix(names_of("")).partition("-")[0]
-      if pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
-        self._ask("rm", "--force", name)
+      pid = name.partition(names_of(""))[2].partition("-")[0]
+      if pid.isdecimal():
+        try:
+          os.kill(int(pid), 0)
+        except ProcessLookupError:
+          self._ask("rm", "--force", name)
+        except PermissionError:  # Another user's process.
+          pass
 
   def _ask(self, *words: str) -> str:
     command = Command(words, b"", _END_S, _MAX_OUTPUT_BYTES)
@@ -410,16 +472,17 @@ class _Cli(Container):
     return status, output
 
   def close(self) -> None:
-    self._process.stdin.close()  # The end of `_INIT`.
-    try:
-      self._process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-      self._ask("rm", "--force", self._name)
-      self._process.kill()
-      self._process.wait()
+    super().close()
+    for process in self._process, self._watch:
+      process.stdin.close()  # The end of `_INIT` and `_WATCH`.
+    for process in self._process, self._watch:
+      try:
+        process.wait(_END_S)
+      except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
     self._process.stdout.close()
     self._errors.close()
-    super().close()
 
 
 class _Remote(Container):
@@ -431,49 +494,61 @@ class _Remote(Container):
       raise ValueError(f"options = {self.options!r}: must be the server's")
     body = {"image": self.image, "folder": self.folder}
     body |= {"network": self.network, "deadline_s": self.deadline_s}
-    self._lease, answer = self._post("start", body)
-    self._id = answer["id"]
+    self._lease, self._id = self._post("start", body, lambda out: out["id"])
 
   def execute(self, command: Command) -> tuple[int, bytes]:
     stdin = base64.b64encode(command.stdin).decode()
-    body = {"id": self._id, **command._asdict(), "stdin": stdin}
-    response, answer = self._post("exec", body)
-    response.close()
-    return answer["status"], base64.b64decode(answer["output"])
+    body = {"id": self._id, **vars(command), "stdin": stdin}
+    lease, output = self._post(
+        "exec", body, lambda out: (int(out["status"]), _decode(out))
+    )
+    lease.close()
+    return output
 
   def close(self) -> None:
     super().close()
     self._lease.close()
 
   def _post(
-      self, name: str, body: dict[str, Any]
-  ) -> tuple[http.client.HTTPResponse, dict[str, Any]]:
-    """Returns response and answer of a request, which is sent only once."""
+      self, name: str, body: dict[str, Any], read: Callable[[Any], Any]
+  ) -> tuple[contextlib.ExitStack, Any]:
+    """Sends a request, only once.
+
+    Args:
+      name: end of the path.
+      body: content.
+      read: function that returns what is needed of the answer.
+
+    Returns:
+      The open connection, and the result of `read`.
+    """
     url = urllib.parse.urlsplit(self.kind.rstrip("/"))
     make = http.client.HTTPConnection
     if url.scheme == "https":
       make = http.client.HTTPSConnection
     connection = make(url.netloc, timeout=body["deadline_s"] + _GRACE_S)
-    try:
-      for wait_s in _RETRIES_S:
-        with contextlib.suppress(ConnectionError):
-          connection.connect()
-          break
-        time.sleep(wait_s)
-      connection.request("POST", f"{url.path}/{name}", json.dumps(body))
-      response = connection.getresponse()
-      answer = json.loads(response.readline())
-    except (OSError, ValueError, http.client.HTTPException) as error:
-      connection.close()
-      hint = f"; in an episode {_SERVER}" * sandbox.is_confined()
-      raise ContainerError(f"POST …/{name}: {error!r}{hint}") from error
-    if "error" not in answer:
-      return response, answer
-    response.close()
-    if "output" in answer:
-      output = base64.b64decode(answer["output"])
-      raise CommandError(answer["error"], output)
-    raise ContainerError(answer["error"])
+    with contextlib.ExitStack() as stack:
+      stack.callback(connection.close)
+      try:
+        for wait_s in _RETRIES_S:
+          with contextlib.suppress(ConnectionError):
+            connection.connect()
+            break
+          time.sleep(wait_s)
+        connection.request("POST", f"{url.path}/{name}", json.dumps(body))
+        response = stack.enter_context(connection.getresponse())
+        if response.status != 200:
+          raise ValueError(f"status {response.status}")
+        answer = json.loads(response.readline())
+        if "error" not in answer:
+          result = read(answer)
+          return stack.pop_all(), result
+        if "output" in answer:
+          raise CommandError(answer["error"], _decode(answer))
+        raise ContainerError(answer["error"])
+      except _WRONG as error:
+        hint = f"; in an episode {_SERVER}" * sandbox.is_confined()
+        raise ContainerError(f"POST …/{name}: {error!r}{hint}") from error
 
 
 _KINDS = {
@@ -499,6 +574,16 @@ def names_of(pid: int | str) -> str:
   """Returns the start of names of a process's containers."""
   boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
   return f"tba_jax-{boot}-{os.stat('/proc/self/ns/pid').st_ino}-{pid}"
+
+
+def _decode(answer: dict[str, Any]) -> bytes:
+  return base64.b64decode(answer["output"], validate=True)
+
+
+def _check_deadline(deadline_s: float) -> None:
+  is_number = isinstance(deadline_s, (int, float))
+  if not is_number or not math.isfinite(deadline_s):
+    raise ValueError(f"deadline_s = {deadline_s!r}: must be a finite number")
 
 
 def _named(command: Command) -> str:

@@ -3,15 +3,20 @@
 """Containers: commands, limits, ends, and errors, of each kind."""
 
 import contextlib
+from http import client
+from http import server
 import io
 import json
+import math
 import os
 import pathlib
 import signal
 import subprocess
 import sys
 import tarfile
+import threading
 from unittest import mock
+import urllib.parse
 import urllib.request
 
 from absl.testing import absltest
@@ -31,7 +36,9 @@ _CHILD = """
 import sys, time
 from tba_jax.environments import containers
 container = containers.open(*sys.argv[1:])
-container.run("sleep 1000 >/dev/null 2>&1 & echo")
+# Keeps the stdin of the container's first process open.
+line = "(exec 3>/proc/1/fd/0; exec sleep 1000) >/dev/null 2>&1 & echo"
+container.run(line)
 print("ready", flush=True)
 container.run("sleep 1001; sleep 1002", deadline_s=1000)
 """
@@ -39,7 +46,7 @@ container.run("sleep 1001; sleep 1002", deadline_s=1000)
 _DOCKER = """#!/bin/sh
 printf '%s\\n' "$*" >>{log}
 case $1 in
-  ps) printf '{abandoned}\\n{running}\\nother\\n' ;;
+  ps) printf '{abandoned}\\n{running}\\n4194305\\n' ;;
   run) shift 5; echo ready; exec cat >/dev/null ;;
   exec) shift 5; exec "$@" ;;
 esac
@@ -183,11 +190,113 @@ class ContainersTest(parameterized.TestCase):
       (dict(kind="lxc"), "kind = 'lxc': must be bubblewrap, podman"),
       (dict(folder="work"), "folder = 'work': must be absolute"),
       (dict(folder="/"), "folder = '/': must be absolute, and not /"),
+      (dict(folder="//."), "folder = '//.': must be absolute, and not /"),
+      (dict(deadline_s="5"), "deadline_s = '5': must be a finite number"),
       (dict(kind="http://x", options=["y"]), "must be the server's"),
   )
   def test_wrong_argument_is_error(self, arguments, text):
     with self.assertRaisesRegex(ValueError, text):
       containers.open(**arguments)
+
+  @parameterized.parameters(
+      (dict(words="true"), ValueError, "words = 'true': must be a list of str"),
+      (dict(words=["sleep", 1]), ValueError, "words = .*: must be a list"),
+      (dict(deadline_s="5"), ValueError, "deadline_s = '5': must be a finite"),
+      (dict(deadline_s=math.nan), ValueError, "deadline_s = nan: must be a"),
+      (dict(stdin=bytes(2**24 + 1)), containers.CommandError, "must have at"),
+  )
+  def test_wrong_command_is_error(self, arguments, error, text):
+    right = dict(words=["true"], stdin=b"", deadline_s=1.0, max_bytes=1)
+    containers.Command(**right)
+    with self.assertRaisesRegex(error, text):
+      containers.Command(**{**right, **arguments})
+
+  @pytest.mark.slow
+  def test_bubblewrap_that_cannot_start_is_error(self):
+    mounted = self.create_tempfile().full_path
+    container = self.open(
+        "bubblewrap", options=["--ro-bind", mounted, "/tmp/mounted"]
+    )
+    with self.assertRaisesRegex(containers.CommandError, "execvp missing"):
+      container.run(["missing"])
+    self.assertEqual(
+        container.run("echo 'bwrap: execvp no'; exit 1"),
+        (1, "bwrap: execvp no\n"),
+    )
+    os.unlink(mounted)
+    with self.assertRaisesRegex(containers.ContainerError, "find source path"):
+      container.run(["true"])
+    container.close()
+    with self.assertRaisesRegex(containers.ContainerError, "is closed"):
+      container.run(["true"])
+    with self.assertRaisesRegex(
+        containers.ContainerError, "folder = '/usr/new': must not be in"
+    ):
+      containers.open("bubblewrap", folder="/usr/new")
+
+  @pytest.mark.slow
+  def test_names_and_input_can_have_any_characters(self):
+    container = self.open("bubblewrap")
+    for path in ("-", "-x/-y", "a\n/b\n", "/tmp/a b"):
+      container.put(path, path.encode())
+      self.assertEqual(container.get(path), path.encode())
+    self.assertEqual(container.run(["cat"], "\ud800"), (0, "?"))
+
+  @pytest.mark.slow
+  def test_outputs_of_first_process_are_discarded(self):
+    container = self.open("podman")
+    line = "cd /proc/1/fd; echo x >1; echo x >2; readlink 1; readlink 2"
+    self.assertEqual(container.run(line), (0, "/dev/null\n" * 2))
+
+  @parameterized.parameters(
+      (502, '{"id": 1}', "POST …/start: .*status 502"),
+      (200, "<html>", "POST …/start: JSONDecodeError"),
+      (200, "[]", "POST …/start: TypeError"),
+      (200, "{}", "POST …/start: KeyError"),
+      (200, '{"id": 1}', "POST …/exec: KeyError"),
+      (200, '{"id": 1, "status": 0, "output": "%"}', "POST …/exec: .*Error"),
+      (200, '{"error": "reason"}', "^reason$"),
+  )
+  def test_wrong_answer_of_server_is_error(self, status, answer, text):
+
+    class Handler(server.BaseHTTPRequestHandler):
+
+      def do_POST(self):  # pylint: disable=invalid-name
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(answer.encode() + b"\n")
+
+      def log_message(self, *arguments):
+        pass
+
+    http = server.HTTPServer(("127.0.0.1", 0), Handler)
+    self.stack.enter_context(http)
+    thread = threading.Thread(target=http.serve_forever)
+    thread.start()
+    self.stack.callback(thread.join)
+    self.stack.callback(http.shutdown)
+    with self.assertRaisesRegex(containers.ContainerError, text):
+      with containers.open(f"http://127.0.0.1:{http.server_port}") as container:
+        container.run("true")
+
+  @pytest.mark.slow
+  def test_server_refuses_wrong_requests(self):
+    url = urllib.parse.urlsplit(self.kind("http")[0])
+    for path, length, body, text in (
+        ("/wrong/exec", "-1", b"", "KeyError"),
+        (f"{url.path}/exec", "-1", b"", "must be at most"),
+        (f"{url.path}/exec", "1", b"{", "JSONDecodeError"),
+        (f"{url.path}/exec", "2", b"[]", "TypeError"),
+        (f"{url.path}/start", "13", b'{"folder": 1}', "TypeError"),
+    ):
+      connection = client.HTTPConnection(url.netloc, timeout=60)
+      connection.putrequest("POST", path)
+      connection.putheader("Content-Length", length)
+      connection.endheaders(body)
+      with connection.getresponse() as response:
+        self.assertIn(text, json.load(response)["error"])
+      connection.close()
 
   @parameterized.parameters("bubblewrap", "podman", "docker")
   def test_missing_program_is_error(self, kind):
@@ -223,21 +332,23 @@ class ContainersTest(parameterized.TestCase):
         "docker", "image:1", folder="/app", options=["--memory=2g"]
     ) as container:
       self.assertEqual(container.run("echo hi"), (0, "hi\n"))
-    listed, removed, run, *execs = (folder / "log").read_text().splitlines()
+    lines = (folder / "log").read_text().splitlines()
+    listed, removed, run, executed, ended = lines
     self.assertEqual(listed, "ps --all --format={{.Names}}")
     self.assertEqual(removed, f"rm --force {names['abandoned']}")
     name = rf"{prefix}{os.getpid()}-\w+"
     self.assertRegex(
         run,
         rf"^run --interactive --rm --pull=never --name={name} --entrypoint=sh"
-        r" --network=none --memory=2g -- image:1 -c mkdir .* /app$",
+        r" --log-driver=none --stop-timeout=0 --network=none --memory=2g"
+        r" -- image:1 -c mkdir .* /app$",
     )
-    self.assertLen(execs, 1)
     self.assertRegex(
-        execs[0],
+        executed,
         r"^exec --interactive --workdir=/app --env=CONTAINER_COMMAND=\w+"
         rf" {name} sh -c echo hi$",
     )
+    self.assertRegex(ended, rf"^rm --force {name}$")
 
   @parameterized.parameters("podman", "docker", "http://127.0.0.1:1")
   @pytest.mark.slow
@@ -265,6 +376,20 @@ class RepairsTest(absltest.TestCase):
     for outcome in outcomes:
       self.assertEqual(outcome.reward, 1.0, outcome.message)
       self.assertEqual(outcome.metrics["commands"], 4)
+
+  @pytest.mark.slow
+  def test_agents_of_npm_may_write_much_and_reach_limits(self):
+    agent = repair_agent.Npm()
+    much = "yes | head -c 2000000"
+    with containers.open("bubblewrap", deadline_s=300.0) as container:
+      agent.start(container, "sh", "-c", much)
+      line = f"echo context_length_exceeded; {much}; exit 3"
+      agent.start(container, "sh", "-c", line)
+      with self.assertRaisesRegex(RuntimeError, "^status 3: y\ny"):
+        agent.start(container, "sh", "-c", f"{much}; exit 3")
+      late = containers.CommandError("did not end in 3600 s")
+      with mock.patch.object(container, "run", side_effect=late):
+        agent.start(container, "sh", "-c", much)
 
   @pytest.mark.slow
   def test_file_cannot_cheat(self):

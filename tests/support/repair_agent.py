@@ -9,7 +9,7 @@ from tests.support import agents
 
 _FILE = pathlib.Path(__file__).parents[2] / "examples" / "repairs.py"
 _MODULE = runpy.run_path(str(_FILE))
-TASKS, Scripted = _MODULE["TASKS"], _MODULE["Scripted"]
+TASKS, Scripted, Npm = (_MODULE[name] for name in ("TASKS", "Scripted", "Npm"))
 
 
 class Writer(_MODULE["Repairs"]):
