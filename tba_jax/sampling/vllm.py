@@ -76,10 +76,10 @@ _MASKED = -9999.0
 # between health checks, and their timeout.
 _POLL_S, _LOOK_EVERY_S, HEALTH_S, _ANSWER_S = 0.2, 0.02, 5.0, 20.0
 # Longest wait for a turn, the environments' as well.
-_TURN_S = 3600.0
+TURN_S = 3600.0
 # Sampling fails after this many attempts at a turn; seconds before the second,
 # and more each time.
-_MOST_ATTEMPTS, _AGAIN_S = 5, 1.0
+_MOST_ATTEMPTS, AGAIN_S = 5, 1.0
 
 
 def write_model(source: str, folder: str) -> None:
@@ -388,7 +388,7 @@ class VllmSampler:
             "ignore_eos": True,
             **truncation,
         },
-        timeout_s=_TURN_S,
+        timeout_s=TURN_S,
     )
     choices = answer.get("choices")
     try:
@@ -883,7 +883,7 @@ class _Loop:
     arguments = self._params, ids, len(samples), num_left, top_k
 
     def ask(answers: queue.SimpleQueue[tuple[int, Any]]) -> None:
-      time.sleep(attempts * _AGAIN_S)
+      time.sleep(attempts * AGAIN_S)
       try:
         answers.put((number, self._sampler.generate(*arguments)))
       except Exception as error:  # Raised again by `_read`.

@@ -212,7 +212,7 @@ class ContainersTest(parameterized.TestCase):
       containers.Command(**{**right, **arguments})
 
   @pytest.mark.slow
-  def test_bubblewrap_that_cannot_start_is_error(self):
+  def test_failing_start_of_bubblewrap_is_error(self):
     mounted = self.create_tempfile().full_path
     container = self.open(
         "bubblewrap", options=["--ro-bind", mounted, "/tmp/mounted"]

@@ -262,7 +262,7 @@ class ProposeTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ("Qwen/Qwen3-0.6B", "8xh100", dict(fsdp=2, searchers=6, tensor=1)),
-      ("Qwen/Qwen3-8B", "8xh100", dict(fsdp=4, searchers=2, tensor=2)),
+      ("Qwen/Qwen3-8B", "8xh100", dict(fsdp=4, searchers=4, tensor=1)),
       ("Qwen/Qwen3-0.6B", "v5e-16", dict(fsdp=16, searchers=1, tensor=1)),
   )
   def test_any_model_gets_mesh(self, name, where, sizes):
@@ -395,7 +395,7 @@ class ChooseTest(parameterized.TestCase):
     self.config.task = ml_collections.ConfigDict(
         dict(name="environment", source=f"{self.folder}/none.py:Echo")
     )
-    with mock.patch.object(defaults, "_played_lengths") as play:
+    with mock.patch.object(defaults.episode_pool, "make") as play:
       defaults.choose(self.config, defaults.cluster_machine())
     play.assert_not_called()
     self.assertEqual(self.config.sampling.max_prompt_tokens, 1024)

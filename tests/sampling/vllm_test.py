@@ -71,7 +71,7 @@ class VllmTest(absltest.TestCase):
     start = self.folder / "start"
     hf.save(start, self.model.config, self.params[0])
     self.server = fake_vllm.Server(str(start))
-    self.enter_context(mock.patch.object(vllm, "_AGAIN_S", 0.0))
+    self.enter_context(mock.patch.object(vllm, "AGAIN_S", 0.0))
     self.addCleanup(lambda: self.server.close())
     self.events = []
     self.progress = 0
@@ -253,7 +253,7 @@ class VllmTest(absltest.TestCase):
     go = threading.Event()
     self.addCleanup(go.set)
     self.server.on_generate = lambda count: count > 2 or go.wait(60)
-    self.enter_context(mock.patch.object(vllm, "_TURN_S", 5.0))
+    self.enter_context(mock.patch.object(vllm, "TURN_S", 5.0))
     (found,) = sampler.sample(params, [_request(5, 3, 4)], version=2)
     self.check(found, self.params[1], [3, 4])
     ((_, message),) = self.events
