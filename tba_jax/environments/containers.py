@@ -147,8 +147,8 @@ class Container:
       deadline_s: seconds until it is killed; the default is of `open`.
 
     Returns:
-      Status, and stdout with stderr as UTF-8, wrong bytes replaced. Of podman
-      and docker, their order is that of arrival.
+      Status, and stdout with stderr as UTF-8, wrong bytes replaced. With
+      podman and docker, the two may be interleaved differently.
 
     Raises:
       CommandError: the deadline has passed, or the command wrote over 1 MiB.

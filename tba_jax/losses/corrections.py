@@ -146,9 +146,10 @@ def factors(
     ratio_clip: c, bound of the clips, gspo, cispo and decoupled.
     ratio_cap: the cap.
     clip_high: d; 0 = the same as ratio_clip.
-    ratio_floor: the floor of the masks.
+    ratio_floor: lowest ratio that the masks keep.
     moment_cap: cap of "m2_mask", nats².
-    divergence_cap: cap of "dppo_tv" (a probability) and "dppo_kl" (nats).
+    divergence_cap: largest divergence that "dppo_tv" (a probability) and
+      "dppo_kl" (nats) keep.
     mask_BxKxT: [B, K, T] float32, 1 on counted tokens, for "m2_mask" and
       "gspo"; None counts all.
     behavior_logprobs_BxKxT: [B, K, T] float32, log π_behavior, for "dppo_tv"

@@ -319,7 +319,7 @@ class BaseModelTest(absltest.TestCase):
     texts = hard_texts.make(
         1000, ["\n\n", "\t\t", "  ", "    ", "</i>", "<bos>", "[multimodal]"]
     )
-    # In longer runs transformers' ids differ from those of tokenizer.json.
+    # On longer runs transformers and tokenizer.json disagree.
     for piece in (" ", "\n", "\t"):
       texts += [f"a{piece * count}b" for count in range(32)]
     for text in texts:

@@ -127,9 +127,9 @@ class VllmTest(absltest.TestCase):
         vllm.VllmServer(url).get("/health", timeout_s=5.0)
         return url
       except vllm.UnreachableError:
-        told = (self.folder / f"{dtype}.log").read_text()[-3000:]
-        self.assertIsNone(server.poll(), told)
-        self.assertLess(time.monotonic(), deadline, told)
+        recorded = (self.folder / f"{dtype}.log").read_text()[-3000:]
+        self.assertIsNone(server.poll(), recorded)
+        self.assertLess(time.monotonic(), deadline, recorded)
         time.sleep(1.0)
 
   def make(self, url, temperature=1.0, **changes):
@@ -173,15 +173,15 @@ class VllmTest(absltest.TestCase):
     return np.asarray(result[0])
 
   def gap(self, found, params):
-    """Returns the mean gap between log-probs told and the params', nats."""
+    """Returns the mean gap between log-probs recorded and the params', nats."""
     gaps = []
     for prompt, c in zip(self.prompts, found):
-      for tokens, length, told, mask in zip(
+      for tokens, length, recorded, mask in zip(
           c.tokens, c.lengths, c.logprobs, c.sampled_mask
       ):
         whole = np.concatenate([prompt, tokens[:length]])
         expected = self.logprobs(params, whole)[len(prompt) - 1 :]
-        gaps.append(np.abs(told[:length] - expected)[mask[:length]])
+        gaps.append(np.abs(recorded[:length] - expected)[mask[:length]])
     return float(np.concatenate(gaps).mean())
 
   def test_same_greedy_tokens_as_ours(self):

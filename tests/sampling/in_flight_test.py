@@ -190,7 +190,7 @@ class InFlightTest(parameterized.TestCase):
     )
     versions = [0, 0, 0, 1, 1, 2, 2, 2]
     np.testing.assert_array_equal(found.token_versions, [versions] * rows)
-    # Keys, values and states of older tokens stay those of older params.
+    # Older tokens keep the keys, values and states that older params computed.
     decode_params = [model.decode_params(p, _P + _T) for p in params_of]
     logits, prompts = model.prefill(
         decode_params[0], prompt[None], np.ones((1, _P))

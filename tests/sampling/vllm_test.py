@@ -96,7 +96,7 @@ class VllmTest(absltest.TestCase):
 
   def check(self, completions, params, prompt):
     """Checks that the params' log-probs are those of what was sampled."""
-    for tokens, length, told in zip(
+    for tokens, length, recorded in zip(
         completions.tokens, completions.lengths, completions.logprobs
     ):
       # What follows a token has no part in its log-prob.
@@ -105,9 +105,9 @@ class VllmTest(absltest.TestCase):
       whole[0, len(prompt) :][:4] = tokens
       found = self.logprobs(params, whole)[0, len(prompt) - 1 :]
       wanted = found[:length]
-      np.testing.assert_allclose(told[:length], wanted, atol=1e-5)
+      np.testing.assert_allclose(recorded[:length], wanted, atol=1e-5)
       self.assertEqual(tokens[length:].tolist(), [0] * (4 - length))
-      self.assertEqual(told[length:].tolist(), [0.0] * (4 - length))
+      self.assertEqual(recorded[length:].tolist(), [0.0] * (4 - length))
 
   @pytest.mark.slow
   def test_completions_are_those_of_the_params(self):

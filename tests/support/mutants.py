@@ -7,9 +7,9 @@
     python -m tests.support.mutants COVERAGE SEED COUNT RESULTS
 
 COVERAGE is the data file of `coverage` with a context per test (`coverage
-combine` joins those of several processes). SEED draws COUNT expressions among
-those executed by tests. Each is changed, tried by the tests of its line until
-one fails, and restored. RESULTS gets a JSON line for each: "caught",
+combine` joins the results of several processes). SEED draws COUNT expressions
+among those executed by tests. Each is changed, tried by the tests of its line
+until one fails, and restored. RESULTS gets a JSON line for each: "caught",
 "survived", or "late" if no test failed in time. Edits files, so use a separate
 checkout.
 """
