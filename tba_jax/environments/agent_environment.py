@@ -84,11 +84,14 @@ class AgentEnvironment:
   """Makes an environment of an object that plays an agent.
 
   schemas: JSON schemas of the tools of the agent's first call.
+  dialect: module of `chat_api` with the dialect of its last call; "" is
+    OpenAI's own.
   """
 
   def __init__(self, inner: Any):
     self._inner = inner
     self.schemas: Sequence[Mapping[str, Any]] = ()
+    self.dialect = ""
     self._lock = threading.Lock()
     # What the agent's calls add, and the end.
     self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -332,8 +335,8 @@ def _api(name: str) -> Any:
   return importlib.import_module(f"tba_jax.chat_api.{name}")
 
 
-def preload() -> None:
-  """Imports all dialects that are installed, for all later episodes.
+def preload(dialect: str = "") -> None:
+  """Imports a dialect for all later episodes.
 
   Raises:
     ImportError: the extra `serve` is not installed.
@@ -342,9 +345,9 @@ def preload() -> None:
     _api("completions")
   except ImportError as error:
     raise ImportError(f"{error}: pip install 'tba_jax[serve]'") from error
-  for name in filter(None, _DIALECTS.values()):
+  if dialect in _DIALECTS.values() and dialect:
     with contextlib.suppress(ImportError):
-      _api(name)
+      _api(dialect)
 
 
 class _Handler(server.BaseHTTPRequestHandler):
@@ -397,6 +400,7 @@ class _Handler(server.BaseHTTPRequestHandler):
       raise CallError(404, f"{self.path}: must be {', '.join(_DIALECTS)}")
     name = _DIALECTS[self._path()]
     dialect = _api(name) if name else None
+    self._environment.dialect = name
     request = _api("chat_requests").read_completions(
         dialect.to_chat(body) if dialect else body
     )

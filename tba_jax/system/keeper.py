@@ -44,6 +44,7 @@ def serve(
     *,
     shows_prints: bool,
     goes_on: Callable[[Any], bool] = lambda request: False,
+    prepare: Callable[[Any], None] = lambda request: None,
     close: Callable[[], None] | None = None,
 ) -> int:
   """Answers requests until the pool closes the pipe.
@@ -52,6 +53,7 @@ def serve(
     begin: function called with the first message, before the sandbox closes.
     shows_prints: whether prints of user code go to stderr, or nowhere.
     goes_on: predicate: whether a request is for the previous one's process.
+    prepare: function called in this process before a request's process starts.
     close: function called at the end of a completion in its process.
 
   Returns:
@@ -88,7 +90,7 @@ def serve(
   pool.write(_reply(nonce, MORE, {"threads": _num_threads()}))
   keeper = _Keeper(pool, answer, close, cell, hello)
   try:
-    keeper.run(goes_on)
+    keeper.run(goes_on, prepare)
   except (frames.PipeClosed, frames.WatchedPipeClosed):
     return 0
   finally:
@@ -141,13 +143,17 @@ class _Keeper:
     self._pid = 0  # The completion's process.
     self._pipes: frames.Pipes | None = None  # None without a process.
 
-  def run(self, goes_on: Callable[[Any], bool]) -> None:
+  def run(
+      self, goes_on: Callable[[Any], bool], prepare: Callable[[Any], None]
+  ) -> None:
     """Answers requests until the pool has closed, or needs another keeper."""
     flag = MORE
     while flag == MORE:
       request = frames.unpack(self._pool.read)
-      if self._pipes is None or not goes_on(json.loads(request)):
+      message = json.loads(request)
+      if self._pipes is None or not goes_on(message):
         flag = MORE if self.end() else RETRY
+        prepare(message)
         self._begin()
       # Only now: the completion's process must not know the nonce.
       nonce = self._pool.read(frames.NONCE_BYTES)
