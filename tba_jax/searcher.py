@@ -48,6 +48,8 @@ class SearcherParts:
     params after warm-up. If so, new params are transferred while the old ones
     still sample.
   judge_totals: () -> counts of the judge, for the statistics.
+  kind: sampler and dtype, which may differ from other searchers'.
+  price_per_hour: see `search.price_per_hour`.
   spans: timeline writer, which also measures busy time.
   swaps_in_flight: whether newer params may continue a completion.
   judge_shares_mesh: whether judge and sampler share a mesh. If so, the decoding
@@ -69,6 +71,8 @@ class SearcherParts:
   warm_up: Callable[[types.PyTree], None]
   judge_totals: Callable[[], dict[str, Any]]
   spans: metrics.SpanWriter
+  kind: str = ""
+  price_per_hour: float = 0.0
   has_room: Callable[[types.PyTree], bool] = lambda params: False
   swaps_in_flight: bool = False
   judge_shares_mesh: bool = False
@@ -593,6 +597,8 @@ class Searcher:
             "busy_share": min(1.0, busy_s / wall_s),
             "refused_versions": self._source.stats.refused + self._num_refused,
             "mixed_completions": self._mixed_completions,
+            "kind": self._parts.kind,
+            "cost": self._parts.price_per_hour * wall_s / 3600.0,
             "rewards": self._parts.judge_totals(),
         }
     )

@@ -118,7 +118,7 @@ run_each() {
       capture="fd"
       if [[ "$file" == tests/multi_device/* ]]; then capture="sys"; fi
       out="$(TF_CPP_MIN_LOG_LEVEL=2 run_group "$limit" "${file%.py}" "$file" \
-        --capture="$capture" 2>&1)"
+        --timeout=600 --capture="$capture" 2>&1)"
       printf '%s\n' "$out"
     } &
   done

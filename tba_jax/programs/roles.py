@@ -609,6 +609,8 @@ def make_searcher(
           else lambda params: False
       ),
       judge_totals=judge.totals,
+      kind=samplers.kind(config),
+      price_per_hour=config.search.price_per_hour,
       spans=spans,
       swaps_in_flight=config.sampling.in_flight != "off",
       judge_shares_mesh=judge.on_devices and is_spread,

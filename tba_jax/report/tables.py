@@ -140,7 +140,8 @@ def outcome(run: run_reader.RunData) -> dict[str, Any]:
   figures["restarts"] = collections.Counter(
       str(e.get("role", "?")) for e in run.events if e.get("kind") == "restart"
   )
-  for name in ("overlap_of_ideal", "reward_failures", "searchers_busy_share"):
+  for name in ("overlap_of_ideal", "reward_failures", "sampled_by",
+               "searchers_busy_share"):  # fmt: skip
     figures[name] = run.status.get(name)
   figures["trainer_busy_share"] = mapping(run.status.get("trainer")).get(
       "busy_share"
@@ -225,6 +226,7 @@ def facts(summary: Mapping[str, Any]) -> list[dict[str, str]]:
   if text.is_number(given) and given:
     note = "from environments, in no count of the ledger"
     rows.append(("environments' tokens", count(given), note))
+  rows += _by_kind(mapping(summary.get("sampled_by")))
   failures = sum_text(summary.get("reward_failures"))
   if failures != "0":
     rows.append(("not judged", failures, "training completions, by cause"))
@@ -243,6 +245,34 @@ def facts(summary: Mapping[str, Any]) -> list[dict[str, str]]:
       }
       for name, value, note in rows
   ]
+
+
+def _by_kind(sampled_by: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+  """Returns a row for each kind of searcher, if they differ or have a price."""
+  kinds = {
+      kind: amounts
+      for kind, amounts in sampled_by.items()
+      if all(
+          text.is_number(mapping(amounts).get(unit))
+          for unit in ("completions", "tokens", "wall_s", "cost")
+      )
+  }
+  if len(kinds) < 2 and not any(a["cost"] for a in kinds.values()):
+    return []
+  total = sum(a["tokens"] for a in kinds.values())
+  rows = []
+  for kind, amounts in sorted(kinds.items()):
+    tokens, cost = amounts["tokens"], amounts["cost"]
+    words = [
+        f"{amounts['completions']:,.0f} completions",
+        f"{tokens:,.0f} tokens ({tokens / max(total, 1):.0%})",
+        text.duration(amounts["wall_s"]),
+    ]
+    if cost:
+      words.append(f"price {cost:.3g}, {tokens / cost:,.0f} tokens for 1")
+    note = "searchers' time since their first version, and its price"
+    rows.append((f"sampled by {kind}", ", ".join(words), note))
+  return rows
 
 
 def ledger(run: run_reader.RunData) -> dict[str, Any]:

@@ -42,6 +42,8 @@ class SearcherTotals:
   def __init__(self):
     self._last_totals: dict[str, dict[str, float]] = {}
     self.failures: dict[str, int] = {}
+    # Completions, tokens, seconds and costs, by kind of searcher.
+    self.by_kind: dict[str, dict[str, float]] = {}
     self._reward_sums: dict[str, float] = {}
     self._reward_counts: dict[str, float] = {}
 
@@ -59,7 +61,11 @@ class SearcherTotals:
       self._last_totals[sid] = new
     for name, value in out.items():
       kind, _, key = name.partition("/")
-      if kind == "failed" and value:
+      if kind == "sampled":
+        unit, _, key = key.partition("/")
+        amounts = self.by_kind.setdefault(key, {})
+        amounts[unit] = amounts.get(unit, 0.0) + value
+      elif kind == "failed" and value:
         self.failures[key] = self.failures.get(key, 0) + int(value)
       elif kind == "sum":
         self._reward_sums[key] = self._reward_sums.get(key, 0.0) + value
@@ -74,6 +80,10 @@ class SearcherTotals:
         "completions": lease["totals"]["completions"],
         "mixed_completions": stats.get("mixed_completions", 0),
     }
+    if kind := stats.get("kind"):
+      amounts = {u: lease["totals"][u] for u in ("completions", "tokens")}
+      amounts |= {u: float(stats[u]) for u in ("wall_s", "cost")}
+      out |= {f"sampled/{u}/{kind}": n for u, n in amounts.items()}
     if rewards := stats.get("rewards"):
       out |= {f"failed/{k}": n for k, n in rewards["failures"].items()}
       out |= {f"sum/{k}": v for k, v in rewards["sums"].items()}
@@ -91,10 +101,15 @@ class SearcherTotals:
     return out | {f"failed_{cause}": n for cause, n in self.failures.items()}
 
   def get_state(self) -> dict[str, Any]:
-    return {"failures": dict(self.failures), "seen": dict(self._last_totals)}
+    return {
+        "failures": dict(self.failures),
+        "by_kind": self.by_kind,
+        "seen": dict(self._last_totals),
+    }
 
   def set_state(self, state: Mapping[str, Any]) -> None:
     self.failures = dict(state["failures"])
+    self.by_kind = {k: dict(v) for k, v in state["by_kind"].items()}
     self._last_totals = dict(state["seen"])
 
 
@@ -375,6 +390,7 @@ class Recorder:
         },
         searchers_busy_share=self._share("generate_s"),
         overlap_of_ideal=self._overlap(),
+        sampled_by=self._searchers.by_kind,
         reward_failures=self._searchers.failures,
         failure_share={"first": failures.first, "newest": failures.newest},
     )
@@ -472,6 +488,7 @@ class Recorder:
         "lost": {k: part["completions"] for k, part in ledger["lost"].items()},
         "unknown": ledger["unknown"],
         "damage": metrics_lib.damage(self._files.records("events.jsonl")),
+        "sampled_by": self._searchers.by_kind,
         "reward_failures": self._searchers.failures,
         "mixed_version_share": self._mixed_version_share(),
     }

@@ -67,6 +67,13 @@ SAMPLERS: Mapping[str, Facts] = {
 LOG = Facts("", is_exact=False, has_routes=False)
 
 
+def kind(config: Any) -> str:
+  """Returns how a searcher decodes, such as "int8" or "vllm"."""
+  if SAMPLERS[config.search.sampler].is_here:
+    return config.search.quantization or config.model.compute_dtype
+  return config.search.sampler
+
+
 def without(
     capability: str, sampler: str, log: str
 ) -> Iterator[tuple[str, tuple[str, ...]]]:

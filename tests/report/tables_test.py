@@ -83,6 +83,21 @@ class RunTest(absltest.TestCase):
     self.assertEqual(facts["not judged"], "4 (3 deadline, 1 nan)")
     self.assertEqual(facts["several versions"], "25.0 %")
 
+  def test_facts_of_kinds_of_searchers(self):
+    amounts = dict(completions=10, tokens=3000, wall_s=90.0, cost=0.0)
+    kinds = {"int8": amounts, "vllm": amounts | {"tokens": 1000, "cost": 0.5}}
+    facts = self._facts(summary={"sampled_by": kinds})
+    self.assertEqual(
+        facts["sampled by int8"], "10 completions, 3,000 tokens (75%), 1:30 min"
+    )
+    self.assertEqual(
+        facts["sampled by vllm"],
+        "10 completions, 1,000 tokens (25%), 1:30 min, price 0.5, 2,000 tokens"
+        " for 1",
+    )
+    alone = self._facts(summary={"sampled_by": {"int8": amounts}})
+    self.assertNotIn("sampled by int8", alone)
+
   def test_facts_of_finished_run(self):
     evaluation = {"pass_at_1": 0, "pass_at_k": 0, "distinct_correct": 0}
     summary = fake_run.summary(evaluation, evaluation)

@@ -488,6 +488,14 @@ def _lease(completions, sums, counts=None, **failures):
   return {"stats": {"rewards": totals}, "totals": {"completions": 0}}
 
 
+def _sampled(kind, tokens, cost=0.0):
+  """Returns a lease with as many seconds as tokens, and half the completions."""
+  return {
+      "stats": {"kind": kind, "wall_s": tokens, "cost": cost},
+      "totals": {"completions": tokens / 2, "tokens": tokens},
+  }
+
+
 class SearcherTotalsTest(absltest.TestCase):
 
   def update(self, **leases):
@@ -532,3 +540,15 @@ class SearcherTotalsTest(absltest.TestCase):
     # Totals of a searcher that outlived the trainer are not new.
     self.update(b=_lease(4, {}, crash=3))
     self.assertEqual(self.totals.failures, {"crash": 5})
+
+  def test_sums_by_kind_of_searcher_over_starts_of_trainer(self):
+    first = dict(a=_sampled("int8", 8), b=_sampled("vllm", 2, cost=1.0))
+    self.update(**first)
+    state = self.totals.get_state()
+    self.totals = recorder_lib.SearcherTotals()
+    self.totals.set_state(json.loads(json.dumps(state)))
+    self.update(**first, c=_sampled("int8", 4))
+    amounts = {"completions": 6, "tokens": 12, "wall_s": 12, "cost": 0}
+    self.assertEqual(self.totals.by_kind["int8"], amounts)
+    amounts = {"completions": 1, "tokens": 2, "wall_s": 2, "cost": 1}
+    self.assertEqual(self.totals.by_kind["vllm"], amounts)

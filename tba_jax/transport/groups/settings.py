@@ -69,6 +69,9 @@ SETTINGS = {
         " width of params", hosts="searcher", auto=True),
     "search.mesh.tensor": _s(1, rules.COUNT, "devices that split heads, hidden"
         " units and the KV cache", hosts="searcher", auto=True),
+    "search.price_per_hour": _s(0.0, rules.NOT_NEGATIVE, "price of a searcher's"
+        " machine; the report shows costs by kind of searcher",
+        hosts="searcher"),
     "search.cpu_devices": _s(0, rules.FROM_0, "virtual CPU devices of a"
         " searcher; 0 = the machine's", hosts="searcher"),
 }
