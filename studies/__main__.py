@@ -15,6 +15,7 @@ STUDIES = (
     "distill",
     "diversity",
     "enumerable",
+    "fleet",
     "free_search",
     "logged",
     "planted",

@@ -94,7 +94,7 @@ _IN_A_RUN = ("train", "trainer", "searcher", "store", "one_process", "serve")
 # Programs that write only to paths given by the user.
 _SHARING = ("generate", "score", "plan", "compile")
 # Programs that may change settings of the run whose config they read.
-_CHANGING = ("train", "evaluate", "export")
+_CHANGING = ("train", "searcher", "evaluate", "export")
 
 # JAX's words for a device that it cannot use, and that another process may.
 _NO_BACKEND, _HELD = "Unable to initialize backend", ("in use", "lockfile")

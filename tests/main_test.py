@@ -311,14 +311,14 @@ class MainTest(parameterized.TestCase):
   def test_role_takes_no_overrides(self):
     self.make_run()
     self.refused(
-        "config.seed=3: --program=searcher takes its settings from",
-        program="searcher",
+        "config.seed=3: --program=trainer takes its settings from",
+        program="trainer",
         config=None,
         workdir=self.workdir,
         overrides=["seed=3"],
     )
 
-  @parameterized.parameters("evaluate", "train")
+  @parameterized.parameters("evaluate", "train", "searcher")
   def test_program_may_change_saved_settings(self, program):
     self.make_run()
     module = mock.Mock(spec=["run"])

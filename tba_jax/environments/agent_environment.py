@@ -25,6 +25,7 @@ import dataclasses
 import functools
 from http import server
 import importlib
+import inspect
 import json
 import queue
 import secrets
@@ -32,6 +33,7 @@ import threading
 import time
 from typing import Any
 
+from tba_jax.system import keeper
 from tba_jax.tasks import base
 
 # Path below /v1/ -> dialect, see `chat_api/dialects.py`; "" is OpenAI's own.
@@ -41,6 +43,10 @@ _DIALECTS = {
     "responses": "openai_responses",
     "messages": "anthropic_messages",
 }
+# Dialect that takes seconds to import -> word in the code of its agents.
+_MENTIONS = {"openai_responses": "responses", "anthropic_messages": "anthropic"}
+# Dialects that this process has, or imports when they are called.
+_preloaded = {""}
 # Most bytes of a call.
 _MAX_BYTES = 2**24
 
@@ -84,14 +90,11 @@ class AgentEnvironment:
   """Makes an environment of an object that plays an agent.
 
   schemas: JSON schemas of the tools of the agent's first call.
-  dialect: module of `chat_api` with the dialect of its last call; "" is
-    OpenAI's own.
   """
 
   def __init__(self, inner: Any):
     self._inner = inner
     self.schemas: Sequence[Mapping[str, Any]] = ()
-    self.dialect = ""
     self._lock = threading.Lock()
     # What the agent's calls add, and the end.
     self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -189,6 +192,18 @@ class AgentEnvironment:
     call.answer.set_result(answer)
 
   # Threads of the server.
+
+  def lacks(self, dialect: str) -> bool:
+    """Ends the episode if its first call needs seconds for an import.
+
+    A process that imports the dialect first then takes the episode again.
+    """
+    is_first = self._pending is None and self._answered is None
+    if dialect in _preloaded or not is_first:
+      return False
+    error = base.RewardError(keeper.PRELOAD, dialect)
+    self._events.put(_Ended(error=error))
+    return True
 
   def answer(self, request: Any) -> dict[str, Any]:
     """Returns the completion of a call, once the policy has sampled it.
@@ -335,8 +350,12 @@ def _api(name: str) -> Any:
   return importlib.import_module(f"tba_jax.chat_api.{name}")
 
 
-def preload(dialect: str = "") -> None:
-  """Imports a dialect for all later episodes.
+def preload(make: Any, asked: str) -> None:
+  """Imports dialects for all later episodes.
+
+  Args:
+    make: the agent's class; dialects that its module mentions are imported.
+    asked: dialect of an episode that another process could not serve, or "".
 
   Raises:
     ImportError: the extra `serve` is not installed.
@@ -345,9 +364,17 @@ def preload(dialect: str = "") -> None:
     _api("completions")
   except ImportError as error:
     raise ImportError(f"{error}: pip install 'tba_jax[serve]'") from error
-  if dialect in _DIALECTS.values() and dialect:
-    with contextlib.suppress(ImportError):
-      _api(dialect)
+  try:
+    text = inspect.getsource(inspect.getmodule(make))
+  except (OSError, TypeError):
+    text = ""
+  for dialect, word in _MENTIONS.items():
+    if dialect == asked or word in text.lower():
+      _preloaded.add(dialect)
+      with contextlib.suppress(ImportError):  # Answered to the agent's call.
+        _api(dialect)
+  if asked:  # An agent of several dialects waits for further ones.
+    _preloaded.update(_MENTIONS)
 
 
 class _Handler(server.BaseHTTPRequestHandler):
@@ -399,8 +426,9 @@ class _Handler(server.BaseHTTPRequestHandler):
     if self._path() not in _DIALECTS:
       raise CallError(404, f"{self.path}: must be {', '.join(_DIALECTS)}")
     name = _DIALECTS[self._path()]
+    if self._environment.lacks(name):
+      raise CallError(503, f"{name} is not loaded")
     dialect = _api(name) if name else None
-    self._environment.dialect = name
     request = _api("chat_requests").read_completions(
         dialect.to_chat(body) if dialect else body
     )

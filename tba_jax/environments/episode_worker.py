@@ -5,8 +5,7 @@
 Imports the environment named in its first message, then runs one episode after
 another, each in a separate process (`system/keeper.py`). Requests and answers:
 
-    ["reset", seed, dialect]   {"observation", "tools", "judges_cut",
-                                "dialect"}
+    ["reset", seed]            {"observation", "tools", "judges_cut"}
     ["step", text, n, m]       {"observation", "reward", "done", "success",
                                 "metrics"}
     ["end", text, n, m]        the same, of an episode that is cut off
@@ -14,8 +13,7 @@ another, each in a separate process (`system/keeper.py`). Requests and answers:
 
 A turn has m tokens, with n tokens before it. A failed request is answered with
 `failure` and `message`. An observation is a text or a list of messages; `tools`
-are JSON schemas. `dialect` is an agent's: sent with later resets, it is
-imported once for all episodes. Episodes may hang, crash and print.
+are JSON schemas. Episodes may hang, crash and print.
 """
 
 import json
@@ -45,21 +43,15 @@ def main() -> int:
     return answered, is_over or "failure" in answered
 
   def begin(hello: dict[str, Any]) -> keeper.AnswerFn:
-    episode.load(hello["source"], hello["opponent"])
+    episode.load(**{k: hello[k] for k in ("source", "opponent", "preload")})
     return answer
 
   return keeper.serve(
       begin,
       shows_prints=False,
       goes_on=lambda request: request[0] in ("step", "end"),
-      prepare=_prepare,
       close=episode.close,
   )
-
-
-def _prepare(request: list[Any]) -> None:
-  if request[0] == "reset" and any(request[2:]):
-    agent_environment.preload(request[2])
 
 
 def _answer(episode: "_Episode", what: str, *arguments: Any) -> dict[str, Any]:
@@ -79,11 +71,11 @@ class _Episode:
     self.make: Any = None
     self._environment: Any = None
 
-  def load(self, source: str, opponent: str) -> None:
+  def load(self, source: str, opponent: str, preload: str) -> None:
     self.make = packages.load(source, opponent)
     packages.preload(source)
     if tool_environment.plays(self.make):
-      agent_environment.preload()
+      agent_environment.preload(self.make, preload)
 
   def close(self) -> None:
     try:
@@ -94,9 +86,8 @@ class _Episode:
       why = user_code.describe(error, self.make)
       print(f"an environment's close() failed: {why}", file=sys.stderr)
 
-  def reset(self, seed: int, dialect: str = "") -> dict[str, Any]:
+  def reset(self, seed: int) -> dict[str, Any]:
     """Starts the episode."""
-    del dialect  # Imported before.
     self._environment = tool_environment.wrap(self.make())
     observation = self._environment.reset(seed=seed)
     if isinstance(observation, tuple) and len(observation) == 2:  # With info.
@@ -105,7 +96,6 @@ class _Episode:
         "observation": _checked("reset", observation),
         "tools": getattr(self._environment, "schemas", []),
         "judges_cut": self._is_agent(),
-        "dialect": self._environment.dialect if self._is_agent() else "",
     }
 
   def step(

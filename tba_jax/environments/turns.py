@@ -90,8 +90,6 @@ class Environments:
     self.waited_s = 0.0
     # Time of the last answer of a process, by `monotonic`.
     self._answered_s = -math.inf
-    # Agents' dialect, once one has called.
-    self._dialect = ""
     self._prompts: dict[int, FirstObservation] = {}
     self._live: weakref.WeakSet[Episodes] = weakref.WeakSet()
 
@@ -191,11 +189,8 @@ class Environments:
   def _call(
       self, worker: supervised_worker.SupervisedWorker, message: Any
   ) -> dict[str, Any]:
-    if message[0] == "reset":
-      message = [*message, self._dialect]
     answer = worker.call(message)
     self._answered_s = time.monotonic()
-    self._dialect = answer.get("dialect") or self._dialect
     return answer
 
   def _demonstrate(self, seed: int) -> dict[str, Any]:

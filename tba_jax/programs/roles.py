@@ -580,8 +580,8 @@ def make_searcher(
   closing.callback(_leave, sink)
 
   problem = lambda leaves, params: ""
+  compute_dtype = config_lib.compute_dtype(config.model, sampler.platform)
   if work_parts.has_probe(config, run):
-    compute_dtype = config_lib.compute_dtype(config.model, sampler.platform)
     limit = probe.max_gap(config, sampler.platform, compute_dtype)
     problem = probe.Check(sampler.token_logprobs, limit).problem
   schedule = schedule_lib.make_schedule(config)
@@ -609,7 +609,7 @@ def make_searcher(
           else lambda params: False
       ),
       judge_totals=judge.totals,
-      kind=samplers.kind(config),
+      kind=samplers.kind(config, compute_dtype),
       price_per_hour=config.search.price_per_hour,
       spans=spans,
       swaps_in_flight=config.sampling.in_flight != "off",

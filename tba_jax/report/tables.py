@@ -269,7 +269,8 @@ def _by_kind(sampled_by: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         text.duration(amounts["wall_s"]),
     ]
     if cost:
-      words.append(f"price {cost:.3g}, {tokens / cost:,.0f} tokens for 1")
+      price = cost / max(tokens, 1) * 1e6
+      words.append(f"price {cost:.2g} ({price:,.2f} for a million tokens)")
     note = "searchers' time since their first version, and its price"
     rows.append((f"sampled by {kind}", ", ".join(words), note))
   return rows

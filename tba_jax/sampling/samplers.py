@@ -67,10 +67,10 @@ SAMPLERS: Mapping[str, Facts] = {
 LOG = Facts("", is_exact=False, has_routes=False)
 
 
-def kind(config: Any) -> str:
-  """Returns how a searcher decodes, such as "int8" or "vllm"."""
+def kind(config: Any, dtype: str) -> str:
+  """Returns how a searcher of a compute dtype decodes: "int8", "vllm", …."""
   if SAMPLERS[config.search.sampler].is_here:
-    return config.search.quantization or config.model.compute_dtype
+    return config.search.quantization or dtype
   return config.search.sampler
 
 

@@ -33,6 +33,9 @@ AnswerFn = Callable[[Any], tuple[dict[str, Any], bool]]
 # First byte of an answer: this keeper takes the next request; a new keeper must
 # take it; a new keeper must also take this request again.
 MORE, LAST, RETRY = b"\x00", b"\x01", b"\x02"
+# Failure of a request that a keeper must take which has imported what the
+# failure's message names: it gets that as "preload" of its first message.
+PRELOAD = "preload"
 
 # Longest times for `close`, and for killed processes to be gone.
 _CLOSE_S = 2.0
@@ -44,7 +47,6 @@ def serve(
     *,
     shows_prints: bool,
     goes_on: Callable[[Any], bool] = lambda request: False,
-    prepare: Callable[[Any], None] = lambda request: None,
     close: Callable[[], None] | None = None,
 ) -> int:
   """Answers requests until the pool closes the pipe.
@@ -53,7 +55,6 @@ def serve(
     begin: function called with the first message, before the sandbox closes.
     shows_prints: whether prints of user code go to stderr, or nowhere.
     goes_on: predicate: whether a request is for the previous one's process.
-    prepare: function called in this process before a request's process starts.
     close: function called at the end of a completion in its process.
 
   Returns:
@@ -90,7 +91,7 @@ def serve(
   pool.write(_reply(nonce, MORE, {"threads": _num_threads()}))
   keeper = _Keeper(pool, answer, close, cell, hello)
   try:
-    keeper.run(goes_on, prepare)
+    keeper.run(goes_on)
   except (frames.PipeClosed, frames.WatchedPipeClosed):
     return 0
   finally:
@@ -143,17 +144,13 @@ class _Keeper:
     self._pid = 0  # The completion's process.
     self._pipes: frames.Pipes | None = None  # None without a process.
 
-  def run(
-      self, goes_on: Callable[[Any], bool], prepare: Callable[[Any], None]
-  ) -> None:
+  def run(self, goes_on: Callable[[Any], bool]) -> None:
     """Answers requests until the pool has closed, or needs another keeper."""
     flag = MORE
     while flag == MORE:
       request = frames.unpack(self._pool.read)
-      message = json.loads(request)
-      if self._pipes is None or not goes_on(message):
+      if self._pipes is None or not goes_on(json.loads(request)):
         flag = MORE if self.end() else RETRY
-        prepare(message)
         self._begin()
       # Only now: the completion's process must not know the nonce.
       nonce = self._pool.read(frames.NONCE_BYTES)

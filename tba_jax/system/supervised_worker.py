@@ -160,6 +160,7 @@ class SupervisedWorker:
     self._hello = {
         **hello,
         "links": dict(links),
+        "preload": "",
         "memory_mb": config_reward.memory_mb,
         "deadline_s": config_reward.deadline_s,
     }
@@ -189,6 +190,8 @@ class SupervisedWorker:
       except frames.PipeClosed as error:
         flag, answer = keeper.LAST, _failure("crash", str(error))
       cause = answer.get("failure")
+      if cause == keeper.PRELOAD and not self._hello["preload"]:
+        flag, self._hello["preload"] = keeper.RETRY, answer["message"]
       if cause == "crash":
         answer["message"] += f" {process.last_words()}"
       if cause == "deadline" and process.num_threads > 1:

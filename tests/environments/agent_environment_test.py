@@ -12,6 +12,7 @@ import pytest
 from tba_jax.tasks import base
 from tests.support import agents
 from tests.support import episodes
+from tests.support import silent_agent
 
 _FILE = pathlib.Path(agents.__file__)
 _CALL = '<tool_call>{"name": "add", "arguments": {"left": 0}}</tool_call>'
@@ -49,6 +50,14 @@ class AgentEnvironmentTest(parameterized.TestCase):
     self.assertEqual((wrong.reward, wrong.num_turns), (0.0, 1))
     self.assertTrue(right.is_right)
     self.assertFalse(wrong.is_right)
+
+  @pytest.mark.slow
+  def test_a_process_imports_the_dialect_that_its_agent_speaks(self):
+    file = pathlib.Path(silent_agent.__file__)
+    found = episodes.make(self, f"{file}:Silent", max_prompt_tokens=1000)
+    _, (outcome,) = episodes.play(found, ["1"])
+    self.assertEqual((outcome.reward, outcome.failure), (1.0, ""))
+    self.assertEqual(outcome.metrics, {"imported": 1})
 
   @pytest.mark.slow
   def test_agents_know_the_number_of_tokens(self):

@@ -6,10 +6,12 @@
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import tempfile
@@ -54,6 +56,13 @@ def _free_port() -> int:
   with socket.socket() as result:
     result.bind(("127.0.0.1", 0))
     return result.getsockname()[1]
+
+
+def _kill(server: subprocess.Popen) -> int:
+  """Kills a server and its engine, which would outlive it."""
+  with contextlib.suppress(ProcessLookupError):
+    os.killpg(server.pid, signal.SIGKILL)
+  return server.wait()
 
 
 class _Asks:
@@ -117,9 +126,10 @@ class VllmTest(absltest.TestCase):
         },
         stdout=log,
         stderr=log,
+        start_new_session=True,
     )
     self.addCleanup(server.wait)
-    self.addCleanup(server.terminate)
+    self.addCleanup(_kill, server)
     url = f"http://127.0.0.1:{port}"
     deadline = time.monotonic() + _START_S
     while True:
@@ -217,8 +227,7 @@ class VllmTest(absltest.TestCase):
     def kill(*turn):
       end(*turn)
       if not killed:
-        self.server.kill()
-        killed.append(self.server.wait())
+        killed.append(_kill(self.server))
         back = threading.Thread(
             target=self.serve, args=["float32"], kwargs={"port": port}
         )

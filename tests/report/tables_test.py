@@ -92,8 +92,8 @@ class RunTest(absltest.TestCase):
     )
     self.assertEqual(
         facts["sampled by vllm"],
-        "10 completions, 1,000 tokens (25%), 1:30 min, price 0.5, 2,000 tokens"
-        " for 1",
+        "10 completions, 1,000 tokens (25%), 1:30 min, price 0.5 (500.00 for a"
+        " million tokens)",
     )
     alone = self._facts(summary={"sampled_by": {"int8": amounts}})
     self.assertNotIn("sampled by int8", alone)

@@ -489,7 +489,7 @@ def _lease(completions, sums, counts=None, **failures):
 
 
 def _sampled(kind, tokens, cost=0.0):
-  """Returns a lease with as many seconds as tokens, and half the completions."""
+  """Returns a lease with a second for a token, and two for a completion."""
   return {
       "stats": {"kind": kind, "wall_s": tokens, "cost": cost},
       "totals": {"completions": tokens / 2, "tokens": tokens},

@@ -6,6 +6,10 @@ import json
 import urllib.error
 import urllib.request
 
+SLOW_DIALECTS = "anthropic_messages", "openai_responses"
+# Call of the first.
+PATH = "messages"
+QUESTION = {"max_tokens": 9, "messages": [{"role": "user", "content": "1"}]}
 _TOOLS = [
     {
         "type": "function",
