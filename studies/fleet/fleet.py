@@ -36,9 +36,9 @@ RESULTS = pathlib.Path(__file__).parent
 _RUNS = pathlib.Path("runs") / "fleet"
 _CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "guess.py"
 SETTINGS = ("same", "mixed")
-_NUM_STEPS = 80
+_NUM_STEPS = 50
 # Steps after which a process is killed.
-_KILLS = {"searcher": 15, "int8": 25, "vllm": 35, "server": 45}
+_KILLS = {"searcher": 8, "int8": 14, "vllm": 20, "server": 26}
 # Prices per hour, of a rented machine's order.
 _PRICES = {"float32": 2.0, "int8": 1.0, "vllm": 3.0}
 _TEMPLATE = (
