@@ -40,7 +40,6 @@ class Sampled:
   """A sampled prompt, without rewards.
 
   prompt: position, id and visit.
-  request: input of the sampler.
   completions: S sampled completions.
   outcomes: () -> [S], results of the environments, for which it may wait; None
     without environments.
@@ -98,9 +97,6 @@ class Collector:
     """Initializes the collector.
 
     Args:
-      task: source of the prompts.
-      sampler: policy sampler.
-      judge: scorer of completions.
       num_completions: S, completions per prompt.
       loss: `config.loss`, which weights rewards and sets the reward of
         truncated completions; None keeps the judge's rewards.

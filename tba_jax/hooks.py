@@ -196,7 +196,6 @@ class Behind:
     """Initializes the caller of the hooks.
 
     Args:
-      learner: reader of the metrics.
       source: replay service that drew the batches.
       recorder: receiver of spans and events.
       decisions: log of asynchronous decisions, or None.

@@ -81,7 +81,6 @@ def check_resume(
 
   Args:
     old: config saved in the run's `config.json`.
-    new: requested config.
 
   Raises:
     ConfigError: settings changed that must not; one line each, with the reason.

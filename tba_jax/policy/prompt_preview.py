@@ -123,7 +123,6 @@ def prompt_lines(
 
   Args:
     prompt: a text or messages.
-    split: task split of the prompt.
     tokenizer: the policy's.
     tools: JSON schemas of tools for the chat template.
 

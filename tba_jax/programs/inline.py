@@ -100,7 +100,6 @@ class LoopMaker:
   reference, which has separate params.
 
   policy: initial policy of every loop.
-  sampler: policy sampler for training.
   judge: scorer of training completions.
   reference: initial policy, for all loops and the evaluator.
   evaluator: held-out evaluator of `Loop.learner.params`, with the KL if the run

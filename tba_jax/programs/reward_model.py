@@ -376,7 +376,6 @@ def relabel_pairs(
   Args:
     pairs: training pairs, in the order of the file.
     score: [(prompt, completion)] -> scores [N], higher is better.
-    path: JSONL file.
     stop: event checked before each batch of pairs.
 
   Raises:

@@ -51,7 +51,6 @@ def choose_by_reward(
   priority by it; its own is |reward|.
 
   Args:
-    rng: source of randomness.
     rewards: [n] float, finite.
     count: number of indices to draw.
     temperature: reward per unit of log-weight, above 0.

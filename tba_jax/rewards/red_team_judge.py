@@ -46,7 +46,6 @@ def run_batched(
     fn: (tokens [B, L] int32, mask [B, L] int32) -> [B, ...].
     ids: token ids of each text, at most L.
     shape: B and L; the last batch is padded.
-    pad_id: padding token.
     pad_left: whether padding comes before a text.
   """
   num_rows, num_tokens = shape

@@ -116,7 +116,6 @@ def num_kept_of(c: Mapping[str, Any]) -> int:
 class SamplerHome:
   """The searcher that owns a sampler.
 
-  workdir: run directory.
   index: the searcher's index.
   on_event: function called with (kind, message).
   on_progress: function called while the sampler works.
@@ -134,7 +133,6 @@ def make(
   """Returns the `requests.Sampler` of `config.search.sampler`.
 
   Args:
-    model: policy model.
     settings: `requests.SamplingSettings`.
     home: its searcher; None for a sampler that decodes in this process.
 

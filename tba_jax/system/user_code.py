@@ -36,7 +36,6 @@ def load_function(
 
   Args:
     key: name of the setting, for messages.
-    text: value of the setting.
     allowed_values: other values that the setting allows, for messages.
 
   Raises:

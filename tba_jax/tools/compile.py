@@ -471,7 +471,6 @@ def compile_program(
 
   Args:
     other_bytes: resident bytes of its role other than the program's arguments.
-    device: any device of the role.
     host_size: see `targets.host_size`.
   """
   start = time.perf_counter()

@@ -128,7 +128,6 @@ class SweepRun:
   """A run of a sweep.
 
   objective: name in `config.sweep.objectives`.
-  lag: staleness of its samples.
   seed: start of the random numbers for prompts and samples.
   config: complete config, including the settings of the objective.
   """
@@ -488,7 +487,6 @@ def table_cells(
 
   Args:
     results: outcomes of finished runs by run name.
-    quantity: key of an evaluation.
   """
   values: dict[tuple[str, Lag], list[float]] = {}
   diverged: dict[tuple[str, Lag], int] = {}

