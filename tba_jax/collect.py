@@ -55,9 +55,7 @@ class Sampled:
 class _Begun:
   """Prompts before sampling.
 
-  active: prompts to sample, and their requests.
   observations: first observations of the active prompts that are played.
-  failed: prompts whose environment failed.
   """
 
   active: list[tuple[Prompt, requests_lib.Request]] = dataclasses.field(

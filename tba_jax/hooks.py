@@ -572,13 +572,10 @@ class TrainerParts:
   """Components of a trainer.
 
   learner: owner of the newest checkpoint's state, or of the state at step 0.
-  source: replay service that provides the data.
-  sink: receiver of published params.
   checkpointer: writer of checkpoints; None for a run without files.
   evaluations: runner of evaluations, in the loop or in the background.
   initial_params: () -> params that the run started from.
   guards: checks that stop or slow a diverging run.
-  recorder: writer of metrics, events and results.
   decisions: log of asynchronous decisions; None for a run without files.
   """
 

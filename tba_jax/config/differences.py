@@ -120,7 +120,6 @@ def check_hosts(
   Args:
     local: settings of one process, by key.
     remote: settings of the other process.
-    sides: names of the two processes, for messages.
     searcher: whether either process is a searcher.
   """
   problems = []

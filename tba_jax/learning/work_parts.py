@@ -44,7 +44,6 @@ def make_work(
   """Returns the state owner and the restored host state, or {}.
 
   Args:
-    cluster: connection between the trainer processes.
     checkpointer: source of checkpoints; None if nothing is saved.
     step: checkpoint to restore, 0 for the initial state; None for the newest
       checkpoint, or the initial state if there is none.

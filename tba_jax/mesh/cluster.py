@@ -298,7 +298,6 @@ class Cluster:
     All processes must call it; only process 0 waits.
 
     Args:
-      name: unique name of this collection.
       fields: values of JSON types.
 
     Raises:

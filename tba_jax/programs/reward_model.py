@@ -71,7 +71,6 @@ class Pair:
   """A preference pair: two completions of a prompt, without stop tokens.
 
   place: file and line of the pair, or its number.
-  chosen: completion that the label prefers.
   agrees: whether relabelling kept the label; True before relabelling.
   """
 

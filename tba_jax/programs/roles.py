@@ -104,7 +104,6 @@ def train(
 
   Args:
     operands: place of the process in its cluster.
-    should_stop: function checked in every wait.
     channel: memory shared with the searchers; None for the store.
 
   Returns:
@@ -244,7 +243,6 @@ def make_trainer(
   """Returns a trainer restored from the newest checkpoint, or at step 0.
 
   Args:
-    cluster: processes of this trainer.
     closing: stack on which the parts register their `close`.
     channel: memory shared with the searchers.
 
@@ -453,7 +451,6 @@ def search(
 
   Args:
     index: number of this searcher in its launcher, from 0.
-    should_stop: function checked in every wait.
     channel: memory shared with the trainer; None for the store.
 
   Raises:
@@ -486,10 +483,8 @@ def make_searcher(
 
   Args:
     index: number of this searcher in its launcher, from 0.
-    should_stop: function checked in every wait.
     closing: stack on which the parts register their `close`, which sends
       remaining groups.
-    channel: memory shared with the trainer.
 
   Raises:
     ValueError: a setting or file does not fit, or differs from the trainer's.

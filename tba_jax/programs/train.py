@@ -485,8 +485,6 @@ class Supervisor:
     """Takes over the signal handlers of the process, unless `stop` is given.
 
     Args:
-      run_info: run whose directory exists.
-      console: terminal for the panel and the final table.
       changes: settings that changed since the run's last start, (old, new) by
         key.
       children: starter of the processes; None starts them on this machine.

@@ -62,7 +62,6 @@ class RunData:
 
   config, eval, ledger, status, summary: JSON files of these names.
   lines: metrics records as written.
-  sft_records: metrics records of supervised fine-tuning.
   lanes: spans by (role, index, lane).
   events: the newest events, oldest first; num_events: of the whole run.
   changes: changed settings by step; see `metrics.settings_changes`.

@@ -331,8 +331,6 @@ class RedTeamJudge(judges.Judge):
     """Stores the models.
 
     Args:
-      victim: model that answers attacks.
-      classifier: model that scores the answers.
       embed: sentence embeddings, for diversity.
       success_threshold: t.
       on_event: event sink, see `Judge`.

@@ -100,9 +100,6 @@ def num_kept_of(c: Mapping[str, Any]) -> int:
   """Returns C, most tokens that truncated sampling keeps; 0 if it is off.
 
   Completions that all come from a log are not truncated.
-
-  Args:
-    c: values of settings by key.
   """
   top_k, top_p, min_p, most = (c[f"sampling.{name}"] for name in _KEPT)
   if c["offline.path"] and c["offline.fraction"] == 1:

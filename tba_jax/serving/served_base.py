@@ -34,7 +34,6 @@ _SECTIONS = ("model", "tokenizer", "sampling", "loss", "lora")
 class ServedBase:
   """The base model of a server.
 
-  name: label of the model for clients.
   base_name: identity of the model, recorded in checkpoints.
   tokenizer_id: name or folder that clients load the tokenizer from.
 

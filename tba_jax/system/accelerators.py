@@ -244,7 +244,6 @@ def assign(
   Args:
     devices: settings `trainer` and `searcher`: "" for the default, "cpu", or
       indices of accelerators such as "0", "0,1" or "0-3".
-    trainers: number of devices of each trainer process.
 
   Returns:
     For `trainer` and `searcher`, the environment of each of their processes.

@@ -77,7 +77,6 @@ def describe(error: BaseException, function: Any = None) -> str:
   """Returns an error of user code in one line, with its place in that code.
 
   Args:
-    error: exception that user code raised.
     function: called function; its definition is the place if no line of user
       code raised the error.
   """

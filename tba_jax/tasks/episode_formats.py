@@ -600,7 +600,6 @@ def _messages(
   """Returns messages in one form.
 
   Args:
-    value: list of messages as logged.
     place: path of the list; of a message, if it is the only one.
     before: messages before them, whose calls they may answer.
   """

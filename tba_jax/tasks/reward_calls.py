@@ -67,7 +67,6 @@ def call(
   completion, and a mapping with the result as "reward" if metrics were logged.
 
   Args:
-    function: reward function of either form.
     prompt: text or messages.
     row: third argument of the first form.
     columns: fields of the data row, arguments of the second form.

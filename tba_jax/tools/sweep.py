@@ -129,7 +129,6 @@ class SweepRun:
 
   objective: name in `config.sweep.objectives`.
   seed: start of the random numbers for prompts and samples.
-  config: complete config, including the settings of the objective.
   """
 
   objective: str
@@ -483,11 +482,7 @@ def table_cells(
     results: Mapping[str, Mapping[str, Any]],
     quantity: str,
 ) -> dict[tuple[str, Lag], Cell]:
-  """Returns the cell of each objective and lag, in the order of the runs.
-
-  Args:
-    results: outcomes of finished runs by run name.
-  """
+  """Returns the cell of each objective and lag, in the order of the runs."""
   values: dict[tuple[str, Lag], list[float]] = {}
   diverged: dict[tuple[str, Lag], int] = {}
   for run in runs:

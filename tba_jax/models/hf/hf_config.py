@@ -665,7 +665,6 @@ def _read_rope(
 
   Args:
     problems: list that a line is added to for each problem.
-    facts: family that defines the defaults.
   """
   rope, names = {"rope_type": "default"}, {}
   if hf.get("rope_scaling") is None and hf.get("rope_parameters") is None:

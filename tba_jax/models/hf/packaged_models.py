@@ -22,7 +22,6 @@ from tba_jax.system import processes
 class Wheel:
   """A wheel with a model or a part of it.
 
-  requirement: name and version of the package.
   sha256: digest of the wheel.
   member: path of the GGUF file, or of a part, in the wheel.
   """

@@ -205,7 +205,6 @@ class MemorySink:
 
     Args:
       sid: id of this searcher, never used before.
-      index: slot of this searcher.
     """
     self.begun_s: dict[int, float] = {}
     self.works: Callable[[], bool] = lambda: False

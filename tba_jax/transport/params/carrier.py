@@ -244,7 +244,6 @@ def make_write_carriers(
 
   Args:
     config: reads `publish`, `store` and `trainer`.
-    specs: shapes and dtypes of the published leaves.
     peers: result of `peers.make_peers`; if not None, there is only one carrier,
       since no process has all params.
   """
