@@ -40,7 +40,6 @@ class Sampled:
   """A sampled prompt, without rewards.
 
   prompt: position, id and visit.
-  request: input of the sampler.
   completions: S sampled completions.
   outcomes: () -> [S], results of the environments, for which it may wait; None
     without environments.
@@ -56,9 +55,7 @@ class Sampled:
 class _Begun:
   """Prompts before sampling.
 
-  active: prompts to sample, and their requests.
   observations: first observations of the active prompts that are played.
-  failed: prompts whose environment failed.
   """
 
   active: list[tuple[Prompt, requests_lib.Request]] = dataclasses.field(
@@ -98,9 +95,6 @@ class Collector:
     """Initializes the collector.
 
     Args:
-      task: source of the prompts.
-      sampler: policy sampler.
-      judge: scorer of completions.
       num_completions: S, completions per prompt.
       loss: `config.loss`, which weights rewards and sets the reward of
         truncated completions; None keeps the judge's rewards.

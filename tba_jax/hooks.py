@@ -196,7 +196,6 @@ class Behind:
     """Initializes the caller of the hooks.
 
     Args:
-      learner: reader of the metrics.
       source: replay service that drew the batches.
       recorder: receiver of spans and events.
       decisions: log of asynchronous decisions, or None.
@@ -573,13 +572,10 @@ class TrainerParts:
   """Components of a trainer.
 
   learner: owner of the newest checkpoint's state, or of the state at step 0.
-  source: replay service that provides the data.
-  sink: receiver of published params.
   checkpointer: writer of checkpoints; None for a run without files.
   evaluations: runner of evaluations, in the loop or in the background.
   initial_params: () -> params that the run started from.
   guards: checks that stop or slow a diverging run.
-  recorder: writer of metrics, events and results.
   decisions: log of asynchronous decisions; None for a run without files.
   """
 

@@ -62,8 +62,6 @@ class Inline:
     params: () -> current params.
     collector: function that samples prompts and rewards their completions.
     schedule: source of the pinned versions.
-    buffer: empty replay buffer.
-    order: prompt order of the run.
     should_stop: whether to stop, checked before each step.
 
   Raises:

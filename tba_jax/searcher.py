@@ -122,7 +122,6 @@ class Stage:
 
   Args:
     put: see `SearcherParts`.
-    in_use: version in use.
   """
 
   def __init__(

@@ -32,7 +32,6 @@ _OWN = {
 }  # fmt: skip
 # Imports of scripts that run in other environments.
 _ELSEWHERE = {
-    "benchmarks/gpu_attention.py": {"tokamax"},
     "benchmarks/peer_speed.py": {"torch", "transformers", "vllm"},
     "benchmarks/served.py": {"tinker"},
     "benchmarks/skyrl_grpo.py": {"tinker"},

@@ -75,7 +75,6 @@ def to_chat(body: Mapping[str, Any], *, counts: bool = False) -> dict[str, Any]:
   """Returns the chat completion's body of a request.
 
   Args:
-    body: the request.
     counts: whether it only asks for the number of tokens.
 
   Raises:

@@ -76,9 +76,7 @@ def completion(
 
   Args:
     call: the agent's call.
-    id: identifier in the response.
     created_s: Unix time.
-    model: name of the model.
     message: result of `answer`.
     usage: number of tokens of the prompt, and of the answer.
     stopped: whether a stop token or stop string ended it.

@@ -39,7 +39,6 @@ def check(kind: Any, value: Any, place: str = "") -> None:
 
   Args:
     kind: the client's type of it. Its `Iterable` fields are not looked into.
-    value: the part, as JSON.
     place: path of the part in the request.
 
   Raises:
@@ -65,8 +64,6 @@ def check_fields(
   """Refuses fields of a request that the server does not serve.
 
   Args:
-    body: the request.
-    translated: served fields.
     ignored: fields without effect on the answer.
   """
   for name, value in body.items():
@@ -82,7 +79,6 @@ def check_type(
   """Checks a part by the client's type for its `type`; returns the latter.
 
   Args:
-    part: JSON value.
     kinds: accepted types, by name.
     place: path of the part in the request.
     default: name for a part without `type`.

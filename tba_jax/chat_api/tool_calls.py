@@ -117,7 +117,6 @@ class _Form:
   begins: text with which a call of the form begins, after white space.
   read: function (turn, start, parameters) -> name, arguments and end; raises
     `_Error`.
-  example: a call of the form.
   """
 
   name: str
@@ -140,7 +139,6 @@ def find(text: str, parameters: Parameters) -> tuple[list[ParsedCall], bool]:
   """Returns the calls in a turn, and whether they use a chat template's tags.
 
   Args:
-    text: the turn.
     parameters: known tools, from `parameters_of`; calls without tags must name
       one of them.
   """

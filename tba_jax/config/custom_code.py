@@ -41,12 +41,7 @@ _USER_FIELDS = ("rewards", "reason")
 
 
 def parts(c: Mapping[str, Any], program: str) -> tuple[str, ...]:
-  """Returns which parts of a config to try: LOSS, REWARD, JUDGE, PROMPT, LOG.
-
-  Args:
-    c: settings by key.
-    program: name of the program.
-  """
+  """Returns the parts of a config to try: LOSS, REWARD, JUDGE, PROMPT, LOG."""
   out = []
   if program in _WITH_LOSS and ".py:" in c["loss.name"]:
     out.append(LOSS)

@@ -81,7 +81,6 @@ def check_resume(
 
   Args:
     old: config saved in the run's `config.json`.
-    new: requested config.
 
   Raises:
     ConfigError: settings changed that must not; one line each, with the reason.
@@ -121,7 +120,6 @@ def check_hosts(
   Args:
     local: settings of one process, by key.
     remote: settings of the other process.
-    sides: names of the two processes, for messages.
     searcher: whether either process is a searcher.
   """
   problems = []

@@ -100,7 +100,6 @@ def validate(
   """Raises one error with all problems of a config.
 
   Args:
-    config: complete config.
     program: name of the program; in sections that it does not read, only types
       and ranges are checked.
     elsewhere: whether the run's files and packages are on other machines, so

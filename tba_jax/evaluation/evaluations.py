@@ -135,7 +135,6 @@ class Evaluations:
       config: settings `evaluate`, `search.lockstep` and `mesh`.
       evaluator: used before and after training; its `while_training` is used
         during training.
-      recorder: receiver of the results.
       best: keeper of the best params evaluated during training; None = keep
         none.
     """
@@ -179,7 +178,6 @@ class Evaluations:
 
     Args:
       name: "before", "after", or "" during training.
-      step: steps done by the params.
       params: policy, on its mesh.
       should_stop: checked between batches.
     """

@@ -627,10 +627,7 @@ class Evaluator:
 
 
 class _Target:
-  """Draws from the reference, for bounds on the distance to the target.
-
-  sampler: draws from the reference.
-  """
+  """Draws from the reference, for bounds on the distance to the target."""
 
   def __init__(
       self,

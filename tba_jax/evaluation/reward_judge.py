@@ -49,7 +49,6 @@ class ModelJudge(judges.Judge):
     """Stores the model.
 
     Args:
-      scorer: reward model that scores completions.
       task: source of prompts and references.
       on_event: event sink, see `Judge`.
       with_keys: whether to count completions that score above the task's
@@ -179,9 +178,7 @@ def make_judge(
   Args:
     config: settings `reward`, `task` and the settings of `load_scorer`.
     workdir: directory with the run's own reward model, if it has one.
-    task: source of prompts and references.
     on_event: function that receives failures.
-    mesh: devices of the frozen models.
     with_keys: whether to score references too, see `ModelJudge`.
 
   Raises:

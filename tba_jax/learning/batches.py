@@ -39,7 +39,6 @@ def of_draw(
   """Returns the batch of a draw on the host.
 
   Args:
-    draw: result of the buffer.
     tokenizer: see `completion_mask`.
     masks_cut_off: whether the loss counts no token of completions that were cut
       off. Source: overlong filtering of Yu et al. 2025 (DAPO,
@@ -63,8 +62,6 @@ def of_draw(
 class BatchRow(NamedTuple):
   """A prompt and its K completions.
 
-  prompt: token ids.
-  completions: token ids of each completion.
   masks: True on the completion tokens that the loss counts; None counts all.
   """
 

@@ -24,7 +24,6 @@ class CompileAhead:
 
   Args:
     sizes: packed shapes, largest first.
-    compile_size: function that compiles all programs for a size.
   """
 
   def __init__(

@@ -46,7 +46,6 @@ class DeviceWork:
     train_step: jitted step; donates the state.
     reference: policy that the KL is measured against.
     merger: function that adds adapters to the model's params.
-    cluster: connection to the other processes.
     task: digest of the task's prompts for checkpoints; "" if environments
       provide the prompts.
     peers: helper that writes this process's shards of published params; None if

@@ -92,7 +92,6 @@ def make_learner(
 
   Args:
     config: reads `loss` (beta is constant), `optimizer`, `train` and `seed`.
-    space: all completions.
   """
   num_steps = config.train.num_steps
   ref_logprobs_N = jnp.asarray(space.ref_logprobs_N)

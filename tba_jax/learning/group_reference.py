@@ -47,7 +47,6 @@ class GroupReference:
 
     Args:
       config: reads `sampling`, `search` and `loss.include_stop_token`.
-      policy: initial policy of the run.
       params: reference params, on the searcher's devices.
       mesh: searcher's mesh; None uses the first device.
 
@@ -209,7 +208,6 @@ def make_group_reference(
   """Returns a searcher's reference.
 
   Args:
-    policy: initial policy of the run.
     make_params: function that puts the initial params on the searcher's
       devices.
     mesh: searcher's mesh; None uses the first device.

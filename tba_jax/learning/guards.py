@@ -37,7 +37,6 @@ def max_logprob_gap(config: ml_collections.ConfigDict, backend: str) -> float:
   Args:
     config: reads `guards`, `search`, `explore`, `offline`, `model`, `publish`,
       `lora`.
-    backend: JAX backend of the trainer.
   """
   explore = config.explore
   if config.guards.max_logprob_gap:
@@ -93,7 +92,6 @@ class Guards:
     Args:
       config: reads `guards` and what `max_logprob_gap` reads.
       state: result of `get_state`, to continue from.
-      backend: JAX backend of the trainer.
       num_sampled_by_chance: position in the prompt order from which prompts are
         selected by earlier results.
       unchecked_step: first step with changed settings, where the log-prob gap
@@ -145,7 +143,6 @@ class Guards:
     """Returns an alarm if the share of failures has risen above the limit.
 
     Args:
-      step: last completed step.
       shares: (position, share of unjudged completions) of the groups that
         arrived since the last call.
     """

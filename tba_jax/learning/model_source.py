@@ -70,9 +70,7 @@ def restore(
   Adapters are merged into their base, which must be unchanged.
 
   Args:
-    workdir: directory of the run.
     step: checkpoint to read; None reads the newest.
-    mesh: placement of the params.
     needs_task: whether to make the task, see `policy.make_policy`.
 
   Raises:

@@ -143,7 +143,6 @@ class Job:
   model: object with `init` and `logical_axes`.
   init_params: () -> params before step 0.
   loss_fn: loss, see `train_step.make_train_step`.
-  examples: training data.
   evaluate: (params, step) -> metrics; {} if stopped or without evaluation.
   metric_names: step metrics to write in addition to `loss`.
   save: (final params, metrics of the last evaluation) -> evaluation to report;

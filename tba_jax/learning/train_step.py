@@ -506,7 +506,6 @@ def prepare(
     model: the policy's `models.transformer.Model`.
     value_model: a `models.heads.ScalarModel` if the objective learns one.
     held: `TrainState.proximal_params`, with adapters attached.
-    loss_params: current loss params.
     batch: data of the step, with rows.
     beta: [] float32.
   """
@@ -569,7 +568,6 @@ def accumulate_micro_batches(
   Args:
     functions: loss of the batch, and placeholder outputs.
     forward: (params, token_indices_RxL) -> (outputs, totals).
-    params: policy params and loss params.
     batch: data of the step, with rows.
     beta: [] float32.
     needs_all: whether gradients depend on outputs of other micro-batches.

@@ -44,8 +44,6 @@ def make_work(
   """Returns the state owner and the restored host state, or {}.
 
   Args:
-    run: directory and identity of the run.
-    cluster: connection between the trainer processes.
     checkpointer: source of checkpoints; None if nothing is saved.
     step: checkpoint to restore, 0 for the initial state; None for the newest
       checkpoint, or the initial state if there is none.
@@ -189,7 +187,6 @@ def make_answer_fn(
 
   Args:
     config: reads `publish`, `sampling` and the settings of `probe.max_gap`.
-    mesh: placement of the params.
 
   Returns:
     (published params, base) -> leaves of `probe.abstract`.
@@ -346,7 +343,6 @@ def make_train_step(
 
   Args:
     mesh: trainer's mesh.
-    params: base params of the adapters.
     reference: π_ref; required if the loss compares distributions with it.
   """
   has_teacher = objective_table.find(config.loss.name).has_teacher

@@ -144,7 +144,6 @@ def factors(
       respect to log π of each token; only the sign matters.
     correction: name in `objective_table.CORRECTIONS`.
     ratio_clip: c, bound of the clips, gspo, cispo and decoupled.
-    ratio_cap: the cap.
     clip_high: d; 0 = the same as ratio_clip.
     ratio_floor: lowest ratio that the masks keep.
     moment_cap: cap of "m2_mask", nats².

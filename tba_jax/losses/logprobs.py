@@ -93,7 +93,6 @@ def entropy(logits: jax.Array, *, temperature: float) -> jax.Array:
 
   Args:
     logits: [..., V] float; -inf for tokens that cannot occur.
-    temperature: sampling temperature.
   """
   logprobs = log_softmax(logits, temperature=temperature)
   probs = jnp.exp(logprobs)
@@ -112,7 +111,6 @@ def map_micro_batches(
   Args:
     fn: (token_indices_RxL of a micro-batch) -> pytree of [R, L, ...], a value
       for the token that each place predicts.
-    rows: packed rows of a batch.
     others: pytree of [B, K, T, ...], values of tokens that no place predicts.
   """
   R, N, L = rows.token_indices.shape

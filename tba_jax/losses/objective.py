@@ -44,7 +44,6 @@ def make_loss_params(
   Args:
     config: reads `loss.name`.
     value_model: a `models.heads.ScalarModel` if the objective learns one.
-    params: policy params.
     value_params: params of the value model; None uses the policy's, with a zero
       head.
 

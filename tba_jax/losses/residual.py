@@ -222,8 +222,6 @@ def member(
     c: `config.loss`: `anchor` replaces the default anchor; unless the default
       baseline is learned, `baseline` replaces it and `baseline_shift` is added.
     beta: [] float32.
-    anchor: default of the member.
-    baseline: default of the member.
     paper: ratio of the paper's scale to the unit scale.
   """
   log_ratio_BxK, share_BxK = log_ratio(groups, c.anchor or anchor, c.ema_decay)

@@ -211,7 +211,6 @@ class Cluster:
   Args:
     process: number of this process; 0 leads.
     num_processes: number of the trainer's processes.
-    secret: key of the commands.
     deadline_s: longest silence of process 0.
     client: connection to the trainer's coordinator; None for a single process.
     clock: function that returns seconds, as `time.monotonic`.
@@ -299,7 +298,6 @@ class Cluster:
     All processes must call it; only process 0 waits.
 
     Args:
-      name: unique name of this collection.
       fields: values of JSON types.
 
     Raises:
@@ -456,7 +454,6 @@ def join(
     operands: number of this process, and host:port of process 0 (default:
       `settings.coordinator`). Without these, JAX detects both on Slurm, TPU VMs
       and others.
-    secret: key of the commands.
     tls: files of mutual TLS with process 0.
 
   Raises:

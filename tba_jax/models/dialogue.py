@@ -128,7 +128,6 @@ def encode(
   Args:
     tokenizer: the policy's.
     prompt: messages before the first turn.
-    turns: the episode.
     tools: JSON schemas of the assistant's tools.
     stopped: whether the last turn was ended by its stop token.
 

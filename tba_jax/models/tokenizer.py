@@ -83,7 +83,6 @@ class Tokenizer:
   longest_token: characters of the longest token.
   pad_id: id that fills arrays; the stop token's if there is no pad token.
     Lengths and masks define padding, never this id.
-  eos_id: id of the stop token.
   bos_id: id of the BOS token, or None.
   turn_ends: stop tokens of the tokenizer and the model, and the token that ends
     a turn in the chat template.
@@ -642,7 +641,6 @@ class Dialogue:
     """Returns the ids of an answer and adds turn and answer to the messages.
 
     Args:
-      text: decoded turn.
       turn: its ids, including the stop token or stop string.
       observation: the environment's answer.
 

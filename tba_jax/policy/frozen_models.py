@@ -95,7 +95,6 @@ def load_scorer(
   Args:
     config: reads `reward.batch_size`, `sampling`, `sharding`, `tokenizer.bos`
       and `model.compute_dtype`.
-    key: setting that names the folder, for messages.
     folder: the params keep its dtype.
     mesh: the role's mesh.
 

@@ -123,9 +123,7 @@ def prompt_lines(
 
   Args:
     prompt: a text or messages.
-    split: task split of the prompt.
     tokenizer: the policy's.
-    tools: JSON schemas of tools for the chat template.
 
   Raises:
     ValueError: the tokenizer cannot encode the prompt, or the prompt does not

@@ -66,7 +66,6 @@ def make_logprobs_fn(
 
   Args:
     model: a `models.transformer.Model`.
-    temperature: sampling temperature.
   """
 
   def run(

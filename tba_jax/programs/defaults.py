@@ -62,12 +62,7 @@ _SHOWN = ("loss.beta", "train.num_steps", "search.samples_per_prompt")
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-  """A value chosen by a rule.
-
-  key: name of the setting.
-  value: chosen value.
-  why: reason in words.
-  """
+  """A value chosen by a rule."""
 
   key: str
   value: Any
@@ -102,7 +97,6 @@ class ModelFacts:
 class DataFacts:
   """Lengths of the task's texts.
 
-  num_prompts: number of training prompts.
   prompt_tokens: lengths of up to `_MOST_READ` prompts; () = unknown.
   answer_tokens: lengths of reference answers; 0 if there is none.
   is_played: whether an environment makes the prompts.
@@ -119,7 +113,6 @@ class Machine:
   """Devices of a run.
 
   hardware: kind, memory and number of devices, and hosts.
-  name: description for messages.
   is_any: whether it stands for hosts that choose each for itself, and thus must
     not depend on what an environment does on one of them.
   """
@@ -404,7 +397,6 @@ def read_data(
   """Returns the lengths of the task's prompts and answers.
 
   Args:
-    config: task and tokenizer.
     plays: whether to start an environment for the lengths of its prompts.
 
   Raises:

@@ -90,7 +90,6 @@ class _Prompt:
   """A prompt in the input.
 
   text: prompt as given, copied to the output.
-  request: input of the sampler.
   other: the line's other fields, copied to the output.
   """
 
@@ -432,7 +431,6 @@ def turns_of(
   """Returns the turns of a completion with their roles.
 
   Args:
-    tokenizer: decoder of the completion.
     tokens: [n] int, tokens of the completion.
     sampled: [n] bool or longer, True on policy tokens.
     turn_ends: number of tokens up to the end of each policy turn.

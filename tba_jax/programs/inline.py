@@ -34,11 +34,7 @@ from tba_jax.sampling import offline_sampler
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-  """Components of `loop.run` with sampling in the training thread.
-
-  learner: owner of the initial train state.
-  collector: source of training groups.
-  """
+  """Components of `loop.run` with sampling in the training thread."""
 
   config: ml_collections.ConfigDict
   learner: learner_lib.Learner
@@ -57,7 +53,6 @@ class Loop:
     Args:
       *hooks: functions called after each step with its number, batch and
         metrics, which are on the host.
-      should_stop: function checked before each step.
     """
     learner = self.learner
 
@@ -99,9 +94,6 @@ class LoopMaker:
   of steps. Loops with the same number of prompts per micro-batch share the
   reference, which has separate params.
 
-  policy: initial policy of every loop.
-  sampler: policy sampler for training.
-  judge: scorer of training completions.
   reference: initial policy, for all loops and the evaluator.
   evaluator: held-out evaluator of `Loop.learner.params`, with the KL if the run
     has a reference.
@@ -111,7 +103,6 @@ class LoopMaker:
     """Loads the initial policy of all loops.
 
     Args:
-      config: settings that all loops share.
       workdir: run directory that may contain the policy.
 
     Raises:

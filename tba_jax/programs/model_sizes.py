@@ -25,8 +25,6 @@ from tba_jax.tasks import task_table
 class FrozenModel:
   """A frozen model of a role, other than the policy and its reference.
 
-  name: label in programs and messages.
-  key: setting that names its folder.
   folder: Hugging Face folder; None for a model of the policy's size that is
     trained later.
   kind: "scalar" for one reward per text, "policy" for next-token logits,

@@ -44,10 +44,7 @@ _STAGES = {"sft": sft.run, "reward_model": reward_model.run}
 
 
 class LateSearchers(RuntimeError):
-  """Searchers did not end in time; their threads are still running.
-
-  status: exit status of the program.
-  """
+  """Searchers did not end in time; their threads are still running."""
 
   def __init__(self, status: int, count: int):
     super().__init__(f"{count} searchers did not end in time")
@@ -144,7 +141,6 @@ def train_in_memory(
   A temporary folder holds the models that earlier stages train.
 
   Args:
-    config: valid config of the run.
     stop: event that ends the run at its current step.
     on_start: function called with the records, which can be read during the
       run.

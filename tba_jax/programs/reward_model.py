@@ -71,7 +71,6 @@ class Pair:
   """A preference pair: two completions of a prompt, without stop tokens.
 
   place: file and line of the pair, or its number.
-  chosen: completion that the label prefers.
   agrees: whether relabelling kept the label; True before relabelling.
   """
 
@@ -376,7 +375,6 @@ def relabel_pairs(
   Args:
     pairs: training pairs, in the order of the file.
     score: [(prompt, completion)] -> scores [N], higher is better.
-    path: JSONL file.
     stop: event checked before each batch of pairs.
 
   Raises:

@@ -103,9 +103,7 @@ def train(
   """Trains in the main thread of a set-up process; see `run_trainer`.
 
   Args:
-    run: directory and identity of the run.
     operands: place of the process in its cluster.
-    should_stop: function checked in every wait.
     channel: memory shared with the searchers; None for the store.
 
   Returns:
@@ -245,8 +243,6 @@ def make_trainer(
   """Returns a trainer restored from the newest checkpoint, or at step 0.
 
   Args:
-    run: directory and identity of the run.
-    cluster: processes of this trainer.
     closing: stack on which the parts register their `close`.
     channel: memory shared with the searchers.
 
@@ -428,7 +424,6 @@ def run_searcher(
   """Runs one searcher until the trainer is done, a signal or an error.
 
   Args:
-    workdir: run directory.
     operands: the searcher's index in its launcher, 0 by default.
 
   Returns:
@@ -455,9 +450,7 @@ def search(
   """Samples in a set-up process; returns whether the run is complete.
 
   Args:
-    run: directory and identity of the run.
     index: number of this searcher in its launcher, from 0.
-    should_stop: function checked in every wait.
     channel: memory shared with the trainer; None for the store.
 
   Raises:
@@ -489,12 +482,9 @@ def make_searcher(
   """Returns a searcher after checking that the trainer has the same settings.
 
   Args:
-    run: directory and identity of the run.
     index: number of this searcher in its launcher, from 0.
-    should_stop: function checked in every wait.
     closing: stack on which the parts register their `close`, which sends
       remaining groups.
-    channel: memory shared with the trainer.
 
   Raises:
     ValueError: a setting or file does not fit, or differs from the trainer's.

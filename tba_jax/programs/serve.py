@@ -225,7 +225,6 @@ def _tls(
 
   Args:
     config: section `serve`.
-    folder: place for files that the server makes.
 
   Raises:
     ValueError: the files are not a certificate and its key, or a name is

@@ -79,7 +79,6 @@ class Child:
   cores: CPU cores to pin the process to; empty = all cores of its parent.
   process: current process; None before the first start.
   deaths: times of recent unplanned exits, monotonic seconds.
-  restarts: number of restarts.
   finished: whether it exited as planned, so that it is not restarted.
   listener: signs of progress of the current process.
   errors: number of consecutive exits with an error without progress of the run.
@@ -358,7 +357,6 @@ def supervise(
   """Runs or resumes a whole training run, like `run`.
 
   Args:
-    config: valid config.
     workdir: local folder of the run.
     stop: event that saves and ends the run like a signal; such a run prints no
       progress and handles no signals. None handles signals in the main thread.
@@ -487,12 +485,8 @@ class Supervisor:
     """Takes over the signal handlers of the process, unless `stop` is given.
 
     Args:
-      config: complete config.
-      run_info: run whose directory exists.
-      console: terminal for the panel and the final table.
       changes: settings that changed since the run's last start, (old, new) by
         key.
-      limits: periods and limits of supervision.
       children: starter of the processes; None starts them on this machine.
       stop: event that ends the run like SIGINT.
     """

@@ -63,7 +63,6 @@ def staleness(
     starts: (epoch, first step) of all epochs.
     epochs: [...] int, epoch that published the params.
     versions: [...] int, step at which the params were published.
-    step: current step of the trainer.
 
   Returns:
     [...] int32, at least 0.
@@ -447,7 +446,6 @@ class ReplayBuffer:
     Args:
       draw: newest result of `draw`.
       is_left_out: predicate of rows.
-      rng: source of randomness.
 
     Raises:
       NothingLeftError: all stored completions are left out.
@@ -692,7 +690,6 @@ class ReplayBuffer:
     """Returns the prompt for a slot, its remaining rows, and its pool.
 
     Args:
-      rng: source of randomness.
       key: the slot's prompt so far.
       recent: whether it was drawn from the recent pool.
       in_batch: prompts of the other slots.

@@ -83,7 +83,6 @@ class Ledger:
     Args:
       searcher: id of the searcher that generated the block.
       totals_after: the searcher's totals after this block.
-      amount: size of the block.
     """
     self.announce(searcher, totals_after)
     self._applied[searcher] += amount

@@ -23,10 +23,7 @@ _SLACK = 1 << 20
 
 
 class PromptOrder:
-  """Maps positions to prompts; thread-safe.
-
-  num_prompts: number of prompts in the order.
-  """
+  """Maps positions to prompts; thread-safe."""
 
   def __init__(
       self,
@@ -39,7 +36,6 @@ class PromptOrder:
 
     Args:
       num_prompts: N.
-      seed: random seed of the permutations.
       prompt_ids: N prompt ids; None uses 0 to N - 1.
     """
     if num_prompts < 1:

@@ -51,9 +51,7 @@ def choose_by_reward(
   priority by it; its own is |reward|.
 
   Args:
-    rng: source of randomness.
     rewards: [n] float, finite.
-    count: number of indices to draw.
     temperature: reward per unit of log-weight, above 0.
     ages: [n], staleness in steps; read with an age_decay.
     age_decay: steps per unit of log-weight; 0 = no decay.

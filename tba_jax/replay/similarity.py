@@ -48,7 +48,6 @@ class SimilarityFilter:
 
     Args:
       config: `replay_filter`.
-      table: completions of the buffer.
       embed: encoder, for similarity "cosine".
       content_mask: mask of sampled tokens without stop tokens and stop strings.
       beta: weight of the KL, for similarity_by "log_reward".
@@ -66,7 +65,6 @@ class SimilarityFilter:
     """Compares new completions with stored ones and with each other.
 
     Args:
-      group: new completions.
       candidates: indices of completions that may be stored.
       rows: the prompt's rows.
 

@@ -165,7 +165,6 @@ def thin(
 
   Args:
     records: metrics records, one per step, with `step` and `time`.
-    name: metric to plot.
     band: metric drawn as a ± band around `name`; "" = the range of the values
       that a point covers.
     band_scale: factor of `band`.

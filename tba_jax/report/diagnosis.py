@@ -34,7 +34,6 @@ class Collapse:
   step: first step of the blocks that show the cause.
   until: first step after the collapse; None if it lasts.
   line: summary in one line.
-  sentence: summary with later causes and a remedy.
   followers: (cause, step) of later causes.
   """
 

@@ -336,8 +336,6 @@ class Panel:
     """Makes a panel, or lines if the console is not a terminal.
 
     Args:
-      workdir: run directory.
-      console: terminal to draw on.
       memory: records of a run that has no files.
       line_every_s: minimum seconds between two lines of a phase.
     """
@@ -478,7 +476,6 @@ def lines(
   """Prints a run's progress as plain lines, from a thread.
 
   Args:
-    workdir: run directory.
     memory: records of a run that has no files.
     quiet: whether to print nothing.
   """

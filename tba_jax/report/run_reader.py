@@ -60,12 +60,9 @@ class Lane:
 class RunData:
   """Contents of a run directory; any part may be empty.
 
-  workdir: run directory.
   config, eval, ledger, status, summary: JSON files of these names.
   lines: metrics records as written.
-  sft_records: metrics records of supervised fine-tuning.
   lanes: spans by (role, index, lane).
-  span_kinds: names of the kinds of spans.
   events: the newest events, oldest first; num_events: of the whole run.
   changes: changed settings by step; see `metrics.settings_changes`.
   samples: evenly spaced samples, printable; num_samples: of the whole run.

@@ -46,7 +46,6 @@ def run_batched(
     fn: (tokens [B, L] int32, mask [B, L] int32) -> [B, ...].
     ids: token ids of each text, at most L.
     shape: B and L; the last batch is padded.
-    pad_id: padding token.
     pad_left: whether padding comes before a text.
   """
   num_rows, num_tokens = shape
@@ -332,8 +331,6 @@ class RedTeamJudge(judges.Judge):
     """Stores the models.
 
     Args:
-      victim: model that answers attacks.
-      classifier: model that scores the answers.
       embed: sentence embeddings, for diversity.
       success_threshold: t.
       on_event: event sink, see `Judge`.

@@ -52,7 +52,6 @@ class RewardScorer:
       tokenizer: may differ from the policy's.
       max_prompt_tokens: longest prompt; longer ones lose their beginning.
       max_completion_tokens: longest completion; longer ones lose their end.
-      batch_size: number of texts scored at a time.
     """
     self.params = params
     self._tokenizer = tokenizer

@@ -107,7 +107,6 @@ class Score:
   """A judge's score.
 
   value: number from 0 to 1.
-  answer: text of the judge.
   tokens: numbers of prompt and completion tokens; () if the server does not
     count.
   """

@@ -221,7 +221,6 @@ class SpanWriter:
 
     Args:
       file: stream open for appending, which the writer closes.
-      index: number of the process within its role.
       clock: busy clock that also receives the spans.
     """
     self._head = (

@@ -338,7 +338,6 @@ class Recorder:
     """Records one step.
 
     Args:
-      step: index of the step.
       metrics: output of the train step, without prefix.
       draw: the batch's trajectories.
       service: source of the buffer's statistics and the ledger.

@@ -236,7 +236,6 @@ class JaxSampler:
     Args:
       params, version, newer: arguments of `sample`.
       more: function polled while no completion waits for a row.
-      turns: environments that answer.
     """
     loop = self._loop(self.put(params), version, newer, turns, more)
     del params

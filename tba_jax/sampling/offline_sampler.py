@@ -82,12 +82,10 @@ class OfflineSampler:
 class _Encoded:
   """A logged completion as token ids.
 
-  prompt: ids of its prompt.
   ids: all tokens, including an environment's.
   sampled: whether the policy sampled each of `ids`.
   logprobs: log-probs of `ids`, nats, 0 where not sampled; None if unknown.
   stopped: whether a stop token or stop string ended it.
-  logged: its record.
   num_lost: sampled tokens that are not in `sampled`.
   """
 
@@ -388,7 +386,6 @@ class Log:
     """Returns the ids of a completion, or why it is left out.
 
     Args:
-      one: the completion.
       before: ids of its prompt, unless its episode has others.
       stop_id: token appended to a text that stopped.
     """

@@ -212,7 +212,6 @@ class Turns(Protocol):
     """Registers a completion whose turn has ended; does not wait.
 
     Args:
-      owner: the completion.
       tokens: [n] int32, its tokens so far, answers included.
     """
 
@@ -220,7 +219,6 @@ class Turns(Protocol):
     """Notes that a completion was cut off at its maximum length.
 
     Args:
-      owner: the completion.
       tokens: [n] int32, its tokens; None if an answer had no room.
     """
 
@@ -243,7 +241,6 @@ class Sampler(Protocol):
 
   Not thread-safe. `samplers.py` lists what each sampler supports.
 
-  settings: sampling parameters.
   platform: JAX backend, or the name of the program that computes log-probs.
   """
 
@@ -368,7 +365,6 @@ class Slots:
     Args:
       requests: the sampler's requests by index; the caller adds to them.
       settings: the sampler's settings.
-      rows_per_prompt: adjacent rows that share a prompt.
       num_shards: devices that split the rows.
     """
     self.queue: collections.deque[Owner] = collections.deque()
@@ -443,7 +439,6 @@ class Slots:
     """Marks a waiting completion as answered; `ids` None ends it.
 
     Args:
-      owner: waiting completion.
       ids: [m] int, its environment's answer, which fits into T.
     """
     length = self.waiting.pop(owner)
@@ -772,7 +767,6 @@ class StopStringWatch:
     """Returns the number of tokens to keep, None to keep all so far.
 
     Args:
-      owner: the completion.
       ids: [n] int, tokens of the turn so far, without its stop token.
     """
     seen = self._seen.get(owner, 0)

@@ -107,9 +107,6 @@ def num_kept_of(c: Mapping[str, Any]) -> int:
   """Returns C, most tokens that truncated sampling keeps; 0 if it is off.
 
   Completions that all come from a log are not truncated.
-
-  Args:
-    c: values of settings by key.
   """
   top_k, top_p, min_p, most = (c[f"sampling.{name}"] for name in _KEPT)
   if c["offline.path"] and c["offline.fraction"] == 1:
@@ -123,7 +120,6 @@ def num_kept_of(c: Mapping[str, Any]) -> int:
 class SamplerHome:
   """The searcher that owns a sampler.
 
-  workdir: run directory.
   index: the searcher's index.
   on_event: function called with (kind, message).
   on_progress: function called while the sampler works.
@@ -141,7 +137,6 @@ def make(
   """Returns the `requests.Sampler` of `config.search.sampler`.
 
   Args:
-    model: policy model.
     settings: `requests.SamplingSettings`.
     home: its searcher; None for a sampler that decodes in this process.
 

@@ -276,8 +276,6 @@ def decode_chunk(
 
   Args:
     model, settings, sharding: the sampler's.
-    decode_params: model params for decoding.
-    state: row state.
     num_steps, num_idle: [] int32; arrays, so that one program serves all.
     num_segments: static; cache segments to read and write, with room for all
       tokens of active rows at the end.
@@ -353,8 +351,6 @@ def recompute_cache(
 
   Args:
     model, sharding: the sampler's.
-    decode_params: model params for decoding.
-    state: row state.
     tokens_BxL: [B, P + T] int32, tokens in the cache's columns: prompts, and
       completions without the last token, which is not fed yet.
     mask_BxL: [B, P + T] float32, 1 on these tokens.
@@ -431,7 +427,6 @@ def feed(
 
   Args:
     model, settings, sharding: the sampler's.
-    decode_params: model params for decoding.
     state: row state from `give`.
     rows_B: [B] int32, rows to feed; indices from R on are unused.
     count_B: [B] int32, tokens to feed per row, up to `length`.

@@ -118,7 +118,6 @@ class ParamsFolder:
   """Params that the server can load; the files are deleted with the object.
 
   name: unique identifier of these params on the server.
-  folder: directory of the files.
   rank: inner dimension of an adapter; 0 for whole params.
   """
 
@@ -189,7 +188,6 @@ class VllmSampler:
 
     Args:
       settings: sampling without exploration.
-      model_config: shape of the params.
       url: "http://HOST:PORT".
       folder: parent of the params' folders, at the same path on the server.
       is_shared: whether the server may run as another user.
@@ -350,9 +348,6 @@ class VllmSampler:
     """Returns turns after a prompt.
 
     Args:
-      params: version on the server.
-      ids: the prompt.
-      num: number of turns.
       max_tokens: most tokens of each.
       top_k: number of tokens to sample the first from; 0 for C.
 
@@ -455,7 +450,6 @@ class VllmSampler:
     """Returns `kept` and `top_k` of a turn, up to the place that needs it.
 
     Args:
-      ids: sampled tokens.
       tops: C + 1 likeliest tokens of each place, with their log-probs.
     """
     C = self._settings.num_kept
@@ -722,7 +716,6 @@ def make(
 class _Growing:
   """Completions of a request, as their turns arrive.
 
-  request: prompt and limits.
   num_left: number of unfinished completions.
   starts_S: [S] int32, start of the current turn.
   """
@@ -780,8 +773,6 @@ class _Growing:
 class _Call:
   """Turns of one request that the server samples in one call.
 
-  index: number of the request.
-  samples: completions.
   top_k: argument of `VllmSampler.generate`.
   attempts: number of calls that gave no turns.
   params: folder kept until the answer.
@@ -896,7 +887,6 @@ class _Loop:
     """Requests turns once more: of one call, or all if the params are lost.
 
     Args:
-      why: reason.
       number: the call that failed; None if the server does not answer.
     """
     self._sampler.on_event("sampler_lost", why)

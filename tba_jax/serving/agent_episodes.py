@@ -61,7 +61,6 @@ class AgentEpisodes:
     """Returns the tokens that the model would see in a call; for any thread.
 
     Args:
-      call: request to measure.
       id: its episode; None = outside any.
 
     Raises:

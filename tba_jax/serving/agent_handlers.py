@@ -28,7 +28,6 @@ _Kind = type[chat_requests.CompletionRequest] | Callable[[], Any]
 class _Call:
   """An agent's call.
 
-  call: completion that it equals.
   raw: JSON of the completion's request.
   body: request as sent; None if it was sent as a completion.
   dialect: module that translated it, see `dialects.py`; None likewise.

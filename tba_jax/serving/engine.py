@@ -35,7 +35,6 @@ class Engine:
   """Executes the requests of a server; `run` is the loop of its thread.
 
   registry, journal: sessions, models and checkpoints; requests.
-  queue: waiting requests.
   base, weights, models: the base model; checkpoints; models under training.
   samples, episodes, replays: sampling, agents, and training by the server.
 

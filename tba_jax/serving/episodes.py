@@ -48,7 +48,6 @@ class EpisodeRow:
 
   messages: chat history as sent by the agent; None for a text prompt.
   rendered: chat history for the chat template, with turns as sampled.
-  text: decoded tokens.
   tokens: [L] token ids.
   start: number of tokens before the first sampled one.
   sampled: [L], whether the policy sampled each token.
@@ -181,7 +180,6 @@ class Episode:
 
     Args:
       row: existing row to continue.
-      known: its messages, as sent.
       new: messages after them.
       tools: JSON schemas to present to the model.
 
@@ -266,7 +264,6 @@ class Episode:
 
     Args:
       turn: place of the call, from `begin`.
-      tokens: token ids of the answer.
       logprobs: their log-probs, nats.
       stopped: whether a stop token or stop string ended it.
       version: optimizer steps of the params that sampled it.

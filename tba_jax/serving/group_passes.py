@@ -42,7 +42,6 @@ class GroupPasses:
   """Passes of models with the same trained part.
 
   Args:
-    trainable: the trained part.
     objective_config: function (name, changed settings) -> config of the
       objective; raises ValueError if a server does not support it.
   """
@@ -66,7 +65,6 @@ class GroupPasses:
     """Adds the gradient of a pass; returns the sum, and the pass's result.
 
     Args:
-      params: trained params.
       grads: gradient so far, which is donated; None = forward pass only.
       request: a pass with an objective of `losses/objective_table.py`.
 
@@ -109,11 +107,8 @@ class GroupPasses:
     """Adds the gradient of a batch; returns sum, loss, log-probs [B, K, T].
 
     Args:
-      params: trained params.
       grads: gradient so far, which is donated; None = forward pass only.
-      name: objective.
       changes: settings of the objective that differ from the server's.
-      batch: groups.
       has_reference: whether the batch has the reference's log-probs.
 
     Raises:

@@ -120,7 +120,6 @@ class Handlers:
   """Base of the HTTP handlers; each subclass has its own `routes`.
 
   Args:
-    engine: parts of the server.
     waiters: list of the handlers that wait for requests.
   """
 

@@ -55,7 +55,6 @@ def objective_config(
   """Returns the config with a group objective and its settings.
 
   Args:
-    name: objective.
     changes: settings of the objective that differ from `config.loss`.
 
   Raises:

@@ -148,10 +148,7 @@ class Datum:
 class Pass:
   """A forward pass over sequences, with or without a backward one.
 
-  loss: name of the loss.
-  config: settings of the loss.
   forward_only: whether the gradient is left out.
-  data: sequences.
   """
 
   loss: str
@@ -176,7 +173,6 @@ class PassResult:
 class SampleResult:
   """Completions of a prompt.
 
-  tokens: token ids of each completion.
   logprobs: their log-probs, nats.
   stopped: whether a stop token or stop string ended each.
   prompt_logprobs: [P] float32, nan where not computed; None if not requested.

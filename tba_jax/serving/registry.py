@@ -93,7 +93,6 @@ class Registry:
     """Adds an episode, unless it already exists.
 
     Args:
-      session: owner of the episode.
       spec: facts about the episode.
       together: group in which its rows are trained; "" = none.
       size: number of episodes of the group.

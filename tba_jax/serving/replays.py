@@ -79,11 +79,6 @@ class Replays:
   ) -> request_journal.ServerRequest:
     """Queues the insertion of a rewarded sample into its replay.
 
-    Args:
-      model: id of the replay.
-      id: request id of the sample.
-      rewards: reward of each completion.
-
     Raises:
       LookupError: the replay has no such sample.
       ValueError: the sample is unfinished or failed, or the rewards do not fit.
@@ -155,7 +150,6 @@ class Replays:
     """Returns the state of a replay.
 
     Args:
-      model: id of the replay.
       after: step after which metrics are returned, the newest 1000 at most.
     """
     settings = self.settings(model)

@@ -47,8 +47,6 @@ class ServerRequest:
 class RequestOutcome:
   """Outcome of a request: a result, a failure, or neither yet.
 
-  kind: name of the operation.
-  result: bytes of the result.
   failure: {"error": text, "category": "user" or "server"}.
   """
 
@@ -227,7 +225,6 @@ class RequestJournal:
 
     Args:
       owner: model, sampling session or episode.
-      after: place.
       first: lowest number of a request.
       last: highest number of a request.
       limit: most requests.

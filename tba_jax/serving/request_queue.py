@@ -40,7 +40,6 @@ class RequestQueue:
   lock: condition; no request starts while it is held.
 
   Args:
-    journal: store of the requests.
     gap_deadline_s: longest wait of a request for its predecessor.
     on_done: function called with the ids of finished requests.
   """

@@ -47,12 +47,9 @@ class SavedWeights:
 
   `place`, `delete` and `step` are for any thread.
 
-  policy: model and tokenizer.
   lora_alpha: `config.lora.alpha`.
-  base_name: identity of the model that adapters belong to.
   abstract_state: function from a spec to the shapes and shardings of its
     models' state.
-  folder: root directory of the server.
   insist: function that repeats a write until it succeeds.
   """
 

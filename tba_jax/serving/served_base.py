@@ -34,13 +34,10 @@ _SECTIONS = ("model", "tokenizer", "sampling", "loss", "lora")
 class ServedBase:
   """The base model of a server.
 
-  policy: model and tokenizer.
-  name: label of the model for clients.
   base_name: identity of the model, recorded in checkpoints.
   tokenizer_id: name or folder that clients load the tokenizer from.
 
   Args:
-    workdir: directory of the server.
     folder: root of the server's files in `workdir`.
     registry: store of the settings that must not change.
 
@@ -113,7 +110,6 @@ class ServedBase:
     """Returns the spec of a new model.
 
     Args:
-      model: id of the model.
       adapters: LoRA settings; None trains all params, as rank 0 does.
 
     Raises:

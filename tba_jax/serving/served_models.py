@@ -34,7 +34,6 @@ _KEEP = 2
 class ServedModel:
   """A model in memory.
 
-  saver: writer of its recovery checkpoints.
   replay: buffer of a model that the server trains; None for others.
   steps_since_save: optimizer steps after the newest recovery checkpoint.
   """

@@ -72,7 +72,6 @@ def with_replay(
 class ServedReplay:
   """The buffer of a replay, and counts of what has passed through it.
 
-  settings: training settings.
   counts: number of completions that have `entered`, were `trained` on, or were
     `evicted` untrained, and of `groups` that have entered. All other
     completions are in the buffer, untrained.
@@ -233,7 +232,6 @@ def pack_group(
   """Returns a group as JSON.
 
   Args:
-    prompt_ids: token ids of the prompt.
     completions: `ids`, `mask`, `logprobs`, `version`, `stopped` and `reward` of
       each.
   """
@@ -285,8 +283,6 @@ def group_of_sample(
   """Returns the group of a sample `into` a replay.
 
   Args:
-    result: JSON of the sample.
-    rewards: reward of each completion.
     least: smallest group size of the objective.
 
   Raises:

@@ -27,7 +27,6 @@ def names_of(host: str, more: str) -> list[str]:
   """Returns the names by which clients may call a server.
 
   Args:
-    host: address at which the server listens.
     more: further names and addresses, separated by commas.
   """
   hostname = socket.gethostname()

@@ -26,7 +26,6 @@ class TokenLoss:
   inputs: names of the arrays that it reads in addition to the targets;
     `logprobs` are the behavior policy's.
   optional: inputs that may be left out, with their defaults.
-  config: settings of the loss, with their defaults.
   """
 
   fn: Callable[

@@ -29,11 +29,7 @@ _SHORTEST = 32  # Tokens of the shortest padded length.
 
 
 class TokenPasses:
-  """Passes of models with the same trained part.
-
-  Args:
-    trainable: the trained part.
-  """
+  """Passes of models with the same trained part."""
 
   def __init__(self, trainable: trainable_lib.Trainable):
     self._trainable = trainable
@@ -45,7 +41,6 @@ class TokenPasses:
     """Adds the gradient of a pass; returns the sum, and the pass's result.
 
     Args:
-      params: trained params.
       grads: gradient so far, which is donated; None = forward pass only.
       request: a pass with a loss of `token_losses.LOSSES`.
 

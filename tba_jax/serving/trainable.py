@@ -25,8 +25,6 @@ PyTree = types.PyTree
 class Trainable:
   """Compiled programs that models with the same trained part share.
 
-  config: settings that the programs and passes read.
-  model: shared architecture.
   base: params of the base model, which adapters adapt; also the reference
     policy.
   adapters: LoRA adapters; None if all params are trained.

@@ -63,10 +63,7 @@ class TrainPrograms:
 
 
 class TrainedModel:
-  """A model under training: params, optimizer state, gradient.
-
-  num_steps: optimizer steps done.
-  """
+  """A model under training: params, optimizer state, gradient."""
 
   def __init__(
       self, programs: TrainPrograms, params: PyTree, opt_state: PyTree
@@ -137,7 +134,6 @@ class TrainedModel:
     """Replaces the params, and drops the gradient.
 
     Args:
-      params: values to continue from.
       opt_state: optimizer state of `params`; None starts a new one.
     """
     self.params, self._grads = params, None

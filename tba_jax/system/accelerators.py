@@ -242,11 +242,8 @@ def assign(
   single TPU chip, searchers use the CPU.
 
   Args:
-    machine: accelerators of this machine.
     devices: settings `trainer` and `searcher`: "" for the default, "cpu", or
       indices of accelerators such as "0", "0,1" or "0-3".
-    trainers: number of devices of each trainer process.
-    searchers: number of devices of each searcher.
 
   Returns:
     For `trainer` and `searcher`, the environment of each of their processes.

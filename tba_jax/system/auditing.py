@@ -29,7 +29,6 @@ class Damage(NamedTuple):
   """Damaged or missing data.
 
   place: file, and position in it.
-  what: fault.
   advice: consequence for the user, and remedy; "" for a fault that a restart
     handles or has handled.
   """
@@ -46,11 +45,8 @@ Findings = Iterator[tuple[str, str, str] | tuple[str, str] | str]
 class AuditedRun:
   """Contents of a run directory, as far as audits have read it.
 
-  folder: the run directory.
   live: whether a process of this host works there.
-  show: function that shows progress.
   json: JSON files that could be read, by name.
-  events: records of events.jsonl.
   marks: last line of each searcher in acknowledged.jsonl.
   saved: step -> host state of the checkpoints, oldest first; {} if unreadable.
   """

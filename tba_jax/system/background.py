@@ -16,7 +16,6 @@ class Thread:
   """Runs a function in a daemon thread; `check` and `close` raise its error.
 
   Args:
-    name: shown in messages.
     run: function, called once with an event that `close` sets, after which it
       must return soon.
     close_s: longest wait of `close`.
@@ -85,7 +84,6 @@ class JobQueue(Thread):
   """A thread that runs jobs in order, up to the first failure.
 
   Args:
-    name: shown in messages.
     max_waiting: size of the queue; `submit` waits while it is full.
     deadline_s: longest wait of `submit`, `flush` and `close`.
   """

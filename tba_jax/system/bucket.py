@@ -105,7 +105,6 @@ def stage(workdir: str, program: str, *, key: str = "--workdir") -> str:
 
   Args:
     workdir: URL, or a path, which is returned unchanged.
-    program: name of the program that will read the directory.
     key: flag or setting of `workdir`, for messages.
 
   Raises:

@@ -54,7 +54,6 @@ class Loan:
     """Writes a callable; returns the setting's value that names it.
 
     Args:
-      argument: name of the argument, for messages.
       value: function, class or object.
 
     Raises:

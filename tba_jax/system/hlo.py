@@ -140,7 +140,6 @@ def costs(text: str, host_size: int = 0, trips: int = 1) -> Costs:
   A conditional is counted as its most expensive branch.
 
   Args:
-    text: HLO of the module.
     host_size: devices of a host, if hosts are joined by a network; else 0.
     trips: iterations of a loop whose number is decided at run time; such a loop
       nested in another one counts as one iteration.
@@ -274,7 +273,6 @@ def _walk(
 
   Args:
     computations: all computations of the module, by name.
-    name: computation to walk.
     channels: ids already counted in this run; an asynchronous collective
       appears in several fusions under one channel.
     received: (computation, collective, kind) -> bytes.

@@ -297,11 +297,9 @@ def schema_error(value: Any, schema: Any, name: str = "") -> str:
   """Returns how a JSON value violates a schema, or "".
 
   Args:
-    value: parsed JSON.
     schema: a type (`float` allows int, `int` not bool), `[schema]` for a list,
       or `{key: schema}` for an object: a key ending in "?" may be missing or
       null, "*" stands for all other keys. Keys without a schema are allowed.
-    name: shown in messages.
   """
   where = f"{name!r} " if name else ""
   if isinstance(schema, Mapping):

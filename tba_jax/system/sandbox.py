@@ -392,8 +392,6 @@ class TemporaryHome:
   """A temporary directory, removed by `close`.
 
   If this process is killed, a later process removes it.
-
-  path: location of the directory.
   """
 
   def __init__(self):
@@ -455,7 +453,6 @@ def enter(
   threads.
 
   Args:
-    home: directory of the process.
     network: whether to keep the network.
     readable: paths that must stay readable.
     boxed: whether the process runs in bubblewrap.

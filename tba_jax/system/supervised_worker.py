@@ -100,7 +100,6 @@ class ChildProcess:
 class _WorkerProcess(ChildProcess):
   """A confined process with a private directory.
 
-  home: temporary directory.
   num_threads: number of threads before it forks.
   """
 
@@ -263,7 +262,6 @@ class WorkerPool:
       module: entry point of the processes; calls `keeper.serve`.
       hello: fields of the first message to a process.
       config_reward: `config.reward`.
-      box: confinement of the processes.
       links: symlinks in a completion's directory, {path in it: folder}.
       on_event: function that receives ("sandbox_limited", message).
     """

@@ -36,7 +36,6 @@ def load_function(
 
   Args:
     key: name of the setting, for messages.
-    text: value of the setting.
     allowed_values: other values that the setting allows, for messages.
 
   Raises:
@@ -78,7 +77,6 @@ def describe(error: BaseException, function: Any = None) -> str:
   """Returns an error of user code in one line, with its place in that code.
 
   Args:
-    error: exception that user code raised.
     function: called function; its definition is the place if no line of user
       code raised the error.
   """

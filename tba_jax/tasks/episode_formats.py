@@ -72,7 +72,6 @@ class Episode:
   format: see the module docstring.
   prompt: messages before the first turn; None if only token ids are known.
   turns: the assistant's turns and their answers.
-  tools: JSON schemas of the tools.
   tokens: ids that the policy read and sampled; None if unknown.
   reward: unchecked value of the reward's field; None if it is missing.
   stopped: whether a stop token ended the last turn; None if unknown.
@@ -93,7 +92,6 @@ def parse(record: Record, reward_field: str) -> list[Episode] | None:
   """Returns the episodes of a record; None for a record of another kind.
 
   Args:
-    record: JSON object.
     reward_field: name of the reward, at the top of the record or, in ATIF, in
       `extra`; verifiers' sum of `rewards` is used if it has none.
 
@@ -565,9 +563,7 @@ def _episode(
   """Returns the episode of messages in one form.
 
   Args:
-    format: name of the format.
     messages: prompt and episode; `is_copied` marks turns not sampled in it.
-    tools: JSON schemas.
     first: number of messages in the prompt; None = those before the first
       sampled turn.
     stopped: see `Episode`.
@@ -604,7 +600,6 @@ def _messages(
   """Returns messages in one form.
 
   Args:
-    value: list of messages as logged.
     place: path of the list; of a message, if it is the only one.
     before: messages before them, whose calls they may answer.
   """

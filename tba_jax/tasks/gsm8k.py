@@ -36,9 +36,8 @@ class Gsm8k(rows_task.RowsTask):
   """Problems with worked solutions that end in `#### number`.
 
   data: "openai/gsm8k" on the Hugging Face hub, of which the subset "main" is
-    read; a folder with train.jsonl and test.jsonl as published; a folder
-    prepared by `python -m tba_jax.tasks.gsm8k_data`; or "synthetic": small
-    generated problems in the same format.
+    read; a folder with train.jsonl and test.jsonl as published; or
+    "synthetic": small generated problems in the same format.
   synthetic_prompts: number of generated problems, over all splits.
   prompt_format: "tba", "sft" or "plain".
   answer_rule: "answer", as a person would read it: after the last `####`, else

@@ -111,7 +111,6 @@ class Kind:
 
   aspect: property of the answer that it constrains; unique within a prompt.
   wordings: texts of the instruction, with `{}` for its value.
-  values: choices to draw from.
   holds: (text, value) -> whether the text follows the instruction.
   shape: (draft, value); changes a draft so that it follows the instruction.
   write: (text, value) -> the draft's text, laid out.
@@ -343,7 +342,6 @@ class Instruction:
 
   kind: key of `KINDS`.
   value: number or text that it asks for; "" if it needs none.
-  text: wording of the instruction.
   """
 
   kind: str

@@ -67,9 +67,7 @@ def call(
   completion, and a mapping with the result as "reward" if metrics were logged.
 
   Args:
-    function: reward function of either form.
     prompt: text or messages.
-    completions: texts.
     row: third argument of the first form.
     columns: fields of the data row, arguments of the second form.
     completion_ids: tokens of each completion, with the stop token.

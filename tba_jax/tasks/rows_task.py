@@ -72,7 +72,6 @@ class RowsTask(base.Task):
     """Reads the rows.
 
     Args:
-      sources: rows by split.
       held_out: training prompts to move to "held_out" if `sources` lacks that
         split: a share below 1, else a number; None means `HELD_OUT_SHARE`, but
         at most `MOST_HELD_OUT`.

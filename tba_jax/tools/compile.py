@@ -75,7 +75,6 @@ _REMEDIES = {
 class Program:
   """A program of a role, to be compiled.
 
-  lower: function that returns the lowered program.
   argument_bytes: bytes of the role's resident arrays that are its arguments.
   remedy: settings to change if it does not fit.
   micro_batches: micro-batches of packed rows per call, at full length.
@@ -471,7 +470,6 @@ def compile_program(
 
   Args:
     other_bytes: resident bytes of its role other than the program's arguments.
-    device: any device of the role.
     host_size: see `targets.host_size`.
   """
   start = time.perf_counter()

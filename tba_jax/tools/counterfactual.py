@@ -119,9 +119,7 @@ _CONDITIONS = tuple(collect.CONDITIONS.values())
 class Origin:
   """Origin of a journaled group.
 
-  searcher: id of its searcher.
   version: oldest params version that sampled one of its tokens.
-  prompt_id: index of its prompt.
   """
 
   searcher: str
@@ -167,7 +165,6 @@ class GroupIndex:
     completion, the newest counts.
 
     Args:
-      table: stored completions.
       applied: function that returns the journal offset applied so far.
     """
     groups: dict[int, int] = {}
@@ -277,7 +274,6 @@ class Outcome:
 
   metrics: values by step and name, without "train/".
   difference: message about the first difference from the record, or "".
-  first_different: step of that difference.
   drawn: ids of the groups in each step's recorded draw, [B, K] int64.
   redrawn: ids of the groups in each step's draw, if it differs.
   checkpoints: steps of checkpoints whose params are the same.

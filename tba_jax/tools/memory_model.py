@@ -73,8 +73,6 @@ class FrozenShapes:
 class RoleMemory:
   """Memory of a role; arrays are shapes with dtypes and shardings.
 
-  mesh: devices of the role.
-  model: policy model.
   params: shapes of the policy's params.
   frozen: models other than the policy and its reference.
   resident: bytes that are always held; for a searcher, while it receives a
@@ -96,10 +94,8 @@ class TrainerMemory(RoleMemory):
 
   adapters: LoRA adapters; None if all params are trained.
   value_model: learned value model; None if the objective has none.
-  state: shapes of the train state.
   batch: shapes of the largest batch of a train step.
   step: bytes that a train step adds.
-  evaluation: bytes that an evaluation adds.
   """
 
   adapters: lora.Adapters | None
@@ -115,7 +111,6 @@ class SearcherMemory(RoleMemory):
   """Memory of a searcher.
 
   programs: compiled functions of the sampler; their state has the KV cache.
-  settings: limits of the sampler.
   decode_params: params in the form used for decoding.
   """
 

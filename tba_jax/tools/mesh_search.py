@@ -39,7 +39,6 @@ Programs = Mapping[str, compiler.Compiled]
 class Candidate:
   """A mesh, and the compiler's figures for a role's programs on it.
 
-  sizes: size of each axis.
   seconds: lower bound on the role's time for a train step; inf if the mesh
     cannot be used.
   words: figures, or the reason why the mesh cannot be used.

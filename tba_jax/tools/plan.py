@@ -369,7 +369,6 @@ def staleness_rows(
   maximum lag in the paper, but here the mean, for both runs.
 
   Args:
-    config: settings of the planned run.
     workdir: directory of the measured run, assumed to be stable.
     expected: mean staleness of the planned run, in steps.
   """
@@ -467,7 +466,6 @@ def mesh_sections(
   Args:
     config: settings, whose meshes are ignored.
     workdir: run directory, which may have the reward model.
-    topologies: targets of the trainer and a searcher.
   """
   chosen = []
   for role, key, attempt, name in (

@@ -597,7 +597,6 @@ class _Replay:
     Args:
       last: step to end before.
       export: step to write to a file, or None.
-      path: step file.
       on_step: function called after each step with its draw and metrics.
     """
     recorded = self._recording.steps

@@ -58,7 +58,6 @@ def write(
     work: owner of the state before the step.
     draw: data drawn for the step.
     batch: same data as placed on the devices.
-    metrics: recorded metrics of the step.
   """
   decode = policy.tokenizer.decode
   prompts = [

@@ -128,9 +128,7 @@ class SweepRun:
   """A run of a sweep.
 
   objective: name in `config.sweep.objectives`.
-  lag: staleness of its samples.
   seed: start of the random numbers for prompts and samples.
-  config: complete config, including the settings of the objective.
   """
 
   objective: str
@@ -484,12 +482,7 @@ def table_cells(
     results: Mapping[str, Mapping[str, Any]],
     quantity: str,
 ) -> dict[tuple[str, Lag], Cell]:
-  """Returns the cell of each objective and lag, in the order of the runs.
-
-  Args:
-    results: outcomes of finished runs by run name.
-    quantity: key of an evaluation.
-  """
+  """Returns the cell of each objective and lag, in the order of the runs."""
   values: dict[tuple[str, Lag], list[float]] = {}
   diverged: dict[tuple[str, Lag], int] = {}
   for run in runs:

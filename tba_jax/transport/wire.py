@@ -70,7 +70,6 @@ class WireError(ValueError):
 class RunIdentity(NamedTuple):
   """Fields of `run_directory.RunInfo` that messages and their files need.
 
-  run_id: id in all messages.
   secret: key of the message hashes.
   workdir: directory of this process; holds the trainer's journal in `replay/`,
     or a searcher's lease in `leases/`. None = keep no lease.
@@ -82,10 +81,7 @@ class RunIdentity(NamedTuple):
 
 
 class Refusals:
-  """Counts refused messages; logs one event a minute for each reason.
-
-  count: messages refused.
-  """
+  """Counts refused messages; logs one event a minute for each reason."""
 
   def __init__(
       self,
@@ -179,7 +175,6 @@ def decode_message(
 
   Args:
     data: result of `encode_message`.
-    secret: key of the hash.
     schema: types of the fields, see `jsonl.schema_error`.
 
   Raises:

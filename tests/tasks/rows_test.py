@@ -145,6 +145,42 @@ class ReadRowsTest(parameterized.TestCase):
     )
     self.assertEqual(self.read("e.parquet"), [("e.parquet:1", fields)])
 
+  def test_reads_folder_of_tfds(self):
+    # Takes seconds to import.
+    import tensorflow_datasets as tfds
+
+    texts = [{"prompt": "é"}, {"prompt": "b"}]
+
+    class Prompts(tfds.core.GeneratorBasedBuilder):
+      name, VERSION = "prompts", tfds.core.Version("1.0.0")
+      pkg_dir_path = self.folder
+
+      def _info(self):
+        return tfds.core.DatasetInfo(
+            builder=self,
+            features=tfds.features.FeaturesDict(
+                {"prompt": tfds.features.Text()}
+            ),
+            disable_shuffling=True,
+        )
+
+      def _split_generators(self, dl_manager):
+        del dl_manager
+        return {"train": enumerate(texts)}
+
+      def _generate_examples(self):
+        raise NotImplementedError
+
+    Prompts(
+        data_dir=self.folder, file_format="array_record"
+    ).download_and_prepare()
+    self.assertEqual(
+        self.read("prompts/1.0.0[train]"),
+        [(f"prompts[train]:{n}", text) for n, text in enumerate(texts, 1)],
+    )
+    with self.assertRaisesRegex(ValueError, r"one of \['train'\]"):
+      self.read("prompts/1.0.0[dev]")
+
   def test_reads_file_of_working_directory(self):
     (self.folder / "a.csv").write_text("prompt\nx\n")
     with contextlib.chdir(self.folder):

@@ -96,7 +96,6 @@ def find(
   """Returns the folder of the base with the adapter merged in.
 
   Args:
-    folder: directory of the adapter.
     find_base: (name) -> local folder of the base.
     cache: parent of the merged folder.
     weights: False if only the config and the tokenizer are needed.
@@ -149,7 +148,6 @@ def write(
   """Writes an adapter's config and tensors into an existing folder.
 
   Args:
-    folder: destination.
     tensors: A, [rank, in], and B, [out, rank], by `tensor_name`.
     base: folder or name of the base; an existing folder is recorded as an
       absolute path.

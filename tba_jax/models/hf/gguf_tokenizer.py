@@ -138,9 +138,6 @@ def make(
 ) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
   """Returns the tokenizer of a file, and its special tokens by role.
 
-  Args:
-    fields: keys and values of the file.
-
   Raises:
     ValueError: a key is missing or its value is not supported.
   """

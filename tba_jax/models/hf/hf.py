@@ -143,8 +143,6 @@ def read_params(
   """Returns the params that a table describes.
 
   Args:
-    files: tensors of the folder.
-    rows: table of the leaves.
     num_layers: length of the leaves under "blocks".
     dtype: type of all leaves but those in `hf_names.FLOAT32`.
     ignored: regular expression of the names that may be missing from the table.
@@ -281,9 +279,7 @@ def save(
 
   Args:
     folder: a local path; parents are created.
-    model_config: the shape.
     params: arrays, all addressable by this process.
-    tokenizer: source of the tokenizer files.
     max_file_bytes: maximum number of bytes of tensors in one file.
 
   Raises:

@@ -268,7 +268,6 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
   """Returns the shape that a Hugging Face config.json describes.
 
   Args:
-    hf: the parsed file.
     dtype: type of parameters and activations; None keeps the file's.
 
   Raises:
@@ -394,10 +393,7 @@ def read_settings(
   """Returns our fields from a config.json, and a line for each problem.
 
   Args:
-    hf: the parsed file.
-    keys: settings to return.
     only: settings with their allowed values, the default first.
-    others: settings to skip.
   """
   left = {
       name: value
@@ -668,9 +664,7 @@ def _read_rope(
   """Returns the fields of rotary positions, whose spellings must agree.
 
   Args:
-    hf: the parsed file.
     problems: list that a line is added to for each problem.
-    facts: family that defines the defaults.
   """
   rope, names = {"rope_type": "default"}, {}
   if hf.get("rope_scaling") is None and hf.get("rope_parameters") is None:

@@ -133,7 +133,6 @@ class WeightFiles:
 
     Args:
       part: index of the part of the tensors to check.
-      num_parts: number of parts.
     """
     return [
         name
@@ -331,7 +330,6 @@ def write_files(
   has a digest of each tensor.
 
   Args:
-    folder: destination.
     sizes: bytes of each tensor, in file order.
     make: (name) -> the tensor, C-contiguous.
     max_file_bytes: maximum number of bytes of tensors in a file; a larger

@@ -66,8 +66,6 @@ def check_tensors(
   """Checks names, shapes and dtypes against a table.
 
   Args:
-    files: tensors of the folder.
-    rows: table of the leaves.
     num_layers: length of the leaves under "blocks".
     ignored: regular expression of the names that may be missing from the table.
 
@@ -115,7 +113,6 @@ def check_model(folder: pathlib.Path, config: config_lib.ModelConfig) -> None:
 class SliceCut:
   """How to read a slice of a leaf from its tensor.
 
-  tensor: slices of the tensor to read.
   shape: dimensions of the data read, with axes split.
   index: the leaf's entries in the reshaped data; an int drops the axis.
   order: permutation of the remaining axes into the leaf's.
@@ -138,7 +135,6 @@ def cut_slices(row: hf_names.TensorRow, ranges: Ranges) -> SliceCut:
   the slice.
 
   Args:
-    row: table row of the leaf.
     ranges: start and stop on each axis of `row.shape`; no range is empty.
   """
   sizes = row.split_shape

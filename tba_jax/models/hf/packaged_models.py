@@ -22,7 +22,6 @@ from tba_jax.system import processes
 class Wheel:
   """A wheel with a model or a part of it.
 
-  requirement: name and version of the package.
   sha256: digest of the wheel.
   member: path of the GGUF file, or of a part, in the wheel.
   """
@@ -36,7 +35,6 @@ class Wheel:
 class PackagedModel:
   """A model in one wheel or several.
 
-  file: name in the cache.
   wheels: packages whose members are joined in this order.
   sha256: digest of the joined members, "" if their packages' digests suffice.
   terms: address of a licence that limits use, printed before a fetch; "" if

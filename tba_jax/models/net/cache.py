@@ -322,8 +322,6 @@ def recur(
   """Runs a layer with a state; returns its output and the updated leaves.
 
   Args:
-    config: shape of the model.
-    layer: leaves of each block.
     is_fed: [R] or [R, Q] bool, whether the token is fed to the row.
     recur_fn: `delta.step`, or `delta.steps` for Q tokens per row.
     *inputs: arguments of `delta.RecurFn`.
@@ -341,8 +339,6 @@ def put_routes(
   """Returns a layer with the experts of tokens written, if it stores them.
 
   Args:
-    layer: leaves of each block.
-    updates: update of each block.
     routes: [R, A], or [R, Q, A] with Q tokens per row.
   """
   if "routes" not in layer[0]:
@@ -395,7 +391,6 @@ def attend(
   Args:
     layer: keys and values of each block; without keys, the values are the keys.
       For a shared layer, they are a source's, as `attend` returned them.
-    updates: update of each block.
     q: [R, G, M, Dh].
     k: [R, G, Dh]; None for a shared layer, which writes nothing.
     v: [R, G, Dh]; None with `k`.
@@ -490,7 +485,6 @@ def attend_many(
   Args:
     layer: keys and values of each block; no rows share a prompt. For a shared
       layer, they are its source's with these written.
-    updates: update of each block.
     q: [R, Q, G, M, Dh].
     k: [R, Q, G, Dh]; None for a shared layer, which writes nothing.
     v: [R, Q, G, Dh]; None with `k`.

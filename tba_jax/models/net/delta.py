@@ -183,7 +183,6 @@ def over_rows(
   """Runs the delta rule over rows; returns its output and final states.
 
   Args:
-    config: shape of the model.
     places: description of each place, [R, L] per field.
     has_completions: whether a row may hold more than one sequence.
     mixed_RxLxX: queries, keys and values before the convolution.
@@ -394,7 +393,6 @@ def step(
   """Runs one token of each row.
 
   Args:
-    config: shape of the model.
     held: "state" [R, H, Dk, Dv] float32, and "conv" [R, T - 1, X], convolution
       inputs of the last tokens.
     is_fed_R: bool, False keeps a row's state unchanged.

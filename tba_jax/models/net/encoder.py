@@ -47,7 +47,6 @@ class EncoderConfig:
   max_positions: rows of the position embedding.
   num_types: rows of the token type embedding; only the first is used.
   norm_epsilon: term added to the variance in a norm.
-  activation: nonlinearity of the MLP.
   pad_id: id of the padding token; RoBERTa's positions start at the next id.
   num_labels: outputs of a classifier; 0 is no head.
   """
@@ -178,7 +177,6 @@ class Encoder:
   Texts `tokens` [B, L] are right-padded and include special tokens; `mask`
   [B, L] is 1 on real tokens.
 
-  config: the shape.
   logical_axes: params with a tuple of axis names in place of each leaf.
   """
 
@@ -263,7 +261,6 @@ def hf_rows(c: EncoderConfig, prefix: str) -> list[hf_names.TensorRow]:
   """Returns the table of a shape's leaves.
 
   Args:
-    c: the shape.
     prefix: start of all names except the head's: "" or "<family>.".
   """
   sizes = {

@@ -294,7 +294,6 @@ def _apply(
     kernels: gate, up and down kernels of a range of experts.
     biases: vectors added to these products, in the same order; None if absent.
     first_expert: index of the first expert in the range.
-    config: shape of the model.
     platform: JAX's name of the backend.
 
   Returns:

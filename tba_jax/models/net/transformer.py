@@ -126,7 +126,6 @@ class Model:
   Masks are 1 (or True) on real tokens. Positions count real tokens, so padding
   does not change a sequence's logits.
 
-  config: the shape.
   init: (rng) -> params; the leaves of params["blocks"] are [N, ...], or have
     one entry for each layer that has their module (`stacks.py`).
   logits: (params, tokens_BxL, mask_BxL) -> logits_BxLxV float32; entry l
@@ -654,7 +653,6 @@ def make_model(
   """Returns the model of a shape.
 
   Args:
-    model_config: the shape.
     scalar: whether it has a scalar head; logits are then its outputs.
     remat: `config.train.remat`.
 

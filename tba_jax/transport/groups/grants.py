@@ -21,7 +21,6 @@ class _Grant:
   """A grant that is not completely journaled.
 
   number: position among all grants, from 1.
-  version: params to sample with.
   positions: prompts, as positions in the prompt order.
   is_begun: whether its searcher is known to have started it.
   """
@@ -46,7 +45,6 @@ class Grants:
     """Makes a scheduler without admitted positions.
 
     Args:
-      order: shared prompt order.
       prompts_per_round: prompts per full grant.
       schedule: version and step by position.
       journaled: positions in the journal; this object takes ownership.

@@ -26,7 +26,6 @@ class Entry(NamedTuple):
   """A record to be journaled.
 
   header: fields of the record.
-  arrays: content of a block.
   data: wire message of header and arrays; None to encode them.
   groups: unpacked groups of a block, None if not unpacked yet.
   """

@@ -61,7 +61,6 @@ def read_segment(
   """Returns a segment's records with the damage between them, and its size.
 
   Args:
-    path: segment file.
     start: offset of its first byte.
     size: number of bytes to read, None for all.
 

@@ -177,7 +177,6 @@ class LeaseTable:
     """Updates leases; keeps missing ones, since the store may have been lost.
 
     Args:
-      leases: lease of each searcher.
       is_live: whether the leases are from the store, not from files.
     """
     self._alive = None

@@ -164,7 +164,6 @@ class MemoryChannel(receiver.Receiver):
 
     Args:
       header: metadata of the record, see `inbox.Record`.
-      groups: decoded groups of a delivery.
       should_stop: ends the wait for room in the journal.
     """
     if self.intake:
@@ -205,9 +204,7 @@ class MemorySink:
     """Joins the channel.
 
     Args:
-      channel: process-wide channel.
       sid: id of this searcher, never used before.
-      index: slot of this searcher.
     """
     self.begun_s: dict[int, float] = {}
     self.works: Callable[[], bool] = lambda: False

@@ -124,8 +124,6 @@ def decode(
 
   Args:
     run: expected run.
-    key: store key of the message.
-    data: bytes of the message.
     kind: "block", "lease", "work", "join", "stop" or "lock".
     generation: expected store generation, for the last three.
 

@@ -55,8 +55,6 @@ _JOIN_DIGITS = 8
 class _OutgoingBlock:
   """A block to be sent.
 
-  sequence: number of the block.
-  data: the wire message.
   totals: the searcher's totals after this block.
   sent_at: time at which the block was last written to the current store or seen
     in it; None if it has to be sent.
@@ -73,7 +71,6 @@ class _OutgoingBlock:
 class UnackedBlocks:
   """Unacknowledged blocks, in order. Not thread-safe.
 
-  next_sequence: number of the next block.
   acked: totals after the last acknowledged block.
   """
 

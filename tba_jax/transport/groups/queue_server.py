@@ -112,7 +112,6 @@ class _IncomingBlock:
     in between were lost with their searcher.
   data: the wire message, for the journal.
   header: message header with checked fields.
-  arrays: unchecked arrays of the message.
   """
 
   sid: str
@@ -143,7 +142,6 @@ class Ingest:
   missing ones, for as long as its searcher lives.
 
   watermarks: number of each searcher's next block; raised by the intake.
-  num_duplicates: duplicates seen.
   unanswered: searchers that wait for an acknowledgement.
   missing: searcher -> number of its expected block, if that block is unreadable
     or only later ones were delivered.
@@ -285,7 +283,6 @@ class QueueServer(receiver.Receiver):
     Args:
       config: reads `search`, `replay`, `rounds` and `train`.
       make_transport: makes the thread's own transport.
-      order: shared prompt order.
       epoch: the trainer's start count.
       open_store: locks a store and writes what searchers need to know.
       on_event: called with (kind, message).

@@ -25,7 +25,6 @@ class Receiver(abc.ABC):
 
   inbox: records that have arrived; after a restart, first the journal's records
     that the checkpoint lacks.
-  order: permutation of the prompts.
   epoch: start count of the trainer, -1 before it is known.
   urgent: whether the trainer waits for data; set by its thread.
   generation: counter of the store, 0 without one; for the status.
@@ -57,7 +56,6 @@ class Receiver(abc.ABC):
 
     Args:
       config: reads `search`, `rounds` and `train`.
-      order: permutation of the prompts.
       epoch: start count of the trainer.
       first_version: oldest version that can be sampled with.
       saved: `ReplayService.get_state` of a checkpoint, or {}.

@@ -62,7 +62,6 @@ class ReplayService:
     Args:
       config: reads `sampling` (P and T), and what `make_schedule` reads.
       receiver: trainer-side channel, made with the same `saved`.
-      buffer: empty replay buffer.
       vocab_size: upper bound of token ids.
       num_experts: upper bound of the experts of routes; 0 without any.
       on_event: called with (kind, message).
@@ -330,7 +329,6 @@ class ReplayService:
     on which searcher was faster.
 
     Args:
-      step: arrival step.
       all_records: whether to apply early records too.
     """
     self.take_records()

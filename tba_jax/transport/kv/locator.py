@@ -46,8 +46,6 @@ _EVERY_S = 0.25
 class Locator:
   """Address of one generation of a run's store.
 
-  run: id of the run.
-  generation: number of the store generation.
   address: "unix:/path" or "host:port".
   pid: process id of the service.
   tls: whether the store is served only over mutual TLS.

@@ -37,8 +37,6 @@ class CarrierPlace:
   """Arguments of a run's carrier.
 
   directory: `config.publish.directory`.
-  workdir: run directory.
-  run_id: id of the run.
   secret: key of the run's messages.
   deadline_s: longest time without progress of a transfer.
   find_address: returns where this process of the trainer serves versions.
@@ -58,7 +56,6 @@ class CarrierPlace:
 class PackedVersion:
   """A version in the trainer, ready to be sent.
 
-  version: number of the version.
   carrier: transport that packed the version.
   specs: shape and dtype of every leaf, by path.
   carried: facts by which a reader finds and verifies the leaves, in JSON types.
@@ -247,7 +244,6 @@ def make_write_carriers(
 
   Args:
     config: reads `publish`, `store` and `trainer`.
-    specs: shapes and dtypes of the published leaves.
     peers: result of `peers.make_peers`; if not None, there is only one carrier,
       since no process has all params.
   """

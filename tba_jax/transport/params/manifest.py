@@ -37,7 +37,6 @@ def send_version(
 
   Args:
     transport: owned by the calling thread.
-    packed: version to send.
     base_name: base params of adapters; "" without adapters.
 
   Raises:

@@ -64,7 +64,6 @@ class ParamsServer:
 
   Args:
     address: "HOST:0" or "HOST:first-last", as `publish.address`.
-    run_id: id of the run.
     secret: key of the run's messages.
     stall_s: longest time for a piece to be sent.
   """
@@ -226,7 +225,6 @@ class Network(carrier.Carrier):
 
   Args:
     find_address: returns where this process serves; called only in a trainer.
-    run_id: id of the run.
     secret: key of the run's messages.
     stall_s: longest time for a piece to arrive.
     peers: `peers.Leader` of a trainer with several processes.

@@ -147,7 +147,6 @@ class OrbaxShards(carrier.Carrier):
   Args:
     path: directory for the run's folders, local or `gs://`, the same for all
       processes.
-    run_id: id of the run.
     secret: key of the run's messages.
     deadline_s: longest time to write or read an empty version, and for its
       readers to finish after a drop; larger versions get more, by `pace.Pace`.

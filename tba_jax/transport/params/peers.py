@@ -43,7 +43,6 @@ class Leader:
   Args:
     client: connected to the trainer's coordinator.
     num_processes: number of the trainer's processes.
-    secret: key of the messages.
     pace: deadlines for the other processes to write a version.
   """
 
@@ -69,7 +68,6 @@ class Leader:
     """Asks the other processes to write their shards of a version.
 
     Args:
-      tag: label of the version.
       path: folder to write to; "" for the network.
       keep: tags of the versions to keep serving.
     """
@@ -126,10 +124,8 @@ class Helper:
 
   Args:
     client: connected to the trainer's coordinator.
-    process: number of this process.
     copy: returns a copy of the published leaves of params, by path.
     write: makes leaves readable: (tag, leaves, path, tags to keep) -> part.
-    secret: key of the messages.
     deadline_s: time for a requested version to be submitted.
   """
 
@@ -307,7 +303,6 @@ def make_peers(
     copy: returns a copy of the published leaves of params, by path.
     params: train state params; may be abstract.
     client: connected to the trainer's coordinator; None for a single process.
-    process: number of this process.
   """
   num_processes = config.trainer.num_processes
   specs = version.specs_of(jax.eval_shape(copy, params))

@@ -48,8 +48,6 @@ class Seal:
 
   Args:
     secret: key of the run's messages.
-    run_id: id of the run.
-    tag: label of the version.
     salt: result of `make_salt`.
   """
 

@@ -108,8 +108,6 @@ class SharedFiles(carrier.Carrier):
   """The carrier "files"; `path` is shared by all processes of the run.
 
   Args:
-    path: directory of the versions.
-    run_id: id of the run.
     secret: key of the run's messages.
   """
 
