@@ -21,6 +21,7 @@ BENCHMARKS = (
     "gpu",
     "long_completions",
     "long_tail",
+    "long_tail_searcher",
     "objectives",
     "probe",
     "prose",
