@@ -287,7 +287,7 @@ class PlanTest(parameterized.TestCase):
     held = sum(memory.resident.values())
     self.assertAlmostEqual(held / count, per_param, delta=0.01)
 
-  def test_proposes_vllm_where_memory_limits_slots(self):
+  def test_proposes_vllm_if_memory_limits_slots(self):
     self.start_from("Qwen/Qwen3-8B")
     lengths = dict(max_prompt_tokens=1024, max_completion_tokens=4096)
     self.config.sampling.update(lengths)
