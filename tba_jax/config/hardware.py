@@ -12,12 +12,14 @@ on; `bytes_a_param` approximates it, and a test compares the two.
 from collections.abc import Sequence
 import dataclasses
 import math
+import pathlib
 
 import ml_collections
 
 from tba_jax.losses import objective_table
 from tba_jax.models.hf import hf_config
 from tba_jax.models.hf import hf_names
+from tba_jax.policy import settings as policy_settings
 from tba_jax.sampling import samplers
 
 
@@ -46,6 +48,7 @@ HARDWARE = {
     "1xh100": Hardware("h100", 80, 1, searcher=(1,)),
     "4xa100": Hardware("a100-80", 80, 4),
     "8xh100": Hardware("h100", 80, 8),
+    "8xh200": Hardware("h200", 141, 8),
     # The names of v5p slices count cores, of which a chip has two.
     "v5p-8": Hardware("v5p", 95, 4),
     "v6e-8": Hardware("v6e", 32, 8),
@@ -70,6 +73,9 @@ MODELS = {
 # a chunk of logits and its gradient (`losses/logprobs.py`). Activations and
 # caches get the rest; a test checks with `plan` that it suffices.
 _SHARE = 0.728
+# The largest such fraction for a role that only decodes: it keeps nothing for
+# gradients, and some of its copies exist only while it does not decode.
+_DECODE_SHARE = 0.85
 _LOGITS_GIB = 2
 # Splitting sequences further leaves each device too little work.
 _MAX_SEQUENCE = 4
@@ -164,29 +170,48 @@ def size_of(c: ml_collections.ConfigDict) -> tuple[float, int]:
   return hf_names.num_params(shape) / 1e9, most
 
 
-def usable_gb(gib: int) -> float:
-  """Returns the GB of a device left for param-shaped arrays."""
-  return (_SHARE * gib - _LOGITS_GIB) * 2**30 / 1e9
+def usable_gb(hardware: Hardware, *, is_tight: bool = False) -> float:
+  """Returns the GB of a device left for a role's param-shaped arrays.
 
-
-def searcher_copies(
-    c: ml_collections.ConfigDict, sends_adapters: bool = False
-) -> dict[str, str]:
-  """Returns the copies of the policy's params in a searcher, by name.
-
-  Values are the dtypes of the copy: "decode", as the sampler decodes, or
-  "param", as `model.param_dtype`.
+  Trainer and searcher share a single device.
 
   Args:
-    sends_adapters: whether the sampler gets LoRA adapters unmerged; False is an
-      upper bound, as it depends on the model.
+    is_tight: whether the role only decodes, and does not fit with less.
   """
-  if sends_adapters:
-    return {}
-  copies = {"params": "decode", "params of a version that comes in": "decode"}
-  if not samplers.SAMPLERS[c.search.sampler].is_here:
-    del copies["params"]
-  if c.lora.rank:
+  is_shared = hardware.devices == 1
+  share = _DECODE_SHARE if is_tight and not is_shared else _SHARE
+  gb = (share * hardware.gib - _LOGITS_GIB) * 2**30 / 1e9
+  return gb / 2 if is_shared else gb
+
+
+def sends_adapters(c: ml_collections.ConfigDict) -> bool:
+  """Returns whether a searcher passes LoRA adapters on, without their base.
+
+  Other samplers and models need merged params. A model that cannot be read
+  counts among them, which is an upper bound on memory.
+  """
+  takes_adapters = samplers.SAMPLERS[c.search.sampler].takes_adapters
+  if not (c.lora.rank and takes_adapters) or start(c) == "scratch":
+    return False
+  folder = pathlib.Path(start(c)).expanduser()
+  targets = policy_settings.lora_names(c.lora.targets)
+  try:
+    return hf_names.serves_adapters(hf_config.read(folder), folder, targets)
+  except (ValueError, OSError):
+    return False
+
+
+def searcher_copies(c: ml_collections.ConfigDict) -> dict[str, str]:
+  """Returns the copies of the policy's params on a searcher's devices, by name.
+
+  Values are the dtypes of the copy: "decode", as the sampler decodes, or
+  "param", as `model.param_dtype`. Of samplers elsewhere, params are sent from
+  the host; adapters, if they must be merged, are merged on the devices.
+  """
+  copies = {}
+  if samplers.SAMPLERS[c.search.sampler].is_here:
+    copies["params"] = copies["params of a version that comes in"] = "decode"
+  if c.lora.rank and not sends_adapters(c):
     copies["base of the adapters"] = "param"
     copies["base with a version's adapters merged"] = "param"
   return copies
@@ -203,7 +228,10 @@ def bytes_a_param(
     for evaluations a copy with merged adapters and the params to decode with.
   value_model: params, gradients and two Adam moments; older params if the
     proximal policy has some.
+  evaluation: on process 0 of several, the params that it gathers and those to
+    decode with.
   searcher: `searcher_copies`; int8 counts as the compute dtype.
+  server: the params of a sampler that decodes elsewhere.
 
   The reference counts towards the trainer or the searcher, whichever holds it.
   """
@@ -219,14 +247,18 @@ def bytes_a_param(
     trainer += 4 * holds
   trainer += 4 * (rounds.mini_batches > 0 and rounds.lag_rounds > 0)
   sizes = {"decode": copy, "param": base}
-  searcher = sum(sizes[dtypes] for dtypes in searcher_copies(c).values())
-  if not c.lora.rank:  # The base of adapters is the reference.
-    searcher += reference * is_searchers
+  is_here = samplers.SAMPLERS[c.search.sampler].is_here
+  copies = searcher_copies(c)
+  searcher = sum(sizes[dtypes] for dtypes in copies.values())
+  if "base of the adapters" not in copies:  # It would be the reference.
+    searcher += (base if c.lora.rank else reference) * is_searchers
   return {
       "trainer": 2 * base + copy if c.lora.rank else trainer,
       "value_model": (16 + 4 * holds)
       * objective_table.find(loss.name).has_values,
+      "evaluation": 2 * copy,
       "searcher": searcher,
+      "server": 0 if is_here else copy,
   }
 
 
@@ -253,9 +285,8 @@ def _set_mesh(
 ) -> tuple[int, int]:
   """Sets the meshes; returns (fsdp, fewest devices that hold the policy)."""
   billions, most_tensor = size_of(c)
-  # Trainer and searcher share a single device.
   several = hardware.devices > 1
-  share = usable_gb(hardware.gib) / (1 if several else 2)
+  share = usable_gb(hardware)
   frozen = _frozen_gb(c, billions)
   bytes_per_param = bytes_a_param(c, hardware)
   state = billions * bytes_per_param["trainer"]
@@ -264,7 +295,7 @@ def _set_mesh(
   shards = _power(math.ceil((state + frozen) / share))
 
   size, count = hardware.devices, c.search.num_searchers
-  searcher = _searcher(c, hardware, billions, frozen, share)
+  searcher = _searcher(c, hardware, billions, frozen)
   if not hardware.hosts:
     size = max(shards, size // 4)
     count = (hardware.devices - size) // searcher if several else 1
@@ -273,6 +304,17 @@ def _set_mesh(
         f"{billions:.3g} B params and the reward models need {shards} devices"
         f" of {hardware.gib} GiB for the trainer, plus devices for searchers"
     )
+  if not hardware.hosts:  # No device stays idle.
+    left = hardware.devices - count * searcher
+    size = max(size, _power(left + 1) // 2)
+  if hardware.hosts > 1:
+    host, evaluation = size // hardware.hosts, bytes_per_param["evaluation"]
+    needed = billions * evaluation / host + state / size
+    if needed > usable_gb(hardware, is_tight=True):
+      raise ValueError(
+          f"an evaluation needs {needed:.0f} GB per device of a host, which"
+          f" gathers the params on its {host} devices of {hardware.gib} GiB"
+      )
   # Training splits batches of any size; earlier stages need even splits.
   batches = _batch_sizes(c)
   fsdp, tensor = math.gcd(size, *batches), 1
@@ -289,6 +331,8 @@ def _set_mesh(
   c.mesh.fsdp, c.mesh.sequence, c.mesh.tensor = fsdp, sequence, tensor
   c.trainer.num_processes = max(hardware.hosts, 1)
   c.search.num_searchers = count
+  if not samplers.SAMPLERS[c.search.sampler].is_here:
+    searcher = 1  # Its server has the devices.
   c.search.mesh.tensor = math.gcd(searcher, most_tensor)
   c.search.mesh.fsdp = searcher // c.search.mesh.tensor
   c.sampling.num_slots = -(-c.sampling.num_slots // searcher) * searcher
@@ -305,15 +349,19 @@ def _searcher(
     hardware: Hardware,
     billions: float,
     frozen: float,
-    share: float,
 ) -> int:
-  """Returns the fewest devices that hold a searcher's params."""
-  params = billions * bytes_a_param(c, hardware)["searcher"]
-  for size in hardware.searcher:
-    if (params + frozen) / size <= share:
-      return size
+  """Returns the fewest devices that hold the params of a searcher."""
+  bytes_per_param = bytes_a_param(c, hardware)
+  here = billions * bytes_per_param["searcher"] + frozen
+  server = billions * bytes_per_param["server"]
+  for is_tight in (False, True):
+    for size in hardware.searcher:
+      split = 1 if server else size  # A searcher with a server has one device.
+      needed = here / split + server / size
+      if needed <= usable_gb(hardware, is_tight=is_tight):
+        return size
   raise ValueError(
-      f"a searcher's {params + frozen:.0f} GB of params do not fit on"
+      f"a searcher's {here + server:.0f} GB of params do not fit on"
       f" {hardware.searcher[-1]} devices of {hardware.gib} GiB"
   )
 

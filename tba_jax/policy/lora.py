@@ -30,7 +30,6 @@ import numpy as np
 from tba_jax import types
 from tba_jax.models import config as config_lib
 from tba_jax.models.hf import adapter_folder
-from tba_jax.models.hf import hf_config
 from tba_jax.models.hf import hf_files
 from tba_jax.models.hf import hf_hub
 from tba_jax.models.hf import hf_names
@@ -159,8 +158,7 @@ def peft_tensors(
     if row.path[-1] != "kernel" or "a" not in factors:
       continue
     num_out = factors["b"].ndim - 2
-    is_plain = row.part is None and row.order == (*range(len(row.order)),)
-    if not is_plain or [num_out] != [len(axes) for axes in row.split[:-1]]:
+    if not row.is_plain or num_out != len(row.split[0]):
       raise ValueError(
           f"config.lora.targets: {row.path[-2]} of the family"
           f" {model_config.family} is no matrix [out, in] of a Hugging Face"
@@ -187,9 +185,7 @@ def peft_tensors_or_none(
   Args:
     folder: Hugging Face folder of the base; None if from scratch.
   """
-  if folder is None or adapter_folder.is_adapter(folder):
-    return None
-  if hf_config.is_multimodal(folder):
+  if not hf_names.takes_adapters(folder):
     return None
   try:
     return peft_tensors(model_config, adapters)
@@ -207,14 +203,10 @@ def make_adapter_fn(
     model: a `models.transformer.Model`.
     folder: Hugging Face folder of the base; None if from scratch.
   """
-  if (adapters := make(settings, model)) is None:
+  if not settings["rank"]:
     return None
-  kernels = _targets(settings["targets"], model.logical_axes)
-  if not {_target(*item) for item in kernels.items()} <= settings_lib.PLAIN:
-    return None
-  shapes = jax.eval_shape(adapters.init, jax.random.PRNGKey(0))
-  zeros = jax.tree.map(lambda x: np.broadcast_to(np.float32(), x.shape), shapes)
-  if peft_tensors_or_none(model.config, folder, zeros) is None:
+  targets = settings_lib.lora_names(settings["targets"])
+  if not hf_names.serves_adapters(model.config, folder, targets):
     return None
   return lambda adapters: adapter_folder.Adapter(
       peft_tensors(model.config, adapters),

@@ -17,8 +17,6 @@ LAYER_INPUTS = ("input_gate", "input_out")
 # Matrices of dense and shared MLPs, and of each expert.
 MLP = ("gate", "up", "down")
 EXPERTS = ("expert_gate", "expert_up", "expert_down")
-# Matrices whose adapters vLLM loads.
-PLAIN = {"q", "k", "v", "o", *MLP}
 LORA_TARGETS = (
     *("q", "k", "v", "o", *MLP, *EXPERTS),
     *(*DELTA, *LATENT_QUERIES, *LATENTS, *LAYER_INPUTS),

@@ -28,6 +28,7 @@ from tba_jax.models.families import family as family_lib
 from tba_jax.models.hf import hf_config
 from tba_jax.models.hf import hf_names
 from tba_jax.policy import prompt_preview
+from tba_jax.sampling import samplers
 from tba_jax.system import accelerators
 from tba_jax.system import processes
 from tba_jax.tasks import base
@@ -54,6 +55,10 @@ _CPU_SAMPLES = 2
 _CPU_EVALUATIONS, _CPU_EVERY_STEPS = 40, 5
 # Fine-tuning passes over the training prompts.
 _SFT_PASSES = 3
+# Least GB of a role on a small device.
+_LEAST_GB = 0.125
+# Share of its memory that a searcher's params leave, if it is there.
+_LEAST_ROOM = 0.2
 # Share of the memory left by params that a KV cache gets.
 _CACHE_SHARE = 0.8
 # Settings without a rule that a run with a pretrained model shows.
@@ -125,12 +130,10 @@ class Machine:
   def is_cpu(self) -> bool:
     return self.hardware.kind == accelerators.CPU
 
-  @property
-  def role_bytes(self) -> float:
-    """Bytes per device for a role's params, caches and activations."""
-    shared = 2 if self.hardware.devices == 1 else 1
-    gb = max(hardware.usable_gb(self.hardware.gib), 0.25)
-    return gb * 1e9 / shared
+  def role_bytes(self, *, is_tight: bool = False) -> float:
+    """Returns a device's bytes for a role's params, caches and activations."""
+    gb = hardware.usable_gb(self.hardware, is_tight=is_tight)
+    return max(gb, _LEAST_GB) * 1e9
 
 
 def hardware_machine(name: str) -> Machine:
@@ -285,7 +288,7 @@ def rows_that_fit(
   bytes_per_param = hardware.bytes_a_param(config, machine.hardware)
   params = sum(bytes_per_param[role] for role in ("trainer", "value_model"))
   state = model.billions * 1e9 * params / (mesh.fsdp * mesh.tensor)
-  free = max(machine.role_bytes - state, 0)
+  free = max(machine.role_bytes() - state, 0)
   token = activation_bytes(model.shape, remat, _dtype_bytes(config, machine))
   completion = _length(config) * token / (mesh.sequence * mesh.tensor)
   return int(free / completion), (
@@ -334,25 +337,53 @@ def num_slots(
     config: ml_collections.ConfigDict, model: ModelFacts, machine: Machine
 ) -> Rule:
   """Returns the number of completions that a searcher decodes at once."""
-  mesh, shape = config.search.mesh, model.shape
-  size = math.prod(mesh.values())
-  wanted_slots = (
-      config.search.prompts_per_round * config.search.samples_per_prompt
-  )
-  bytes_per_param = hardware.bytes_a_param(config, machine.hardware)["searcher"]
-  free = machine.role_bytes * size - model.billions * 1e9 * bytes_per_param
-  cache = shape.cached_numbers
-  cache *= _length(config) * _dtype_bytes(config, machine)
-  if shape.cached_heads % mesh.tensor:
-    cache *= mesh.tensor  # Each device has whole latents.
-  if shape.has_states:
-    cache += 4 * len(shape.layers_with("delta")) * shape.delta_state
-  fits = max(int(free * _CACHE_SHARE / cache), size)
+  size = math.prod(config.search.mesh.values())
+  wanted_slots = completions_per_round(config)
+  cache = cache_bytes(config, model, machine, _length(config))
+  fits = max(int(room_for_cache(config, model, machine) / cache), size)
+  if not samplers.SAMPLERS[config.search.sampler].is_here:
+    fits = wanted_slots  # The server queues what it has no room for.
   if wanted_slots <= fits:
     return _multiple(wanted_slots, size), "all completions of a round"
   why = f"a completion's KV cache takes {cache / 2**20:.0f} MiB"
   unit = math.lcm(size, min(config.search.samples_per_prompt, fits))
   return max(fits // unit, 1) * unit, why
+
+
+def completions_per_round(config: ml_collections.ConfigDict) -> int:
+  """Returns the number of completions that a searcher samples at a time."""
+  return config.search.prompts_per_round * config.search.samples_per_prompt
+
+
+def room_for_cache(
+    config: ml_collections.ConfigDict, model: ModelFacts, machine: Machine
+) -> float:
+  """Returns the bytes that params leave for a searcher's KV cache."""
+  bytes_per_param = hardware.bytes_a_param(config, machine.hardware)
+  params = bytes_per_param["searcher"] + bytes_per_param["server"]
+  params *= model.billions * 1e9
+  size = math.prod(config.search.mesh.values())
+  usable = machine.role_bytes() * size
+  tight = machine.role_bytes(is_tight=True) * size
+  least = min(tight - params, _LEAST_ROOM * usable)
+  return _CACHE_SHARE * max(usable - params, least)
+
+
+def cache_bytes(
+    config: ml_collections.ConfigDict,
+    model: ModelFacts,
+    machine: Machine,
+    num_tokens: float,
+) -> float:
+  """Returns the bytes of a completion's KV cache, with its prompt."""
+  shape, tensor = model.shape, config.search.mesh.tensor
+  cache = shape.cached_numbers * num_tokens * _dtype_bytes(config, machine)
+  if shape.cached_heads % tensor:
+    cache *= tensor  # Each device has whole latents.
+  if shape.has_states:
+    states = len(shape.layers_with("delta")) * shape.delta_state
+    cache += 4 * states * tensor  # Each device has whole states.
+  return cache
 
 
 def batch_prompts(config: ml_collections.ConfigDict) -> Rule:
@@ -362,7 +393,7 @@ def batch_prompts(config: ml_collections.ConfigDict) -> Rule:
   """
   slots = config.sampling.num_slots
   if not slots:
-    slots = config.search.prompts_per_round * config.search.samples_per_prompt
+    slots = completions_per_round(config)
   rows = max(slots // config.evaluate.num_completions, 1)
   # Evaluations during training have fewer prompts.
   most = config.evaluate.num_prompts or config.evaluate.final_prompts

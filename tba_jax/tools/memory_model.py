@@ -11,7 +11,6 @@ from collections.abc import Callable
 import dataclasses
 import functools
 import math
-import pathlib
 from typing import Any
 
 import jax
@@ -213,22 +212,15 @@ def searcher(
   source = params if config.lora.rank else published(config, params)
   programs, decode_params = _sampler(model, settings, source, mesh)
   sizes = {"decode": num_bytes(decode_params), "param": num_bytes(params)}
-  facts = samplers.SAMPLERS[config.search.sampler]
-  to_adapter = None
-  if facts.takes_adapters:
-    start = hardware.start(config)
-    folder = None if start == "scratch" else pathlib.Path(start).expanduser()
-    to_adapter = lora.make_adapter_fn(config.lora, model, folder)
-  copies = hardware.searcher_copies(config, to_adapter is not None)
+  copies = hardware.searcher_copies(config)
   resident = {name: sizes[dtypes] for name, dtypes in copies.items()}
-  if facts.is_here:
+  if samplers.SAMPLERS[config.search.sampler].is_here:
     resident["rows and KV cache"] = num_bytes(programs.abstract_state)
   if settings.num_waiting:
     aside = num_bytes(programs.abstract_aside)
     resident["rows that wait for environments"] = aside
   # The base, if the searcher has it, serves as the reference.
-  has_base = config.lora.rank and not to_adapter
-  shares = has_base and not config.reference.init
+  shares = "base of the adapters" in copies and not config.reference.init
   if objective_table.holds_reference(config, "searcher") and not shares:
     resident["reference"] = num_bytes(reference(config, mesh, model, params)[1])
   frozen = _frozen(config, mesh, workdir, "searcher")

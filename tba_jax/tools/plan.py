@@ -27,16 +27,19 @@ from tba_jax import collect
 from tba_jax import searcher as searcher_lib
 from tba_jax import types
 from tba_jax.config import hardware
+from tba_jax.config import load
 from tba_jax.learning import packing
 from tba_jax.mesh import sharding
 from tba_jax.models import config as config_lib
 from tba_jax.models.net import transformer
+from tba_jax.programs import defaults
 from tba_jax.programs import model_sizes
 from tba_jax.programs import titled_rows
 from tba_jax.report import run_reader
 from tba_jax.report import timeline
 from tba_jax.run import metrics
 from tba_jax.run import text
+from tba_jax.sampling import samplers
 from tba_jax.system import accelerators
 from tba_jax.tools import compile as compiler
 from tba_jax.tools import memory_model
@@ -50,8 +53,10 @@ DEVICE_GIB = accelerators.DEVICE_GIB
 _RECORD_BYTES, HEADER_BYTES = 400, 2000
 # Mean staleness, in steps, below which a run is no evidence about stale data.
 _ON_POLICY = 0.1
-# Minimum speed-up that justifies asynchrony.
+# Minimum speed-up that justifies asynchrony, or another sampler.
 _WORTHWHILE = 1.15
+# Assumed mean length of completions, as a share of the limit.
+_MEAN_LENGTH = 0.25
 
 
 # Memory of a device
@@ -66,7 +71,9 @@ def _memory_rows(parts: memory_model.Parts, kind: str) -> titled_rows.TableRows:
   rows = [(name, size(n)) for name, n in parts.items()]
   rows.append(("sum a device", size(total)))
   if kind in DEVICE_GIB:
-    rows += titled_rows.fits_rows(total, DEVICE_GIB[kind] * 2**30, kind)
+    share = accelerators.GPU_MEMORY if _platform(kind) == "gpu" else 1
+    limit = int(share * DEVICE_GIB[kind] * 2**30)
+    rows += titled_rows.fits_rows(total, limit, kind)
   return rows
 
 
@@ -527,6 +534,66 @@ def _proposal(
       ("searchers", where),
       ("settings of the trainer", flags(False)),
       ("settings of a searcher", flags(True)),
+      *sampler_rows(config, name),
+  ]
+
+
+def sampler_rows(
+    config: ml_collections.ConfigDict, name: str
+) -> titled_rows.TableRows:
+  """Returns a row that proposes vLLM if it holds many more completions at once.
+
+  The cache of this package reserves the longest completion's tokens for each
+  slot, vLLM's only those that exist. A decode step of n slots reads all weights
+  and the n caches, so n / (weights + n caches) is proportional to tokens/s.
+  This counts neither launches of kernels nor arithmetic.
+
+  Args:
+    config: settings with the meshes for the hardware.
+    name: key of `hardware.HARDWARE`.
+  """
+  machine = defaults.hardware_machine(name)
+  served = config.copy_and_resolve_references()
+  served.search.sampler = "vllm"
+  settings = load.flatten(config)
+  allows = samplers.SAMPLERS["vllm"].allows.items()
+  if (
+      _platform(machine.hardware.kind) != "gpu"
+      or machine.hardware.devices == 1
+      or not samplers.SAMPLERS[config.search.sampler].is_here
+      or config.train.router_replay
+      or any(settings[key] not in values for key, values in allows
+             if not key.startswith("search.mesh"))
+  ):  # fmt: skip
+    return []
+  try:
+    hardware.propose(served, machine.hardware)
+  except ValueError:
+    return []  # Its searchers do not fit.
+  shape = model_sizes.model_of(config)
+  model = defaults.ModelFacts(hardware.start(config), shape, False, False)
+  mean = config.sampling.max_completion_tokens * _MEAN_LENGTH
+  tokens = config.sampling.max_prompt_tokens + mean
+  cache = defaults.cache_bytes(config, model, machine, tokens)
+  weights = hardware.bytes_a_param(served, machine.hardware)["server"]
+  weights *= model.billions * 1e9
+  slots, _ = defaults.num_slots(config, model, machine)
+  served_slots = min(
+      int(defaults.room_for_cache(served, model, machine) / cache),
+      defaults.completions_per_round(config),
+  )
+  rate = lambda n: n / (weights + n * cache)
+  gain = rate(served_slots) / rate(slots)
+  if gain < _WORTHWHILE:
+    return []
+  return [
+      (
+          "proposed sampler",
+          "config.search.sampler=vllm, a server with the GPUs of each searcher:"
+          f" if completions average {mean:,.0f} tokens, {_MEAN_LENGTH:.0%} of"
+          f" the limit, its paged cache holds {served_slots} at once, this"
+          f" package's {slots}: {gain:.1f} times the tokens/s by bytes read",
+      )
   ]
 
 

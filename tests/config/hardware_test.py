@@ -57,7 +57,7 @@ _MERGED = (
     "base with adapters merged", "params that an evaluation decodes with"
 )  # fmt: skip
 # Config -> the hardware that it fits, all others refuse it.
-_ALL = "4xa100 8xh100 v5p-8 v6e-8 v5e-16 v5p-16 v5e-64"
+_ALL = "4xa100 8xh100 8xh200 v5p-8 v6e-8 v5e-16 v5p-16 v5e-64"
 _ONE = f"1xh100 {_ALL}"
 _FITS = {
     "gsm8k/tba": _ONE,
@@ -65,9 +65,9 @@ _FITS = {
     "gsm8k/tba:model=llama-3.2-1b": _ONE,
     "gsm8k/async_rlhf:method=online_dpo": _ONE,
     "gsm8k/async_rlhf:method=ppo": _ALL,
-    "math": "8xh100 v5p-16 v5e-64",
-    "no_robots": "8xh100 v5p-16 v5e-64",
-    "no_robots:stage=sft": "8xh100 v5p-16 v5e-64",
+    "math": "8xh100 8xh200 v5p-16 v5e-64",
+    "no_robots": "8xh100 8xh200 v5p-16 v5e-64",
+    "no_robots:stage=sft": "8xh100 8xh200 v5p-16 v5e-64",
     "red_team:model=gpt2": f"colab {_ONE}",
     "red_team:model=llama": _ALL,
     "tldr/tba": _ONE,

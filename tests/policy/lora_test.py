@@ -27,6 +27,7 @@ from tba_jax.losses import objective
 from tba_jax.mesh import cluster
 from tba_jax.mesh import sharding
 from tba_jax.models.hf import hf
+from tba_jax.models.hf import hf_names
 from tba_jax.policy import checks
 from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
@@ -227,6 +228,24 @@ class AdaptersTest(parameterized.TestCase):
       self.assertIsNone(make_fn(folder, **family))
     os.rename(folder / "config.json", folder / "adapter_config.json")
     self.assertIsNone(make_fn(folder))
+
+  @parameterized.product(family=_FAMILIES, target=["q", "o", "up", "all"])
+  def test_served_adapters_have_a_peft_format(self, family, target):
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    model = tiny_model.make_model(**family)
+    if target != "all" and target not in lora.kernel_names(model):
+      self.skipTest("the family has no such matrix")
+    functions = lora.make(settings(targets=target), model)
+    shapes = jax.eval_shape(functions.init, jax.random.PRNGKey(0))
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape), shapes)
+    names = policy_settings.lora_names(target)
+    is_served = hf_names.serves_adapters(model.config, folder, names)
+    tensors = lora.peft_tensors_or_none(model.config, folder, zeros)
+    if target == "all":  # vLLM loads fewer matrices than peft.
+      self.assertLessEqual(is_served, tensors is not None)
+    else:
+      self.assertEqual(is_served, tensors is not None)
 
   def test_refuses_an_unknown_target(self):
     gpt2 = make(**_FAMILIES[-1])[0]

@@ -250,7 +250,8 @@ class ProposeTest(parameterized.TestCase):
     self.config.init = str(self.folder)
 
   def use(self, name):
-    (self.folder / "config.json").write_text(json.dumps(_SHAPES[name]))
+    shapes = {**_SHAPES, "Qwen3.5-35B-A3B": hf_config_test.QWEN3_5_MOE}
+    (self.folder / "config.json").write_text(json.dumps(shapes[name]))
 
   def test_known_models_have_size_of_their_shape(self):
     for name, (billions, most) in hardware.MODELS.items():
@@ -274,9 +275,48 @@ class ProposeTest(parameterized.TestCase):
     self.assertEqual(result["search.mesh.tensor"], sizes["tensor"])
     self.assertEqual(self.config.mesh.fsdp, 1)  # Proposed alone.
 
+  @parameterized.parameters(
+      # A searcher's 277 GB fit on four devices, but only tightly.
+      ("Qwen3.5-35B-A3B", "8xh100", dict(fsdp=4, searchers=1, devices=4)),
+      # The trainer needs two devices and takes those left over.
+      ("Qwen3.5-35B-A3B", "8xh200", dict(fsdp=4, searchers=1, devices=4)),
+      # 66 GB would leave one device's cache no room.
+      ("Qwen/Qwen3-8B", "8xh100", dict(fsdp=2, searchers=3, devices=2)),
+  )
+  def test_adapters_get_mesh(self, name, where, sizes):
+    self.use(name)
+    self.config.lora.rank = 16
+    self.config.model.param_dtype = "bfloat16"
+    result = hardware.propose(self.config, hardware.HARDWARE[where])
+    self.assertEqual(result["mesh.fsdp"], sizes["fsdp"])
+    self.assertEqual(result["search.num_searchers"], sizes["searchers"])
+    devices = result["search.mesh.fsdp"] * result["search.mesh.tensor"]
+    self.assertEqual(devices, sizes["devices"])
+
+  def test_searchers_with_vllm_have_one_device(self):
+    self.use("Qwen/Qwen3-30B-A3B")
+    self.config.search.sampler = "vllm"
+    self.config.lora.update(rank=16, targets="q,k,v,o")
+    self.config.model.param_dtype = "bfloat16"
+    result = hardware.propose(self.config, hardware.HARDWARE["8xh100"])
+    self.assertEqual(result["mesh.fsdp"], 4)
+    # A server's 61 GB take two of the other devices.
+    self.assertEqual(result["search.num_searchers"], 2)
+    self.assertEqual({result[key] for key in hardware.SEARCHER_MESH}, {1})
+    self.config.lora.targets = "all"  # Experts' adapters are merged.
+    with self.assertRaisesRegex(ValueError, "a searcher's 183 GB"):
+      hardware.propose(self.config, hardware.HARDWARE["8xh100"])
+
+  def test_evaluation_fits_on_one_host(self):
+    self.use("openai/gpt-oss-20b")
+    with self.assertRaisesRegex(ValueError, "an evaluation needs 27 GB"):
+      hardware.propose(self.config, hardware.HARDWARE["v5e-64"])
+
   def test_error_suggests_fitting_hardware(self):
     self.use("Qwen/Qwen3-8B")
-    with self.assertRaisesRegex(ValueError, "v6e-8: .*fits 8xh100, v5e-16"):
+    with self.assertRaisesRegex(
+        ValueError, "v6e-8: .*fits 8xh100, 8xh200, v5p"
+    ):
       hardware.propose_or_name(self.config, "v6e-8")
 
   def test_plan_takes_names_of_hardware(self):

@@ -13,6 +13,7 @@ import tempfile
 from unittest import mock
 
 from absl.testing import parameterized
+import jax
 import numpy as np
 import pytest
 
@@ -21,11 +22,13 @@ from tba_jax import types
 from tba_jax.config import hardware
 from tba_jax.config import settings
 from tba_jax.learning import packing
+from tba_jax.mesh import sharding
 from tba_jax.models.hf import hf_config
 from tba_jax.programs import model_sizes
 from tba_jax.programs import titled_rows
 from tba_jax.system import accelerators
 from tba_jax.system import processes
+from tba_jax.tools import memory_model
 from tba_jax.tools import plan
 from tba_jax.transport.groups import messages
 from tests.report import fake_run
@@ -265,6 +268,44 @@ class PlanTest(parameterized.TestCase):
     # OpenAI's model card: 20.9B params.
     self.assertStartsWith(rows["parameters"], "20,914,757,184, bfloat16")
     self.assertStartsWith(rows["fits"], "yes: 39.")
+
+  @parameterized.parameters(("q,k,v,o", 0), ("all", 4))
+  def test_searcher_with_vllm_holds_params_to_merge_adapters_alone(
+      self, targets, per_param
+  ):
+    self.start_from("openai/gpt-oss-20b")
+    self.config.lora.update(rank=16, targets=targets)
+    self.config.model.param_dtype = "bfloat16"
+    self.config.search.sampler = "vllm"
+    here = hardware.HARDWARE["8xh100"]
+    size = hardware.bytes_a_param(self.config, here)
+    self.assertEqual((size["searcher"], size["server"]), (per_param, 2))
+    mesh = memory_model.searcher_sizes(self.config)
+    mesh = sharding.abstract_mesh(mesh, "gpu")
+    memory = memory_model.searcher(self.config, mesh)
+    count = sum(x.size for x in jax.tree.leaves(memory.params))
+    held = sum(memory.resident.values())
+    self.assertAlmostEqual(held / count, per_param, delta=0.01)
+
+  def test_proposes_vllm_if_memory_limits_slots(self):
+    self.start_from("Qwen/Qwen3-8B")
+    lengths = dict(max_prompt_tokens=1024, max_completion_tokens=4096)
+    self.config.sampling.update(lengths)
+    row = lambda name: dict(plan.sampler_rows(self.config, name))
+    words = row("8xh100")["proposed sampler"]
+    # Of 60.4 GB a searcher's params take 4 x 8.19, a server's 2 x 8.19; caches
+    # get 80 % of the rest. A token takes 2 x 36 x 8 x 128 x 2 bytes, a slot has
+    # 5,120 tokens, a completion in pages 2,048.
+    self.assertIn("average 1,024 tokens, 25% of the limit", words)
+    self.assertIn("holds 116 at once, this package's 24", words)
+    # n / (16.4 + .302 n) of 116 and of 24.
+    self.assertIn("2.2 times the tokens/s", words)
+    self.config.explore.fraction = 0.5  # Which vLLM does not support.
+    self.assertEqual(row("8xh100"), {})
+    self.config.explore.fraction = 0.0
+    self.assertEqual(row("v5p-16"), {})
+    self.config.sampling.max_completion_tokens = 256
+    self.assertEqual(row("8xh200"), {})
 
   @parameterized.parameters(
       ([], [], "", False),

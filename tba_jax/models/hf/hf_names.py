@@ -16,15 +16,20 @@ from collections.abc import Container, Mapping, Sequence
 import dataclasses
 import itertools
 import math
+import pathlib
 import re
 
 from tba_jax.models import config as config_lib
 from tba_jax.models.families import family as family_lib
+from tba_jax.models.hf import adapter_folder
+from tba_jax.models.hf import hf_config
 
 ModelConfig = config_lib.ModelConfig
 
 # Leaves in float32: rounding would change the choice of experts.
 FLOAT32 = ("choice_bias",)
+# Matrices whose adapters vLLM loads, as `lora.targets` names them.
+_SERVED = ("q", "k", "v", "o", "gate", "up", "down")
 # Regular expression of the names of a token head.
 TOKEN_HEAD = r"(language_model\.)?(lm_head|embed_out)\.weight"
 
@@ -59,6 +64,22 @@ class TensorRow:
   def is_float32(self) -> bool:
     """Whether the leaf and its tensors are float32 whatever the param dtype."""
     return self.path[-1] in FLOAT32
+
+  @property
+  def is_plain(self) -> bool:
+    """Whether the tensor is the leaf, as a matrix [out, in]."""
+    in_order = self.order == (*range(len(self.order)),)
+    return self.part is None and in_order and len(self.split) == 2
+
+  @property
+  def target(self) -> str:
+    """Name of the leaf in `lora.targets`; "" if it has no adapters."""
+    if self.path[0] != "blocks":
+      return ""
+    if self.path[-1] == "kernel":
+      return self.path[-2]
+    is_experts = {"experts", "mlp", "width"} <= {*self.stacked_axes, *self.axes}
+    return f"expert_{self.path[-1]}" * is_experts
 
   @property
   def stacked_axes(self) -> tuple[str, ...]:
@@ -175,6 +196,31 @@ def num_params(config: ModelConfig) -> int:
       math.prod(row.shape) * math.prod(row.stack(config.num_layers))
       for row in rows(config)
   )
+
+
+def takes_adapters(folder: pathlib.Path | None) -> bool:
+  """Returns whether adapters may have the names of a folder's own tensors.
+
+  False if the model is multimodal, has adapters or is from scratch (None).
+  """
+  if folder is None or adapter_folder.is_adapter(folder):
+    return False
+  return not hf_config.is_multimodal(folder)
+
+
+def serves_adapters(
+    config: ModelConfig, folder: pathlib.Path | None, targets: Sequence[str]
+) -> bool:
+  """Returns whether vLLM loads a model's adapters; others must be merged.
+
+  Args:
+    folder: Hugging Face folder of the base; None if from scratch.
+    targets: names as in `lora.targets`; () for all.
+  """
+  named = [row for row in rows(config) if row.target]
+  adapted = [row for row in named if not targets or row.target in targets]
+  is_served = all(row.target in _SERVED and row.is_plain for row in adapted)
+  return is_served and takes_adapters(folder)
 
 
 def match_prefix(

@@ -285,7 +285,7 @@ GEMMA4_26B = {
         "top_k_experts": 8,
     },
 }
-_QWEN3_5_MOE = {
+QWEN3_5_MOE = {
     **_QWEN3_5,
     "architectures": ["Qwen3_5MoeForConditionalGeneration"],
     "language_model_only": False,
@@ -513,7 +513,7 @@ class EverySettingTest(parameterized.TestCase):
       ("qwen2", _PUBLISHED["Qwen/Qwen2.5-0.5B"]),
       ("qwen3", _PUBLISHED["Qwen/Qwen3-0.6B"]),
       ("qwen3_5_text", hf_config.language_model(_QWEN3_5)),
-      ("qwen3_5_moe_text", hf_config.language_model(_QWEN3_5_MOE)),
+      ("qwen3_5_moe_text", hf_config.language_model(QWEN3_5_MOE)),
       ("qwen3_next", _NEXT),
       ("qwen3_moe", _PUBLISHED["Qwen/Qwen3-30B-A3B"]),
       ("smollm3", _PUBLISHED["HuggingFaceTB/SmolLM3-3B"]),
@@ -673,7 +673,7 @@ class EverySettingTest(parameterized.TestCase):
   )
   def test_sizes_are_those_of_the_published_models(self, name, billions):
     others = {
-        "Ministral 3 8B": _MINISTRAL, "Qwen3.5 35B A3B": _QWEN3_5_MOE,
+        "Ministral 3 8B": _MINISTRAL, "Qwen3.5 35B A3B": QWEN3_5_MOE,
         "Gemma 4 E2B": GEMMA4, "Gemma 4 31B": GEMMA4_31B,
     }  # fmt: skip
     hf = {**_PUBLISHED, **others}[name]
@@ -783,9 +783,9 @@ class EverySettingTest(parameterized.TestCase):
       hf_config.from_hf({**hf, **changes})
 
   def test_reads_experts_of_qwen3_5_as_transformers_does(self):
-    theirs = transformers.Qwen3_5MoeConfig(**_QWEN3_5_MOE).text_config
+    theirs = transformers.Qwen3_5MoeConfig(**QWEN3_5_MOE).text_config
     read = lambda hf: hf_config.from_hf(hf_config.language_model(hf))
-    config = read(_QWEN3_5_MOE)
+    config = read(QWEN3_5_MOE)
     saved = json.loads(theirs.to_json_string())
     self.assertEqual(read(saved), dataclasses.replace(config, stop_ids=()))
     self.assertEqual(
@@ -952,9 +952,9 @@ class FromHfTest(parameterized.TestCase):
       (_MOE, "mlp_only_layers", [-1]),
       (_MOE, "mlp_only_layers", [*range(48)]),
       (_NEXT, "shared_expert_intermediate_size", "wide"),
-      (hf_config.language_model(_QWEN3_5_MOE), "mlp_only_layers", [1]),
-      (hf_config.language_model(_QWEN3_5_MOE), "norm_topk_prob", False),
-      (hf_config.language_model(_QWEN3_5_MOE), "output_gate_type", "sigmoid"),
+      (hf_config.language_model(QWEN3_5_MOE), "mlp_only_layers", [1]),
+      (hf_config.language_model(QWEN3_5_MOE), "norm_topk_prob", False),
+      (hf_config.language_model(QWEN3_5_MOE), "output_gate_type", "sigmoid"),
       (_MOE, "num_local_experts", 64),
       (_OLMO, "sliding_window", None),
       (_OLMO, "sliding_window_pattern", 4),
