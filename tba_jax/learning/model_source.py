@@ -111,7 +111,7 @@ def _restore_state(
                      " Hugging Face folder")  # fmt: skip
   policy = policy_lib.make_policy(config, workdir, needs_task=needs_task)
   checkpointer = checkpoint.Checkpointer(
-      str(folder), keep=config.checkpoint.keep
+      str(folder), keep=config.checkpoint.keep, read_only=True
   )
   try:
     state, saved = checkpointer.restore(

@@ -52,11 +52,7 @@ def run_serve(
   try:
     if operands:
       raise ValueError(f"operands {' '.join(operands)}: must be left out")
-    for name in ("pydantic", "starlette", "uvicorn"):
-      if importlib.util.find_spec(name) is None:
-        raise ValueError(
-            f"--program=serve needs {name}: pip install 'tba_jax[serve]'"
-        )
+    check_packages("--program=serve")
     lock = run_directory.lock(workdir)
   except ValueError as error:
     return processes.refuse(error)
@@ -64,6 +60,13 @@ def run_serve(
     return _serve(config, workdir)
   finally:
     os.close(lock)
+
+
+def check_packages(flag: str) -> None:
+  """Raises ValueError, naming the flag, for a missing package of a server."""
+  for name in ("pydantic", "starlette", "uvicorn"):
+    if importlib.util.find_spec(name) is None:
+      raise ValueError(f"{flag} needs {name}: pip install 'tba_jax[serve]'")
 
 
 def report_compiling(after_s: float = _COMPILE_S) -> None:
