@@ -19,6 +19,7 @@ Inspect evaluate it instead, also during training (`inspect_tasks.py`).
 from collections.abc import Sequence
 import importlib
 import pathlib
+import subprocess
 import sys
 import time
 from typing import Any
@@ -108,6 +109,9 @@ def run_evaluate(
       run(config, workdir, operands)
   except (ValueError, FileNotFoundError) as error:
     return processes.refuse(error)
+  except subprocess.SubprocessError as error:  # Inspect may do better again.
+    print(f"error: {error}", file=sys.stderr)
+    return 1
   return processes.EXIT_OK
 
 

@@ -85,8 +85,9 @@ def run(
 
   Raises:
     FileNotFoundError: the checkpoint does not exist.
-    ValueError: an argument or a source is wrong, Inspect is missing, or it did
-      not score all samples, where its arguments tolerate no errors.
+    ValueError: an argument or a source is wrong, or Inspect is missing.
+    SubprocessError: Inspect failed, or did not score all samples although its
+      arguments tolerate no errors.
   """
   command = [*_find_inspect(arguments), *_parse(arguments)]
   for operand in operands:
@@ -110,7 +111,7 @@ def run(
           paths = _run_inspect(command, endpoint, model, logs, config)
           numbers = {k: v for p in paths for k, v in read_scores(p).items()}
         except ValueError as error:
-          raise ValueError(
+          raise subprocess.SubprocessError(
               f"--inspect={arguments}: {name} has no scores: {error}"
           ) from error
       for key, value in numbers.items():
@@ -131,11 +132,11 @@ def _find_inspect(arguments: str) -> list[str]:
   )
   found = shutil.which(named or "inspect", path=folders)
   if found is None:
-    where = f"{COMMAND_VARIABLE}={named}" if named else "the PATH"
+    place = f"at {COMMAND_VARIABLE}={named}" if named else "on the PATH"
     raise ValueError(
-        f"--inspect={arguments}: there is no command of Inspect at {where}; pip"
-        " install inspect-ai openai, in any environment, and name its file"
-        f" bin/inspect in {COMMAND_VARIABLE}"
+        f"--inspect={arguments}: needs the command inspect, which is not"
+        f" {place}; pip install inspect-ai openai, in any environment, and set"
+        f" {COMMAND_VARIABLE} to its bin/inspect"
     )
   return [found, "eval"]
 

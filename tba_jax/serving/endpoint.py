@@ -89,6 +89,8 @@ def serve(
         uvicorn.Config(
             endpoint,
             http=connections.Protocol,
+            # The program's logging stays as it is.
+            log_config=None,
             log_level="error",
             access_log=False,
             timeout_graceful_shutdown=1,
