@@ -165,7 +165,7 @@ _BY = flags.DEFINE_string(
 _INSPECT = flags.DEFINE_string(
     "inspect",
     None,
-    "FILE.py@TASK …: arguments of `inspect eval`, by which `evaluate` evaluates.",
+    "FILE.py@TASK …: arguments of `inspect eval`, which `evaluate` runs.",
 )
 # Flags with the one program that takes them, as operands.
 _OWN_FLAGS = (

@@ -5,16 +5,17 @@
     python -m tba_jax.main --program=evaluate --workdir=runs/mine \\
         --inspect='exam.py@exam --limit 100' 240 480
 
-serves each checkpoint on the loopback address and runs `inspect eval exam.py@exam
---limit 100` as a child process. The run may be in progress: nothing of it is
-changed, except that scores are appended to `metrics.jsonl` at the checkpoint's
-step, as `inspect/TASK/SCORER/METRIC`. WORKDIR/inspect has Inspect's logs.
+serves each checkpoint on the loopback address and runs `inspect eval` with
+these arguments as a child process. The run may be in progress, because scores
+are only appended to `metrics.jsonl`, at the checkpoint's step, as
+`inspect/TASK/SCORER/METRIC`. WORKDIR/inspect has Inspect's logs.
 
 Source: Inspect 0.3 (https://inspect.aisi.org.uk), its logs in JSON.
 """
 
 from collections.abc import Sequence
 import contextlib
+import gc
 import os
 import pathlib
 import shlex
@@ -23,12 +24,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from typing import Any
 
 import ml_collections
 
+from tba_jax import types
 from tba_jax.learning import model_source
+from tba_jax.policy import policy as policy_lib
 from tba_jax.programs import evaluate
 from tba_jax.programs import serve
 from tba_jax.run import files
@@ -96,31 +98,44 @@ def run(
   results = {}
   with _uploading(workdir):
     for operand in operands or ("",):
-      name, policy, params, step = evaluate.load_source(
-          config, workdir, operand, mesh
-      )
-      if not policy.tokenizer.chat_template:
-        raise ValueError(
-            f"--inspect={arguments}: {name} must have a chat template, because"
-            " Inspect sends messages"
-        )
-      model = pathlib.Path(name.replace(" ", "-")).name
-      logs = pathlib.Path(workdir).absolute() / "inspect" / model
-      with endpoint_lib.serve(config, policy, params, model) as endpoint:
-        try:
-          paths = _run_inspect(command, endpoint, model, logs, config)
-          numbers = {k: v for p in paths for k, v in read_scores(p).items()}
-        except ValueError as error:
-          raise subprocess.SubprocessError(
-              f"--inspect={arguments}: {name} has no scores: {error}"
-          ) from error
+      source = evaluate.load_source(config, workdir, operand, mesh)
+      name, step = source[0], source[-1]
+      numbers = _evaluate(config, workdir, source, command, arguments)
       for key, value in numbers.items():
-        print(f"{name}: {key} {text.number(value)}")
-      print(f"{name}: logs in {logs}", flush=True)
+        print(f"{name}: {key} {text.number(value)}", flush=True)
       if step is not None:
         _record(workdir, step, numbers)
       results[name] = numbers
+      # The params leave before the next ones come; the server has cycles.
+      del source
+      gc.collect()
   return results
+
+
+def _evaluate(
+    config: ml_collections.ConfigDict,
+    workdir: str,
+    source: tuple[str, policy_lib.Policy, types.PyTree, int | None],
+    command: Sequence[str],
+    arguments: str,
+) -> dict[str, float]:
+  """Returns the numbers of a source; raises as `run`."""
+  name, policy, params, _ = source
+  if not policy.tokenizer.chat_template:
+    raise ValueError(
+        f"--inspect={arguments}: {name} must have a chat template, because"
+        " Inspect sends messages"
+    )
+  model = pathlib.Path(name.replace(" ", "-")).name
+  logs = pathlib.Path(workdir).absolute() / "inspect" / model
+  with endpoint_lib.serve(config, policy, params, model) as endpoint:
+    try:
+      paths = _run_inspect(command, endpoint, model, logs, config)
+      return {k: v for path in paths for k, v in read_scores(path).items()}
+    except ValueError as error:
+      raise subprocess.SubprocessError(
+          f"--inspect={arguments}: {name} has no scores: {error}"
+      ) from error
 
 
 def _find_inspect(arguments: str) -> list[str]:

@@ -73,7 +73,9 @@ class InspectTest(absltest.TestCase):
 
   @classmethod
   def run_program(cls, program):
-    command = pathlib.Path(os.environ["TBA_JAX_PEER_PYTHON"]).with_name("inspect")
+    command = pathlib.Path(os.environ["TBA_JAX_PEER_PYTHON"]).with_name(
+        "inspect"
+    )
     return subprocess.run(
         program,
         env=harness.environment(TBA_JAX_INSPECT=str(command)),
@@ -104,7 +106,8 @@ class InspectTest(absltest.TestCase):
         },
         last,
     )
-    (log,) = (self.workdir / "inspect" / "checkpoint-2").glob("*.json")
+    logs = self.workdir / "inspect" / "checkpoint-2"
+    (log,) = logs.glob("*_exam_*.json")
     model = json.loads(log.read_text())["eval"]["model"]
     self.assertEqual(model, "openai-api/tba_jax/checkpoint-2")
     for program in ("report", "verify"):
@@ -117,8 +120,7 @@ class InspectTest(absltest.TestCase):
     for arguments, cause in (
         (f"{self.tasks}@unscorable", "the scorer is broken"),
         (f"{self.tasks}@missing", "missing"),
-        # Longer than sampling.max_prompt_tokens: an answer, not an error.
-        (f"{self.tasks}@exam --limit 5 --fail-on-error x", "x"),
+        (f"{self.tasks}@exam --limit x --epochs y", "Invalid value"),
     ):
       ended = self.evaluate(arguments)
       self.assertNotEqual(ended.returncode, 0, ended.stdout[-5000:])

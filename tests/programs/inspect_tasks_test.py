@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from unittest import mock
+import weakref
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -25,6 +26,7 @@ from tba_jax.programs import evaluate
 from tba_jax.programs import inspect_tasks
 from tba_jax.run import metrics
 from tba_jax.run import run_directory
+from tba_jax.system import bucket
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tests.support import chat_model
@@ -111,6 +113,40 @@ class InspectTest(parameterized.TestCase):
     self.assertNotEqual(first, second)
     self.assertEqual(list(self.run_task("good")), ["checkpoint 5"])
     self.assertEqual(self.answers("checkpoint-5"), second)
+
+  def test_one_checkpoint_at_a_time_is_in_memory(self):
+    leaves, alive, load = [], [], evaluate.load_source
+
+    def load_source(*args):
+      alive.append([leaf() is not None for leaf in leaves])
+      source = load(*args)
+      leaves.append(weakref.ref(jax.tree.leaves(source[2])[0]))
+      return source
+
+    with mock.patch.object(evaluate, "load_source", load_source):
+      self.run_task("good", "3", "5")
+    self.assertEqual(alive, [[], [False]])
+
+  def test_run_in_bucket_is_held(self):
+    lock = run_directory.lock(str(self.workdir))
+    self.addCleanup(os.close, lock)
+    place = bucket.place
+
+    def place_metrics(path):
+      is_metrics = path.name == "metrics.jsonl"
+      return "gs://bucket/metrics.jsonl" if is_metrics else place(path)
+
+    with mock.patch.object(bucket, "place", place_metrics):
+      with self.assertRaisesRegex(ValueError, "already runs there"):
+        self.run_task("good", "3")
+
+  def test_model_without_chat_template_is_reported(self):
+    template = self.folder / "model" / "chat_template.jinja"
+    text = template.read_text()
+    template.unlink()
+    self.addCleanup(template.write_text, text)
+    with self.assertRaisesRegex(ValueError, "checkpoint 3 must have a chat te"):
+      self.run_task("good", "3")
 
   def test_run_in_progress_is_evaluated_and_left_as_it_is(self):
     unfinished = self.workdir / "checkpoints" / "7.orbax-checkpoint-tmp"
