@@ -327,16 +327,20 @@ class Checkpointer:
 
   def _set_aside(self, failures: dict[int, Exception], used: int) -> None:
     for step, error in failures.items():
+      if self._read_only:
+        logging.warning(
+            "checkpoint %d is damaged, step %d is read: %s", step, used, error
+        )
+        continue
       aside = self._directory / f"damaged-{step}"
-      place = "left there" if self._read_only else f"moved to {aside.name}"
-      if jax.process_index() == 0 and not self._read_only:
+      if jax.process_index() == 0:
         if aside.exists():
           aside.rmtree()
         (self._directory / str(step)).rename(aside)
       self._on_event(
           "checkpoint_damaged",
           f"checkpoint {step} in {self._directory} is damaged"
-          f" ({type(error).__name__}: {error}); {place}, step"
+          f" ({type(error).__name__}: {error}); moved to {aside.name}, step"
           f" {used} restored instead",
       )
     if failures:

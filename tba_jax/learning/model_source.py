@@ -164,8 +164,8 @@ def of_checkpoint(
 ) -> ModelSource:
   """Returns the model of a run's checkpoint.
 
-  Holds the workdir's lock while reading, because opening checkpoints removes
-  the unfinished saves of a run in progress.
+  Holds the workdir's lock while reading, because a run in progress may delete
+  the checkpoint.
 
   Args and raises: see `restore`; also ValueError while the run is in progress.
   """

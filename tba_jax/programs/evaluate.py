@@ -100,7 +100,7 @@ def run_evaluate(
   operands = [o for o in operands if o not in tasks]
   try:
     if tasks:
-      # It needs the packages of a server.
+      # It imports this module.
       inspect_tasks = importlib.import_module(f"{__package__}.inspect_tasks")
       inspect_tasks.run(
           config, workdir, operands, tasks[-1].removeprefix(_INSPECT)

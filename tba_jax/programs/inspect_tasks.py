@@ -16,6 +16,7 @@ Source: Inspect 0.3 (https://inspect.aisi.org.uk), its logs in JSON.
 from collections.abc import Sequence
 import contextlib
 import gc
+import importlib
 import os
 import pathlib
 import shlex
@@ -32,12 +33,11 @@ from tba_jax import types
 from tba_jax.learning import model_source
 from tba_jax.policy import policy as policy_lib
 from tba_jax.programs import evaluate
-from tba_jax.programs import serve
 from tba_jax.run import files
 from tba_jax.run import metrics
 from tba_jax.run import run_directory
 from tba_jax.run import text
-from tba_jax.serving import endpoint as endpoint_lib
+from tba_jax.serving import settings
 from tba_jax.system import bucket
 from tba_jax.system import jsonl
 
@@ -78,8 +78,8 @@ def run(
   Args:
     config: reads `sampling`, `mesh` and `evaluate.deadline_s`, the longest time
       in which Inspect makes no call.
-    operands: as of `evaluate.run`.
-    arguments: arguments of `inspect eval`, in a shell's syntax.
+    operands: steps of checkpoints, or folders; see `evaluate.run`.
+    arguments: command line of `inspect eval`, in a shell's syntax.
 
   Returns:
     Numbers of each source by "TASK/SCORER/METRIC", with a METRIC_stderr if
@@ -126,6 +126,8 @@ def _evaluate(
         f"--inspect={arguments}: {name} must have a chat template, because"
         " Inspect sends messages"
     )
+  # Its packages are optional.
+  endpoint_lib = importlib.import_module("tba_jax.serving.endpoint")
   model = pathlib.Path(name.replace(" ", "-")).name
   logs = pathlib.Path(workdir).absolute() / "inspect" / model
   with endpoint_lib.serve(config, policy, params, model) as endpoint:
@@ -140,7 +142,7 @@ def _evaluate(
 
 def _find_inspect(arguments: str) -> list[str]:
   """Returns the beginning of the command line; ValueError if it is missing."""
-  serve.check_packages("--inspect")
+  settings.check_packages("--inspect")
   named = os.environ.get(COMMAND_VARIABLE, "")
   folders = os.pathsep.join(
       [os.environ.get("PATH", ""), str(pathlib.Path(sys.executable).parent)]
@@ -191,7 +193,7 @@ def _uploading(workdir: str) -> Any:
 
 def _run_inspect(
     command: Sequence[str],
-    endpoint: endpoint_lib.Endpoint,
+    endpoint: Any,
     model: str,
     logs: pathlib.Path,
     config: ml_collections.ConfigDict,

@@ -67,7 +67,7 @@ def serve(
   Args:
     config: reads `sampling`, `mesh` and `seed`.
     params: model params on the devices.
-    name: name of the model for clients.
+    name: id of the model for clients.
 
   Raises:
     OSError: the server does not start.

@@ -224,7 +224,7 @@ class InspectTest(parameterized.TestCase):
       self.run_task("good", operand)
     load.assert_not_called()
 
-  def test_errors_that_arguments_tolerate_are_counted(self):
+  def test_tolerated_errors_are_counted(self):
     log = fake_inspect.log_of("partial")
     log["eval"]["config"]["fail_on_error"] = 0.5
     scores = inspect_tasks.read_scores(self.write(log))
