@@ -162,6 +162,11 @@ _BISECT = flags.DEFINE_string(
 _BY = flags.DEFINE_string(
     "by", None, "group, searcher or version: unit of --bisect."
 )
+_INSPECT = flags.DEFINE_string(
+    "inspect",
+    None,
+    "FILE.py@TASK …: arguments of `inspect eval`, which `evaluate` runs.",
+)
 # Flags with the one program that takes them, as operands.
 _OWN_FLAGS = (
     (_CALIBRATE, "plan"),
@@ -172,6 +177,7 @@ _OWN_FLAGS = (
     (_WITHOUT, "rerun"),
     (_BISECT, "rerun"),
     (_BY, "rerun"),
+    (_INSPECT, "evaluate"),
 )
 
 

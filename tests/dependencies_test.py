@@ -74,6 +74,7 @@ _ON_DEMAND = {
     "tba_jax/serving/schemas.py": {"pydantic"},
     "tba_jax/serving/app.py": {"starlette"},
     "tba_jax/serving/connections.py": {"uvicorn"},
+    "tba_jax/serving/endpoint.py": {"uvicorn"},
     "tba_jax/serving/handlers.py": {"starlette"},
     "tba_jax/serving/replay_handlers.py": {"starlette"},
     "tba_jax/serving/tinker_handlers.py": {"starlette"},

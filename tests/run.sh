@@ -35,8 +35,8 @@ cd "$root"
 source launch/setup_venv.sh
 
 # By name, the cheap ones first.
-PEERS=(gymnasium textarena gem openai2 openai3 peft tokenizers tinker verifiers \
-  cookbook vllm)
+PEERS=(gymnasium textarena gem openai2 openai3 peft tokenizers inspect tinker \
+  verifiers cookbook vllm)
 
 all=0
 peers=0

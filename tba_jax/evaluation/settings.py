@@ -24,7 +24,7 @@ SETTINGS = {
     " while"
         " training continues; not in lockstep"),
     "evaluate.deadline_s": _s(600.0, rules.WAIT, "limit of an evaluation during"
-        " training"),
+        " training; of --inspect: of the time without a call"),
     "evaluate.num_prompts": _s(256, rules.FROM_0, "prompts while training, at"
         " most: as many as there are; 0 = none", auto=True),
     "evaluate.num_completions": _s(8, rules.COUNT, "k of pass@k", auto=True),

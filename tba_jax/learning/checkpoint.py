@@ -52,6 +52,8 @@ class Checkpointer:
     keep_every_s: period in seconds of permanent checkpoints; 0 for none.
     barrier: synchronization point of the mesh's processes; None for a single
       process.
+    read_only: whether to remove and rename nothing, because another process may
+      be saving.
     on_event: function called with ("checkpoint_damaged", message) when a
       damaged checkpoint is skipped; logs it by default.
 
@@ -67,6 +69,7 @@ class Checkpointer:
       keep_every_steps: int = 0,
       keep_every_s: int = 0,
       barrier: cluster.SaveBarrier | None = None,
+      read_only: bool = False,
       on_event: Callable[[str, str], None] | None = None,
   ):
     self._directory = bucket.absolute(directory)
@@ -75,6 +78,7 @@ class Checkpointer:
     self._kept_for_good = keep_every_steps, keep_every_s
     self._barrier = barrier
     self._pending_step = None
+    self._read_only = read_only
     try:
       self._check_room()
       self._manager = self._open()
@@ -222,7 +226,7 @@ class Checkpointer:
       together["timeout_secs"] = int(self._barrier.deadline_s)
     options = ocp.CheckpointManagerOptions(
         preservation_policy=self._preservation(),
-        cleanup_tmp_directories=True,
+        cleanup_tmp_directories=not self._read_only,
         enable_async_checkpointing=True,
         # Otherwise Orbax waits for these directories in other threads.
         async_options=ocp.AsyncOptions(
@@ -323,6 +327,11 @@ class Checkpointer:
 
   def _set_aside(self, failures: dict[int, Exception], used: int) -> None:
     for step, error in failures.items():
+      if self._read_only:
+        logging.warning(
+            "checkpoint %d is damaged, step %d is read: %s", step, used, error
+        )
+        continue
       aside = self._directory / f"damaged-{step}"
       if jax.process_index() == 0:
         if aside.exists():

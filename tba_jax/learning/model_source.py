@@ -109,7 +109,7 @@ def _restore_state(
                      " Hugging Face folder")  # fmt: skip
   policy = policy_lib.make_policy(config, workdir, needs_task=needs_task)
   checkpointer = checkpoint.Checkpointer(
-      str(folder), keep=config.checkpoint.keep
+      str(folder), keep=config.checkpoint.keep, read_only=True
   )
   try:
     state, saved = checkpointer.restore(
@@ -162,8 +162,8 @@ def of_checkpoint(
 ) -> ModelSource:
   """Returns the model of a run's checkpoint.
 
-  Holds the workdir's lock while reading, because opening checkpoints removes
-  the unfinished saves of a run in progress.
+  Holds the workdir's lock while reading, because a run in progress may delete
+  the checkpoint.
 
   Args and raises: see `restore`; also ValueError while the run is in progress.
   """

@@ -5,16 +5,21 @@
     python -m tba_jax.main --program=evaluate --workdir=runs/countdown
     python -m tba_jax.main --program=evaluate --workdir=runs/countdown \\
         240 runs/countdown/sft/model
+    python -m tba_jax.main --program=evaluate --workdir=runs/chat \\
+        --inspect='exam.py@exam --limit 100'
 
 An operand is the step of one of the workdir's checkpoints or a Hugging Face
 folder; the default is the newest checkpoint. Results are printed with samples
 and written to the key "evaluate" of WORKDIR/eval.json, by source. The KL is to
 the policy of `config.init`, if it can be loaded. `evaluate.variants` evaluates
-each source with several settings of the task.
+each source with several settings of the task. With `--inspect`, tasks of
+Inspect evaluate it instead, also during training (`inspect_tasks.py`).
 """
 
 from collections.abc import Sequence
+import importlib
 import pathlib
+import subprocess
 import sys
 import time
 from typing import Any
@@ -41,6 +46,7 @@ from tba_jax.system import jsonl
 from tba_jax.system import processes
 
 _KEY = "evaluate"
+_INSPECT = "--inspect="
 # Rows of the table: metric, and its interval if it has one.
 _ROWS = (
     ("pass@1", "pass_at_1"),
@@ -90,10 +96,22 @@ def run_evaluate(
 ) -> int:
   """Runs the program; returns its exit status."""
   processes.prepare_compiling()
+  tasks = [o for o in operands if o.startswith(_INSPECT)]
+  operands = [o for o in operands if o not in tasks]
   try:
-    run(config, workdir, operands)
+    if tasks:
+      # It imports this module.
+      inspect_tasks = importlib.import_module(f"{__package__}.inspect_tasks")
+      inspect_tasks.run(
+          config, workdir, operands, tasks[-1].removeprefix(_INSPECT)
+      )
+    else:
+      run(config, workdir, operands)
   except (ValueError, FileNotFoundError) as error:
     return processes.refuse(error)
+  except subprocess.SubprocessError as error:  # Inspect may do better again.
+    print(f"error: {error}", file=sys.stderr)
+    return 1
   return processes.EXIT_OK
 
 
@@ -130,7 +148,7 @@ def run(
     # Read the file first: if it is damaged, no evaluation is wasted.
     saved = jsonl.read_object(path, {f"{_KEY}?": {}}) or {}
     for operand in operands:
-      _check(workdir, operand)
+      check_source(workdir, operand)
     results, mesh = {}, model_source.mesh_here(config.mesh)
     for operand in operands or ("",):
       for variant, its_config in _variants(config):
@@ -206,7 +224,7 @@ def _variants(
   return out
 
 
-def _check(workdir: str, operand: str) -> None:
+def check_source(workdir: str, operand: str) -> None:
   """Raises ValueError or FileNotFoundError for a missing source."""
   if operand.isdecimal():
     model_source.check_checkpoint(workdir, int(operand))

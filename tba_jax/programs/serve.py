@@ -11,7 +11,6 @@ continues where it was. docs/reference/server.md documents the protocol.
 
 from collections.abc import Iterator, Sequence
 import contextlib
-import importlib.util
 import os
 import pathlib
 import secrets
@@ -26,6 +25,7 @@ from absl import logging
 import ml_collections
 
 from tba_jax.run import run_directory
+from tba_jax.serving import settings
 from tba_jax.serving import tls as tls_lib
 from tba_jax.system import jsonl
 from tba_jax.system import processes
@@ -52,11 +52,7 @@ def run_serve(
   try:
     if operands:
       raise ValueError(f"operands {' '.join(operands)}: must be left out")
-    for name in ("pydantic", "starlette", "uvicorn"):
-      if importlib.util.find_spec(name) is None:
-        raise ValueError(
-            f"--program=serve needs {name}: pip install 'tba_jax[serve]'"
-        )
+    settings.check_packages("--program=serve")
     lock = run_directory.lock(workdir)
   except ValueError as error:
     return processes.refuse(error)

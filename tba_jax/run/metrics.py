@@ -31,6 +31,8 @@ _NO_CLOCK = contextlib.nullcontext()
 _MAX_EVENTS, _EVENTS_S = 30, 60.0
 # Fields that every record of `metrics.jsonl` has.
 _HEAD = ("step", "time", "epoch")
+# Metrics of evaluations, whose records may come late.
+_EVALUATED = ("eval/", "inspect/")
 # Kind of event -> what is damaged.
 _DAMAGE = {
     "checkpoint_damaged": "checkpoint",
@@ -189,7 +191,7 @@ def last_per_step(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     if isinstance(step, bool) or not isinstance(step, int):
       continue
     numbers = {k: v for k, v in record.items() if k not in _HEAD}
-    evaluation = numbers and all(k.startswith("eval/") for k in numbers)
+    evaluation = numbers and all(k.startswith(_EVALUATED) for k in numbers)
     if evaluation and step in by_step:
       by_step[step].update(numbers)
       continue

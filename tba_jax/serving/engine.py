@@ -13,7 +13,9 @@ from typing import Any, TypeVar
 from absl import logging
 import ml_collections
 
+from tba_jax import types
 from tba_jax.chat_api import strict_json
+from tba_jax.policy import policy as policy_lib
 from tba_jax.serving import agent_episodes
 from tba_jax.serving import crash_guard
 from tba_jax.serving import database
@@ -41,6 +43,8 @@ class Engine:
   Args:
     workdir: directory of the server, which gets a `serve` folder.
     on_done: function that the thread calls with the ids of finished requests.
+    source: policy and params of a server that only samples; None = the model
+      that the config names.
 
   Raises:
     ValueError: the model cannot be loaded, or the directory belongs to a server
@@ -53,14 +57,18 @@ class Engine:
       config: ml_collections.ConfigDict,
       workdir: str,
       on_done: Callable[[list[str]], None],
+      source: tuple[policy_lib.Policy, types.PyTree] | None = None,
   ):
-    pass_settings.check_config(config)
+    if source is None:
+      pass_settings.check_config(config)
     folder = pathlib.Path(workdir) / "serve"
     folder.mkdir(parents=True, exist_ok=True)
     self._db = database.Database(folder / "journal.sqlite")
     self.registry = registry_lib.Registry(self._db)
     self.journal = request_journal.RequestJournal(self._db)
-    self.base = served_base.ServedBase(config, workdir, folder, self.registry)
+    self.base = served_base.ServedBase(
+        config, workdir, folder, self.registry, source
+    )
     self._crash_guard = crash_guard.CrashGuard(folder / "under_way.json")
     self.queue = request_queue.RequestQueue(
         self.journal, config.serve.gap_deadline_s, on_done

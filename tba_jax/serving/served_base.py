@@ -40,6 +40,8 @@ class ServedBase:
   Args:
     folder: root of the server's files in `workdir`.
     registry: store of the settings that must not change.
+    source: policy and params on the devices; None = those that the config
+      names.
 
   Raises:
     ValueError: the model cannot be loaded, or the directory belongs to a server
@@ -52,18 +54,23 @@ class ServedBase:
       workdir: str,
       folder: pathlib.Path,
       registry: registry_lib.Registry,
+      source: tuple[policy_lib.Policy, types.PyTree] | None = None,
   ):
     self.config = config
-    self.policy = policy_lib.make_policy(config, workdir, needs_task=False)
+    self.policy, self.params = source or (
+        policy_lib.make_policy(config, workdir, needs_task=False),
+        None,
+    )
     self.name = config.serve.model_name or str(self.policy.folder or "scratch")
     self.base_name = lora.base_name(self.policy.folder, config.seed)
     check_settings(config, self.base_name, registry, workdir)
     self.tokenizer_id = self._place_tokenizer(folder / "tokenizer")
-    mesh = sharding.make_mesh(config.mesh)
-    self.params = jax.device_put(
-        model_source.initial_params(config, self.policy, mesh),
-        sharding.param_shardings(mesh, self.policy.model),
-    )
+    if self.params is None:
+      mesh = sharding.make_mesh(config.mesh)
+      self.params = jax.device_put(
+          model_source.initial_params(config, self.policy, mesh),
+          sharding.param_shardings(mesh, self.policy.model),
+      )
     self._programs: collections.OrderedDict[
         tuple[int, str], trained_model.TrainPrograms
     ] = collections.OrderedDict()

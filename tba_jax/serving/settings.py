@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of the server."""
 
+import importlib.util
 import os
 
 from tba_jax.system import rules
@@ -56,3 +57,10 @@ def _serve(c: rules.Values) -> rules.Problems:
 
 
 CHECKS = (_serve,)
+
+
+def check_packages(flag: str) -> None:
+  """Raises ValueError, naming the flag, for a missing package of a server."""
+  for name in ("pydantic", "starlette", "uvicorn"):
+    if importlib.util.find_spec(name) is None:
+      raise ValueError(f"{flag} needs {name}: pip install 'tba_jax[serve]'")

@@ -166,6 +166,16 @@ class CheckpointTest(parameterized.TestCase):
     self.check_restores(self.open(), 1)
     self.assertTrue((self.directory / "damaged-2").exists())
 
+  def test_reader_removes_and_renames_nothing(self):
+    self.save_steps(1, 2).close()
+    shutil.rmtree(self.directory / "2" / "host")
+    (self.directory / "3.orbax-checkpoint-tmp").mkdir()
+    before = sorted(path.name for path in self.directory.iterdir())
+    self.check_restores(self.open(read_only=True), 1)
+    after = sorted(path.name for path in self.directory.iterdir())
+    self.assertEqual(after, before)
+    self.assertEmpty(self.events)
+
   def test_a_wrong_structure_is_an_error_and_moves_nothing(self):
     saver = self.save_steps(1, 2)
     with self.assertRaisesRegex(ValueError, "(?s)step 2: .*step 1: "):

@@ -94,6 +94,12 @@ class LastPerStepTest(absltest.TestCase):
     )
     self.assertEqual([r["step"] for r in out], [0, 1, 2])
     self.assertEqual(out[1], {"step": 1, "a": 1, "eval/pass_at_1": 0.5, **head})
+    late = {"step": 1, "epoch": 2, "time": 9.0, "inspect/exam/accuracy": 0.5}
+    out = metrics.last_per_step(
+        [{"step": s, "a": s} for s in (0, 1, 2)] + [late]
+    )
+    self.assertEqual([r["step"] for r in out], [0, 1, 2])
+    self.assertEqual(out[1], {"step": 1, "a": 1, "inspect/exam/accuracy": 0.5})
     # Before the first step it is alone.
     self.assertEqual(metrics.last_per_step([late]), [late])
 
