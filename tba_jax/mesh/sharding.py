@@ -237,7 +237,7 @@ def param_shardings(
   # Adapters have the heads of their model.
   size, shape = mesh.shape["tensor"], getattr(model, "config", None)
   if shape and (problem := head_layout.problem_of(shape, size)):
-    problems.append(f"tensor of size {size}: {problem}")
+    problems.insert(0, f"tensor of size {size}: {problem}")
   if problems:
     raise ValueError(
         f"params do not fit config.{key}: {'; '.join(problems)}. Give the mesh"

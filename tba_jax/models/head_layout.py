@@ -20,8 +20,9 @@ import functools
 from tba_jax.models import config as config_lib
 from tba_jax.models.families import family as family_lib
 
-# Maximum of computed heads over needed ones.
-MOST = 1.15
+# Maximum of computed heads over needed ones: of `mesh.tensor`, and of kernels
+# together with `mesh.sequence`, where plain attention takes longer.
+MOST, MOST_OF_KERNELS = 1.15, 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +95,7 @@ def problem_of(config: config_lib.ModelConfig, num_devices: int) -> str:
 def spread(
     config: config_lib.ModelConfig, num_devices: int
 ) -> config_lib.ModelConfig:
-  """Returns a model's shape with the heads of all devices.
+  """Returns a model's shape with the heads that the devices hold.
 
   It is equal to `config` if its heads divide, or `problem_of` is not "".
   """
@@ -107,4 +108,27 @@ def spread(
       num_heads=found.groups * found.members,
       num_kv_heads=found.groups,
       global_kv_heads=of_global and of_layer(of_global).groups,
+  )
+
+
+def describe(
+    config: config_lib.ModelConfig, num_devices: int, num_tokens: int = 1
+) -> str:
+  """Describes the heads of a model whose own do not divide, or returns "".
+
+  Args:
+    num_devices: size of `mesh.tensor`.
+    num_tokens: size of `mesh.sequence`, over which kernels split heads too.
+  """
+  shape = spread(config, num_devices)
+  G, M = shape.num_kv_heads, shape.num_heads // shape.num_kv_heads
+  found = choose(G, M, num_devices * num_tokens)
+  heads, needed = found.groups * found.members, config.num_heads
+  if found.cost > MOST_OF_KERNELS:
+    return f"plain attention: {needed} would be padded to {heads}"
+  if (heads, found.groups) == (needed, config.num_kv_heads):
+    return ""
+  return (
+      f"{needed} with {config.num_kv_heads} of keys and values, computed as"
+      f" {heads} with {found.groups}: {heads / needed:.3g} times the attention"
   )

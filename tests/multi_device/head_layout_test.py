@@ -3,7 +3,9 @@
 """Heads that the mesh does not divide: eight devices compute what one does."""
 
 import dataclasses
+from unittest import mock
 
+from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -18,6 +20,7 @@ from tba_jax.models.net import sequence
 from tba_jax.policy import lora
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests
+from tba_jax.system import hlo
 from tests.support import cpu_devices
 from tests.support import kernels_on_cpu
 from tests.support import packed_gradients
@@ -155,6 +158,33 @@ class GradientsTest(parameterized.TestCase):
     chex.assert_trees_all_close(actual, expected, rtol=1e-3, atol=1e-6)
 
 
+class CostTest(absltest.TestCase):
+
+  def test_devices_share_attention(self):
+    _, mesh = _mesh(TENSOR)
+    model = _model(dict(_7B, width=32, head_dim=16, max_positions=512))
+    tokens = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
+    batch = tokens(2, 128), tokens(2, 128), tokens(2, 2, 192)
+    shapes = sharding.abstract_params(model, mesh)
+
+    def compile_gradient():
+      fn = lambda *args: jnp.sum(jnp.sin(model.completion_stream(*args)))
+      split = sequence.split_tokens(jax.grad(fn), mesh, *sharding.TOKEN_AXES)
+      compiled = jax.jit(split).lower(shapes, *batch).compile()
+      flops = hlo.costs(compiled.as_text()).flops
+      return flops, compiled.memory_analysis().temp_size_in_bytes
+
+    flops, size = compile_gradient()
+    with (
+        mock.patch.object(head_layout, "spread", lambda config, _: config),
+        mock.patch.object(head_layout, "MOST_OF_KERNELS", 0.0),
+    ):
+      flops_of_all, size_of_all = compile_gradient()
+    # An eighth of 32 heads, instead of all 28.
+    self.assertLess(flops / flops_of_all, 0.2)
+    self.assertLess(size / size_of_all, 0.3)
+
+
 class LayoutTest(parameterized.TestCase):
 
   @parameterized.parameters(
@@ -169,7 +199,7 @@ class LayoutTest(parameterized.TestCase):
       (dict(num_heads=9, num_kv_heads=3), "9 query heads .* padded to 16"),
       (dict(tiny_model.LATENTS, num_heads=4), "4 .* cannot be copied"),
       (dict(family="olmo3"), "2 .* of olmo3 cannot be copied"),
-      (dict(_HALF, head_dim=4), "nor head_dim 4"),
+      (dict(_HALF, head_dim=4), ".* 2 key-value heads nor head_dim 4"),
   )
   def test_other_heads_are_refused(self, changes, problem):
     _, mesh = _mesh(TENSOR)

@@ -44,9 +44,6 @@ BLOCK = 512
 _LANES = 128
 # Maximum queries per splash kernel call, unless one sequence has more.
 _MAX_QUERIES = 16384
-# Maximum of computed heads over needed ones: beyond it, plain attention, which
-# splits queries, is faster.
-_MOST_HEADS = 2.0
 
 
 def choose(
@@ -105,7 +102,7 @@ def _find_problem(
     found = head_layout.choose(G, M, heads)
     words = f"{heads} devices, of mesh.tensor and mesh.sequence, for {G * M}"
     words += f" heads with {G} of keys and values"
-    if found.cost > _MOST_HEADS:
+    if found.cost > head_layout.MOST_OF_KERNELS:
       return f"fewer than {words}"
     if found.cost > head_layout.MOST and width == head_dim:
       tell_choice(
@@ -237,7 +234,7 @@ def _layout(shape: Sequence[int], size: int) -> head_layout.Layout | None:
   None if each device had better compute all heads.
   """
   found = head_layout.choose(*shape[2:4], size)
-  return found if found.cost <= _MOST_HEADS else None
+  return found if found.cost <= head_layout.MOST_OF_KERNELS else None
 
 
 def _spread(
