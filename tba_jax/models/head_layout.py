@@ -53,7 +53,7 @@ def choose(G: int, M: int, num_devices: int) -> Layout:
   return min(map(layout, range(1, M + 1)), key=lambda x: (x.cost, x.groups))
 
 
-def find_problem(
+def _find_problem(
     family: str, G: int, M: int, head_dim: int, num_devices: int
 ) -> str:
   """Returns why heads of a width cannot be split over devices, or ""."""
@@ -76,14 +76,14 @@ def find_problem(
 
 
 def problem_of(config: config_lib.ModelConfig, num_devices: int) -> str:
-  """Returns `find_problem` of a model, over its kinds of layers."""
+  """Returns why a model's heads cannot be split over devices, or ""."""
   kinds = {config.kv_shape(n) for n in range(config.num_layers)}
   if config.latent_rank:
     kinds = {(config.num_kv_heads, config.head_dim)}
   totals = set()
   for G, head_dim in sorted(kinds):
     M = config.num_heads // G
-    problem = find_problem(config.family, G, M, head_dim, num_devices)
+    problem = _find_problem(config.family, G, M, head_dim, num_devices)
     if problem:
       return problem
     found = choose(G, M, num_devices)
