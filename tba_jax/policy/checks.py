@@ -33,10 +33,10 @@ def _sharded_sizes(c: rules.Values) -> rules.Problems:
     for mesh in ("mesh", "search.mesh"):
       tensor = c[f"{mesh}.tensor"]
       if problem := head_layout.problem_of(shape, tensor):
-        fit = [n for n in range(1, tensor) if not _tensor_problem(shape, n)]
+        fit = [n for n in range(1, 2 * tensor) if _can_split(shape, n)]
         yield f"{mesh}.tensor", (
             f"must be a size that splits the heads of {name}, such as"
-            f" {', '.join(map(str, fit))}: {problem}"
+            f" {', '.join(map(str, fit))}, because {problem}"
         )
   for mesh, (field, axis) in itertools.product(
       ("mesh", "search.mesh"), sizes.items()
@@ -55,11 +55,11 @@ def _sharded_sizes(c: rules.Values) -> rules.Problems:
       )
 
 
-def _tensor_problem(shape: config_lib.ModelConfig, size: int) -> bool:
-  widths = (shape.num_experts, *shape.mlp_widths.values())
-  return any(n % size for n in widths) or bool(
-      head_layout.problem_of(shape, size)
-  )
+def _can_split(shape: config_lib.ModelConfig, size: int) -> bool:
+  """Returns whether a tensor axis of a size fits heads, MLPs and experts."""
+  widths = shape.num_experts, *shape.mlp_widths.values()
+  fits = not any(width % size for width in widths)
+  return fits and not head_layout.problem_of(shape, size)
 
 
 def lora_targets(c: rules.Values) -> rules.Problems:

@@ -406,7 +406,8 @@ class RelationsTest(parameterized.TestCase):
     result = [line for line in problems(**wide) if "heads" in line]
     self.assertLen(result, 1)
     self.assertRegex(
-        result[0], "config.mesh.tensor = 16: .* such as 1, 2, 4: .*padded to 16"
+        result[0],
+        "config.mesh.tensor = 16: .* such as 1, 2, 4, because .*padded to 16",
     )
     hf["quantization_config"] = {"bits": 4}
     (folder / "config.json").write_text(json.dumps(hf))
