@@ -29,7 +29,7 @@ MOST, MOST_OF_KERNELS = 1.15, 2.0
 class Layout:
   """Heads as devices hold them.
 
-  copies: copies of each key-value head.
+  copies: number of times each key-value head is held.
   groups: key-value heads of all devices, with copies and zeros.
   members: query heads per key-value head, with zeros.
   cost: computed query heads over needed ones.

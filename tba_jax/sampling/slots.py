@@ -1051,7 +1051,7 @@ def _head_split(sharding: Sharding) -> sequence.Split:
 class SlotPrograms:
   """The functions above, compiled for params with one sharding.
 
-  model: the model, with more heads if the mesh does not divide them
+  model: shape and functions, with more heads if the mesh does not divide them
     (`models/net/spread.py`).
   """
 

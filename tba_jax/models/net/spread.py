@@ -79,7 +79,7 @@ def layer_params(
 
   Args:
     config: shape of the model.
-    params: params of the layer, on the host or traced, or adapted kernels.
+    params: arrays of the layer, on the host or traced, or adapted kernels.
     logical_axes: axes of the model's blocks, of which the first is the layers.
     parts: split of the heads.
   """
