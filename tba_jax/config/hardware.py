@@ -17,6 +17,7 @@ import pathlib
 import ml_collections
 
 from tba_jax.losses import objective_table
+from tba_jax.models import head_layout
 from tba_jax.models.hf import hf_config
 from tba_jax.models.hf import hf_names
 from tba_jax.policy import settings as policy_settings
@@ -57,17 +58,17 @@ HARDWARE = {
     "v5e-64": Hardware("v5e", 16, 64, hosts=16, searcher=(1, 4, 8)),
 }
 # Models used in configs, which may not be downloaded -> (billions of params,
-# most devices that divide its heads and vocabulary).
+# most devices that split its heads and divide its vocabulary).
 MODELS = {
     "EleutherAI/pythia-410m-deduped": (0.41, 16),
     "EleutherAI/pythia-1b-deduped": (1.01, 8),
     "EleutherAI/pythia-2.8b-deduped": (2.78, 32),
-    "Qwen/Qwen2.5-0.5B": (0.49, 2),
-    "Qwen/Qwen2.5-7B": (7.62, 4),
-    "meta-llama/Llama-3.1-8B": (8.03, 8),
-    "meta-llama/Llama-3.2-1B": (1.24, 8),
+    "Qwen/Qwen2.5-0.5B": (0.49, 16),
+    "Qwen/Qwen2.5-7B": (7.62, 32),
+    "meta-llama/Llama-3.1-8B": (8.03, 32),
+    "meta-llama/Llama-3.2-1B": (1.24, 32),
     "openai-community/gpt2": (0.12, 1),
-    "realtreetune/rho-1b-sft-GSM8K": (1.10, 4),
+    "realtreetune/rho-1b-sft-GSM8K": (1.10, 32),
 }
 # Fraction of device memory for param-shaped arrays, including `_LOGITS_GIB` for
 # a chunk of logits and its gradient (`losses/logprobs.py`). Activations and
@@ -159,14 +160,11 @@ def size_of(c: ml_collections.ConfigDict) -> tuple[float, int]:
   if start(c) in MODELS:
     return MODELS[start(c)]
   shape = hf_config.read(start(c))
-  divided = math.gcd(
-      *(shape.num_heads, shape.num_kv_heads, shape.vocab_size),
-      # 0 divides by all numbers.
-      shape.global_kv_heads,
-      *shape.mlp_widths.values(),
-  )
+  divided = math.gcd(shape.vocab_size, *shape.mlp_widths.values(), _MOST_TENSOR)
   # The largest power of two.
-  most = min(divided & -divided, _MOST_TENSOR)
+  most = 1
+  while most < divided and not head_layout.problem_of(shape, 2 * most):
+    most *= 2
   return hf_names.num_params(shape) / 1e9, most
 
 

@@ -21,7 +21,9 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
+from tba_jax.models import head_layout
 from tba_jax.models.net import sequence
+from tba_jax.models.net import spread
 from tba_jax.policy import settings
 
 PyTree = types.PyTree
@@ -70,7 +72,8 @@ RULES = {
     "lora_rank": (),
 }
 # Logical axes that stay whole along a mesh axis that does not divide them; any
-# other such axis is an error.
+# other such axis is an error, except heads, whose widths are split instead
+# (`models/net/spread.py`).
 _MAY_BE_WHOLE = frozenset({
     ("vocab", "tensor"), ("width", "sequence"), ("layer_inputs", "sequence"),
 })  # fmt: skip
@@ -173,13 +176,19 @@ def _place(
 ) -> tuple[NamedSharding, list[str]]:
   """Returns the sharding of a leaf, and messages on axes that do not divide."""
   taken, parts, problems = set(), [], []
+  splits_widths = False
   for i, (size, name) in enumerate(zip(leaf.shape, logical_axes, strict=True)):
-    split_by = ()
-    for axis in RULES[name]:
+    split_by, rule = (), RULES[name]
+    if splits_widths and name.endswith("head_dim"):
+      rule = RULES["heads"]
+    for axis in rule:
       if axis in taken:
         continue
-      taken.add(axis)
       shards = math.prod(mesh.shape[a] for a in (*split_by, axis))
+      if size % shards and name in spread.HEAD_AXES:
+        splits_widths = True
+        break
+      taken.add(axis)
       if size % shards:
         if (name, axis) not in _MAY_BE_WHOLE:
           problems.append(
@@ -225,6 +234,10 @@ def param_shardings(
     ValueError: some axes do not divide; names each leaf, axis and mesh axis.
   """
   shardings, problems = _places(mesh, model)
+  # Adapters have the heads of their model.
+  size, shape = mesh.shape["tensor"], getattr(model, "config", None)
+  if shape and (problem := head_layout.problem_of(shape, size)):
+    problems.insert(0, f"tensor of size {size}: {problem}")
   if problems:
     raise ValueError(
         f"params do not fit config.{key}: {'; '.join(problems)}. Give the mesh"

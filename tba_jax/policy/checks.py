@@ -7,6 +7,8 @@ import operator
 
 from tba_jax.learning import settings as learning
 from tba_jax.models import checks as models
+from tba_jax.models import config as config_lib
+from tba_jax.models import head_layout
 from tba_jax.models.families import family as family_lib
 from tba_jax.policy import settings
 from tba_jax.system import rules
@@ -23,11 +25,19 @@ def _sharded_sizes(c: rules.Values) -> rules.Problems:
       "num_kv_heads": "tensor",
   }
   if shape is not None:
+    # Heads of a given model may be copied and padded.
+    del sizes["num_heads"], sizes["num_kv_heads"]
     sizes |= dict.fromkeys(shape.mlp_widths, "tensor")
-    if shape.global_kv_heads:
-      sizes["global_kv_heads"] = "tensor"
     if shape.layer_input_width:
       sizes["layer_inputs_width"] = "fsdp"
+    for mesh in ("mesh", "search.mesh"):
+      tensor = c[f"{mesh}.tensor"]
+      if problem := head_layout.problem_of(shape, tensor):
+        fit = [n for n in range(1, 2 * tensor) if _can_split(shape, n)]
+        yield f"{mesh}.tensor", (
+            f"must be a size that splits the heads of {name}, such as"
+            f" {', '.join(map(str, fit))}, because {problem}"
+        )
   for mesh, (field, axis) in itertools.product(
       ("mesh", "search.mesh"), sizes.items()
   ):
@@ -43,6 +53,13 @@ def _sharded_sizes(c: rules.Values) -> rules.Problems:
       yield f"{mesh}.{axis}", (
           f"must be a size that divides {size}, the {field} of {name}"
       )
+
+
+def _can_split(shape: config_lib.ModelConfig, size: int) -> bool:
+  """Returns whether a tensor axis of a size fits heads, MLPs and experts."""
+  widths = shape.num_experts, *shape.mlp_widths.values()
+  fits = not any(width % size for width in widths)
+  return fits and not head_layout.problem_of(shape, size)
 
 
 def lora_targets(c: rules.Values) -> rules.Problems:

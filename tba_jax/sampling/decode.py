@@ -103,11 +103,9 @@ class JaxSampler:
       )
     self._model = model
     self._settings, self._on_progress = settings, on_progress
-    self._convert_on_host = functools.partial(
-        model.decode_params, num_positions=P + T
-    )
     self._convert_on_device = jax.jit(
-        functools.partial(slots_lib.decode_params, model, settings)
+        functools.partial(slots_lib.decode_params, model, settings),
+        static_argnums=1,
     )
     self._quantize = jax.jit(model.quantize) if settings.weights else None
     self._programs: dict[jax.sharding.Sharding, slots_lib.SlotPrograms] = {}
@@ -139,9 +137,11 @@ class JaxSampler:
       return params
     sharding = slots_lib.params_sharding(params)
     if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(params)):
+      place = sharding
       if shardings is not None:
-        sharding = slots_lib.decode_shardings(shardings, self._model.config)
-      cast = self._convert_on_host(params)
+        sharding = slots_lib.decode_shardings(shardings, self._model)
+        place = sharding.tables
+      cast = slots_lib.cast_params(self._model, self._settings, params, place)
       if self._settings.weights:
         return self._put_quantized(cast, sharding)
       return jax.device_put(cast, sharding)
@@ -150,7 +150,8 @@ class JaxSampler:
       shardings = jax.tree.map(
           lambda leaf: getattr(leaf, "sharding", sharding), params
       )
-    return self._convert_on_device(jax.device_put(params, shardings))
+    params = jax.device_put(params, shardings)
+    return self._convert_on_device(params, slots_lib.params_sharding(params))
 
   def _put_quantized(
       self,

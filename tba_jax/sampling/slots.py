@@ -30,6 +30,7 @@ from tba_jax.losses import logprobs
 from tba_jax.models.kernels import ragged_attention
 from tba_jax.models.net import cache as cache_lib
 from tba_jax.models.net import sequence
+from tba_jax.models.net import spread
 from tba_jax.models.net import stacks
 from tba_jax.models.net import transformer
 from tba_jax.sampling import logits
@@ -854,12 +855,37 @@ def params_sharding(params: types.PyTree) -> jax.sharding.Sharding:
   return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
 
-def decode_params(
-    model: transformer.Model, settings: Settings, params: types.PyTree
+def cast_params(
+    model: transformer.Model,
+    settings: Settings,
+    params: types.PyTree,
+    sharding: Sharding,
 ) -> transformer.DecodeParams:
-  """Converts params to the form for decoding with these settings."""
+  """Returns `decode_params` before they are rounded to int8."""
   num_positions = settings.max_prompt_tokens + settings.max_completion_tokens
   cast = model.decode_params(params, num_positions)
+  axes, parts = model.logical_axes["blocks"], _head_split(sharding)
+  layers = [
+      spread.layer_params(model.config, layer, axes, parts)
+      for layer in cast.layers
+  ]
+  return dataclasses.replace(cast, layers=layers)
+
+
+def decode_params(
+    model: transformer.Model,
+    settings: Settings,
+    params: types.PyTree,
+    sharding: Sharding,
+) -> transformer.DecodeParams:
+  """Converts params to the form for decoding with these settings.
+
+  Layers have the heads of `SlotPrograms.model`.
+
+  Args:
+    sharding: result of `params_sharding` for the devices that decode.
+  """
+  cast = cast_params(model, settings, params, sharding)
   if not settings.weights:
     return cast
   # The barrier rounds the cast values, as two separate programs would.
@@ -867,7 +893,7 @@ def decode_params(
 
 
 def decode_shardings(
-    shardings: types.PyTree, config: transformer.ModelConfig
+    shardings: types.PyTree, model: transformer.Model
 ) -> transformer.DecodeParams:
   """Returns the shardings of decode params in the compute dtype.
 
@@ -875,10 +901,11 @@ def decode_shardings(
 
   Args:
     shardings: placement of the model's params on a mesh.
-    num_layers: N.
   """
   place = lambda mesh, *axes: jax.sharding.NamedSharding(mesh, Spec(*axes))
   each = jax.tree.map(lambda s: place(s.mesh, *s.spec[1:]), shardings["blocks"])
+  each = spread.layer_shardings(each, model.logical_axes["blocks"])
+  config = model.config
   layers = [stacks.of_kind(config, each, kind) for kind in config.kinds]
   others = {name: s for name, s in shardings.items() if name != "blocks"}
   whole = place(jax.tree.leaves(each)[0].mesh)
@@ -1009,8 +1036,19 @@ def _shardings(sharding: Sharding, num_rows: int, tree: Any) -> Any:
   return jax.tree.map(of_leaf, tree)
 
 
+def _head_split(sharding: Sharding) -> sequence.Split:
+  """Returns the split of heads alone."""
+  if not isinstance(sharding, jax.sharding.NamedSharding):
+    return sequence.WHOLE
+  return sequence.Split(sharding.mesh, (), (), (_TENSOR,))
+
+
 class SlotPrograms:
-  """The functions above, compiled for params with one sharding."""
+  """The functions above, compiled for params with one sharding.
+
+  model: shape and functions, with more heads if the mesh does not divide them
+    (`models/net/spread.py`).
+  """
 
   def __init__(
       self,
@@ -1020,6 +1058,10 @@ class SlotPrograms:
   ):
     """Creates jitted functions; `sharding` comes from `params_sharding`."""
     P, T = settings.max_prompt_tokens, settings.max_completion_tokens
+    shape = spread.model_over(model.config, _head_split(sharding))
+    if shape != model.config:
+      model = transformer.make_model(shape)
+    self.model = model
     kernel = decode_kernel(model, settings, sharding)
     self._settings = settings
     self.segment_lengths = segment_lengths(P, T, kernel)

@@ -372,13 +372,14 @@ def _sampler(
   """Returns a sampler's programs and the params that it decodes with."""
   place = place_of(mesh)
   decode_params = jax.eval_shape(
-      functools.partial(slots_lib.decode_params, model, settings), params
+      lambda params: slots_lib.decode_params(model, settings, params, place),
+      params,
   )
   if not isinstance(place, jax.sharding.NamedSharding):
     decode_params = placed(decode_params, place)
   else:
     shardings = slots_lib.decode_shardings(
-        jax.tree.map(lambda x: x.sharding, params), model.config
+        jax.tree.map(lambda x: x.sharding, params), model
     )
     axes = model.logical_axes
     logical_axes = transformer.DecodeParams(

@@ -31,6 +31,7 @@ from tba_jax.config import load
 from tba_jax.learning import packing
 from tba_jax.mesh import sharding
 from tba_jax.models import config as config_lib
+from tba_jax.models import head_layout
 from tba_jax.models.net import transformer
 from tba_jax.programs import defaults
 from tba_jax.programs import model_sizes
@@ -683,6 +684,12 @@ def plan(
           count(config.search.mesh),
       ),
   ]
+  for role, sizes in (
+      ("trainer", config.mesh),
+      ("searcher", config.search.mesh),
+  ):
+    words = head_layout.describe(c, sizes.tensor, sizes.get("sequence", 1))
+    devices += [(f"attention heads of a {role}", words)] if words else []
   one, why = accelerators.one_process(config)
   devices.append(
       ("processes of `train`",

@@ -95,11 +95,15 @@ class MeshTest(parameterized.TestCase):
     ):
       make_place(make_policy(), data=4, tensor=2)
 
-  def test_indivisible_axis_is_named(self):
+  @parameterized.parameters(
+      (dict(num_heads=6), "tensor of size 4: 6 query heads .* padded to 8"),
+      (dict(mlp_width=34), ".*/down/kernel: axis 2 of"),
+  )
+  def test_indivisible_axis_is_named(self, changes, problem):
     with self.assertRaisesRegex(
-        ValueError, "do not fit config.search.mesh: .*/k/kernel: axis 1 of"
+        ValueError, f"do not fit config.search.mesh: {problem}"
     ):
-      make_place(make_policy(), tensor=4)
+      make_place(make_policy(**changes), tensor=4)
 
   @parameterized.parameters((dict(data=1), 1), (dict(fsdp=2), 2))
   def test_idle_devices_are_reported(self, sizes, used):
@@ -168,6 +172,7 @@ class SamplingTest(parameterized.TestCase):
   @parameterized.parameters(
       dict(data=4),
       dict(tensor=2),
+      dict(tensor=4),
       dict(fsdp=4),
       dict(data=2, tensor=2),
       dict(fsdp=2, tensor=2),

@@ -49,7 +49,7 @@ for num_layers, scale, shared, weights, place in (
       pad_id=0, seed=0, most_rows_per_prompt=shared, weights=weights)
   put = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
   decode_params = jax.tree.map(put, jax.eval_shape(
-      lambda x: slots_lib.decode_params(model, settings, x), params))
+      lambda x: slots_lib.decode_params(model, settings, x, place), params))
   programs = slots_lib.SlotPrograms(model, settings, place)
   state, count = programs.abstract_state, np.int32(8)
   compiled = programs.decode_chunk.lower(

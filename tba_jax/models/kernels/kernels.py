@@ -18,7 +18,7 @@ Axes: B prompts, K completions, N sequences, Q queries, S keys, G key-value
 heads, M query heads per key-value head, Dh head width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import functools
 import math
 
@@ -29,6 +29,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 from tba_jax.models import config as config_lib
+from tba_jax.models import head_layout
 from tba_jax.models.kernels import gpu_rows
 from tba_jax.models.kernels import splash_rows
 from tba_jax.models.net import attention
@@ -36,6 +37,7 @@ from tba_jax.models.net import layers
 from tba_jax.models.net import packed
 from tba_jax.models.net import row_attention
 from tba_jax.models.net import sequence
+from tba_jax.models.net import spread
 
 # Maximum size of a block of queries or keys, and the divisor of all sizes.
 BLOCK = 512
@@ -65,6 +67,7 @@ def choose(
     kernel = {"tpu": "splash", "gpu": "cudnn"}.get(device.platform)
     if kernel is None:
       return "plain"
+  config = spread.model_over(config, parts)
   widths = {width for _, width in config.attended_shapes}
   for width in [head_dim] if head_dim else sorted(widths):
     problem = _find_problem(kernel, config, parts, device, width)
@@ -93,14 +96,19 @@ def _find_problem(
     return f"a mesh of {platform}, this one is of {device.platform}"
   # Splash needs split heads only if tokens are split.
   must_split = kernel == "cudnn" or parts.count > 1
-  heads, own = _num_head_parts(parts), config.num_kv_heads
-  # The same for every number of key-value heads, such as global layers'.
-  if must_split and not _num_copies(own, config.num_heads // own, heads):
-    return (
-        f"heads that divide by {heads} devices, of mesh.tensor and"
-        f" mesh.sequence, they are {config.num_heads} with {own} of keys and"
-        " values"
-    )
+  heads = parts.head_count * parts.count
+  for G, width in sorted({*config.attended_shapes}) if must_split else ():
+    M = config.num_heads // G
+    found = head_layout.choose(G, M, heads)
+    words = f"{heads} devices, of mesh.tensor and mesh.sequence, for {G * M}"
+    words += f" heads with {G} of keys and values"
+    if found.cost > head_layout.MOST_OF_KERNELS:
+      return f"fewer than {words}"
+    if found.cost > head_layout.MOST and width == head_dim:
+      tell_choice(
+          f"attention computes {found.cost:.3g} times the needed heads on"
+          f" {words}; a mesh whose product divides them computes no others"
+      )
   if kernel == "splash":
     return ""
   if config.compute_dtype == "float32":
@@ -114,20 +122,6 @@ def _find_problem(
   if head_dim % 8 or head_dim > widest:
     return f"a head_dim that divides by 8, up to {widest}, it is {head_dim}"
   return ""
-
-
-def _num_head_parts(parts: sequence.Split) -> int:
-  """Returns the number of parts that a kernel's heads are split into."""
-  return parts.count * math.prod(parts.mesh.shape[a] for a in parts.heads)
-
-
-def _num_copies(G: int, M: int, size: int) -> int:
-  """Returns how many copies make G key-value heads a multiple of `size`.
-
-  Each copy gets its share of the M query heads; 0 if they do not divide.
-  """
-  copies = size // math.gcd(G, size)
-  return 0 if M % copies else copies
 
 
 @functools.cache
@@ -212,12 +206,11 @@ def attend_rows(
   length = parts.length if kernel == "plain" else ()
   heads = (*parts.heads, *(parts.length if kernel != "plain" else ()))
   size = math.prod(parts.mesh.shape[axis] for axis in heads)
-  shape, copies = q.shape, _num_copies(*q.shape[2:4], size)
-  if copies > 1:
-    k, v = (jnp.repeat(x, copies, axis=2) for x in (k, v))
-    q = q.reshape(*shape[:2], k.shape[2], -1, shape[4])
-  sinks = _like_heads(sinks, q)
-  heads = heads if copies else ()
+  shape = q.shape
+  layout = _layout(shape, size)
+  if layout:
+    q, k, v, sinks = _spread(layout, q, k, v, sinks)
+  heads = heads if layout else ()
   batch, length, heads = (a or None for a in (parts.batch, length, heads))
   queries = PartitionSpec(batch, length, heads)
   keys = PartitionSpec(batch, None, heads)
@@ -232,12 +225,38 @@ def attend_rows(
       out_specs=queries,
       check_vma=False,
   )(q, k, v, sinks, places, places)
-  return out.reshape(shape)
+  return _gathered(layout, out, shape)
 
 
-def _like_heads(sinks: jax.Array | None, q: jax.Array) -> jax.Array | None:
-  """Returns sinks grouped like the heads of queries [..., G, M, Dh]."""
-  return None if sinks is None else sinks.reshape(q.shape[-3:-1])
+def _layout(shape: Sequence[int], size: int) -> head_layout.Layout | None:
+  """Returns the layout of queries [..., G, M, Dh] over `size` devices.
+
+  None if each device had better compute all heads.
+  """
+  found = head_layout.choose(*shape[2:4], size)
+  return found if found.cost <= head_layout.MOST_OF_KERNELS else None
+
+
+def _spread(
+    layout: head_layout.Layout,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    sinks: jax.Array | None,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
+  """Returns queries, keys, values and sinks with the heads of a layout."""
+  k, v = (spread.keys(x, 2, layout) for x in (k, v))
+  sinks = None if sinks is None else spread.queries(sinks, 0, layout)
+  return spread.queries(q, 2, layout), k, v, sinks
+
+
+def _gathered(
+    layout: head_layout.Layout | None, out: jax.Array, shape: Sequence[int]
+) -> jax.Array:
+  """Returns results with the heads of the given shape [..., G, M, Dh]."""
+  if layout is None:
+    return out
+  return spread.gathered(out, 2, shape[2:4], layout.copies)
 
 
 def _splash_rows(
@@ -273,7 +292,7 @@ def _split_heads(parts: sequence.Split, x: jax.Array, axis: int) -> jax.Array:
   """
   mesh = parts.mesh
   heads = (*parts.heads, *parts.length)
-  if mesh.size == 1 or x.shape[axis] % _num_head_parts(parts):
+  if mesh.size == 1 or x.shape[axis] % (parts.head_count * parts.count):
     return x
   spec = [PartitionSpec.UNCONSTRAINED] * x.ndim
   spec[0] = parts.batch or None
@@ -298,22 +317,20 @@ def attend_last(
 
   Only splash attention accepts sinks [G, M].
   """
-  shape, (G, M) = q.shape, q.shape[2:4]
-  copies = _num_copies(G, M, _num_head_parts(parts))
-  if copies > 1:
-    k, v = (jnp.repeat(x, copies, axis=2) for x in (k, v))
-    q = q.reshape(*shape[:2], G * copies, M // copies, shape[4])
+  shape = q.shape
+  layout = _layout(shape, parts.head_count * parts.count)
+  if layout:
+    q, k, v, sinks = _spread(layout, q, k, v, sinks)
   if kernel == "cudnn":
     # cuDNN's kernel has its own partitioning rule.
     if parts.count == 1:
-      return cudnn(q, k, v, mask, window).reshape(shape)
+      return _gathered(layout, cudnn(q, k, v, mask, window), shape)
     split = lambda x: _split_heads(parts, x, 2)
     out = cudnn(split(q), split(k), split(v), mask, window)
-    return split(out).reshape(shape)
+    return _gathered(layout, split(out), shape)
   fn = functools.partial(splash, window=window)
-  sinks = _like_heads(sinks, q)
-  out = _over_mesh(fn, parts, bool(copies))(q, k, v, mask, sinks)
-  return out.reshape(shape)
+  out = _over_mesh(fn, parts, layout is not None)(q, k, v, mask, sinks)
+  return _gathered(layout, out, shape)
 
 
 def _over_mesh(

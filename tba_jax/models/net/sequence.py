@@ -58,6 +58,13 @@ class Split:
     return math.prod(self.mesh.shape[a] for a in self.batch)
 
   @property
+  def head_count(self) -> int:
+    """Number of devices with the same tokens that split heads."""
+    if self.mesh is None:
+      return 1
+    return math.prod(self.mesh.shape[a] for a in self.heads)
+
+  @property
   def num_parts(self) -> int:
     """Number of parts that the tokens of a batch are split into."""
     return self.batch_count * self.count

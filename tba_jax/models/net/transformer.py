@@ -29,6 +29,7 @@ from tba_jax.models.net import packed
 from tba_jax.models.net import products
 from tba_jax.models.net import quantized
 from tba_jax.models.net import sequence
+from tba_jax.models.net import spread
 from tba_jax.models.net import stacks
 
 ModelConfig = config_lib.ModelConfig
@@ -51,6 +52,7 @@ class Definitions:
   no_blocks: PyTree
 
 
+@functools.cache
 def definitions_of(config: ModelConfig) -> Definitions:
   """Returns the definitions of a shape's modules."""
   model_def, state = nnx.split(
@@ -216,9 +218,15 @@ class _Forward:
     )
 
   def block(self, index: int, layer_params: PyTree) -> nnx.Module:
-    """Returns a block of the layer's kind with the given params."""
-    kind = self.config.kinds[index]
-    return nnx.merge(self.definitions.blocks[kind], layer_params)
+    """Returns a block of the layer's kind with the given params.
+
+    If the mesh does not divide its heads, it has those of `spread.model_over`.
+    """
+    parts = sequence.current_split()
+    axes = self.definitions.logical_axes["blocks"]
+    layer_params = spread.layer_params(self.config, layer_params, axes, parts)
+    definitions = definitions_of(spread.model_over(self.config, parts))
+    return nnx.merge(definitions.blocks[self.config.kinds[index]], layer_params)
 
   def init(self, rng: jax.Array) -> PyTree:
     module = blocks.Decoder(self.config, nnx.Rngs(params=rng))

@@ -290,14 +290,14 @@ class ChooseTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, words):
       self._choose(name, _one_device(platform))
 
-  def test_indivisible_heads_use_plain_attention_on_gpus(self):
+  def test_too_few_heads_use_plain_attention_on_gpus(self):
     mesh = _one_device("gpu", compute_capability="9.0").mesh
     parts = sequence.Split(mesh, (), (), ("sequence",))  # 4 devices.
     model = dict(compute_dtype="bfloat16", head_dim=8)
     with mock.patch.object(logging, "warning"):
       found = [
-          self._choose("auto", parts, num_heads=n, num_kv_heads=2, **model)
-          for n in (6, 4)
+          self._choose("auto", parts, num_heads=n, num_kv_heads=1, **model)
+          for n in (1, 4)
       ]
     self.assertEqual(found, ["plain", "cudnn"])
 
@@ -309,15 +309,19 @@ class ChooseTest(parameterized.TestCase):
     mesh = _one_device(platform, **device).mesh
     parts = sequence.Split(mesh, (), ("sequence",), ())  # 4 devices.
     model = dict(compute_dtype="bfloat16", head_dim=8)
-    with mock.patch.object(logging, "warning"):
+    with mock.patch.object(logging, "warning") as warn:
       found = [
-          self._choose("auto", parts, num_heads=n, num_kv_heads=2, **model)
-          for n in (4, 6)
+          self._choose("auto", parts, num_heads=n, num_kv_heads=1, **model)
+          for n in (4, 6, 1)
       ]
-    self.assertEqual(found, [kernel, "plain"])
-    words = "needs heads that divide by 4 devices, .* are 6 with 2 of keys"
+    kernels.tell_choice.cache_clear()
+    self.assertEqual(found, [kernel, kernel, "plain"])
+    self.assertRegex(
+        warn.call_args_list[0].args[0], "1.33 times .* for 6 heads"
+    )
+    words = "needs fewer than 4 devices, .* for 1 heads with 1 of keys"
     with self.assertRaisesRegex(ValueError, words):
-      self._choose(kernel, parts, num_heads=6, num_kv_heads=2, **model)
+      self._choose(kernel, parts, num_heads=1, num_kv_heads=1, **model)
 
 
 class CudnnTest(absltest.TestCase):
