@@ -864,7 +864,10 @@ def cast_params(
   """Returns `decode_params` before they are rounded to int8."""
   num_positions = settings.max_prompt_tokens + settings.max_completion_tokens
   cast = model.decode_params(params, num_positions)
-  axes, parts = model.logical_axes["blocks"], _head_split(sharding)
+  parts = _head_split(sharding)
+  if parts is sequence.WHOLE:
+    return cast
+  axes = model.logical_axes["blocks"]
   layers = [
       spread.layer_params(model.config, layer, axes, parts)
       for layer in cast.layers
