@@ -865,7 +865,7 @@ def cast_params(
   num_positions = settings.max_prompt_tokens + settings.max_completion_tokens
   cast = model.decode_params(params, num_positions)
   parts = _head_split(sharding)
-  if parts is sequence.WHOLE:
+  if parts.head_count == 1:
     return cast
   axes = model.logical_axes["blocks"]
   layers = [

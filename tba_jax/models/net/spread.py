@@ -32,6 +32,8 @@ HEAD_AXES = ("heads", *KEY_AXES)
 
 def model_over(config: ModelConfig, parts: sequence.Split) -> ModelConfig:
   """Returns the shape whose blocks run on a mesh; see `head_layout.spread`."""
+  if parts.head_count == 1:
+    return config
   return head_layout.spread(config, parts.head_count)
 
 
