@@ -194,7 +194,8 @@ def sends_adapters(c: ml_collections.ConfigDict) -> bool:
   folder = pathlib.Path(start(c)).expanduser()
   targets = policy_settings.lora_names(c.lora.targets)
   try:
-    return hf_names.serves_adapters(hf_config.read(folder), folder, targets)
+    is_served = hf_names.are_served(hf_config.read(folder), targets)
+    return is_served and hf_config.takes_adapters(folder)
   except (ValueError, OSError):
     return False
 
@@ -226,8 +227,7 @@ def bytes_a_param(
     for evaluations a copy with merged adapters and the params to decode with.
   value_model: params, gradients and two Adam moments; older params if the
     proximal policy has some.
-  evaluation: on process 0 of several, the params that it gathers and those to
-    decode with.
+  evaluation: params that process 0 of several gathers, and decodes with.
   searcher: `searcher_copies`; int8 counts as the compute dtype.
   server: the params of a sampler that decodes elsewhere.
 

@@ -30,6 +30,7 @@ import numpy as np
 from tba_jax import types
 from tba_jax.models import config as config_lib
 from tba_jax.models.hf import adapter_folder
+from tba_jax.models.hf import hf_config
 from tba_jax.models.hf import hf_files
 from tba_jax.models.hf import hf_hub
 from tba_jax.models.hf import hf_names
@@ -185,7 +186,7 @@ def peft_tensors_or_none(
   Args:
     folder: Hugging Face folder of the base; None if from scratch.
   """
-  if not hf_names.takes_adapters(folder):
+  if not hf_config.takes_adapters(folder):
     return None
   try:
     return peft_tensors(model_config, adapters)
@@ -206,7 +207,8 @@ def make_adapter_fn(
   if not settings["rank"]:
     return None
   targets = settings_lib.lora_names(settings["targets"])
-  if not hf_names.serves_adapters(model.config, folder, targets):
+  is_served = hf_names.are_served(model.config, targets)
+  if not (is_served and hf_config.takes_adapters(folder)):
     return None
   return lambda adapters: adapter_folder.Adapter(
       peft_tensors(model.config, adapters),

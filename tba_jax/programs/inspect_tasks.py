@@ -281,7 +281,7 @@ def read_scores(path: pathlib.Path) -> dict[str, float]:
     suffix = "" if reducer == "mean" else f"_{reducer}"
     names = [name for name in score["metrics"] if name != "stderr"]
     for name, metric in score["metrics"].items():
-      # The standard error is that of the first metric, as the mean.
+      # The standard error belongs to the first metric, as the mean.
       shown = f"{names[0]}_stderr" if name == "stderr" and names else name
       if text.is_number(metric["value"]):
         out[f"{task}/{score['name']}{suffix}/{shown}"] = metric["value"]

@@ -52,7 +52,7 @@ class AgentEnvironmentTest(parameterized.TestCase):
     self.assertFalse(wrong.is_right)
 
   @pytest.mark.slow
-  def test_a_process_imports_the_dialect_that_its_agent_speaks(self):
+  def test_a_process_imports_its_agents_dialect(self):
     file = pathlib.Path(silent_agent.__file__)
     found = episodes.make(self, f"{file}:Silent", max_prompt_tokens=1000)
     _, (outcome,) = episodes.play(found, ["1"])

@@ -240,7 +240,7 @@ class AdaptersTest(parameterized.TestCase):
     shapes = jax.eval_shape(functions.init, jax.random.PRNGKey(0))
     zeros = jax.tree.map(lambda x: np.zeros(x.shape), shapes)
     names = policy_settings.lora_names(target)
-    is_served = hf_names.serves_adapters(model.config, folder, names)
+    is_served = hf_names.are_served(model.config, names)
     tensors = lora.peft_tensors_or_none(model.config, folder, zeros)
     if target == "all":  # vLLM loads fewer matrices than peft.
       self.assertLessEqual(is_served, tensors is not None)

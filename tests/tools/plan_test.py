@@ -293,14 +293,14 @@ class PlanTest(parameterized.TestCase):
     self.config.sampling.update(lengths)
     row = lambda name: dict(plan.sampler_rows(self.config, name))
     words = row("8xh100")["proposed sampler"]
-    # Of 60.4 GB a searcher's params take 4 x 8.19, a server's 2 x 8.19; caches
-    # get 80 % of the rest. A token takes 2 x 36 x 8 x 128 x 2 bytes, a slot has
-    # 5,120 tokens, a completion in pages 2,048.
+    # Params of a searcher take 4 x 8.19 of 60.4 GB, of a server 2 x 8.19; 80 %
+    # of the rest are for caches. A token takes 2 x 36 x 8 x 128 x 2 bytes, a
+    # slot has 5,120 tokens, a completion in pages 2,048.
     self.assertIn("average 1,024 tokens, 25% of the limit", words)
     self.assertIn("holds 116 at once, this package's 24", words)
     # n / (16.4 + .302 n) of 116 and of 24.
     self.assertIn("2.2 times the tokens/s", words)
-    self.config.explore.fraction = 0.5  # Which vLLM does not support.
+    self.config.explore.fraction = 0.5  # Not supported by vLLM.
     self.assertEqual(row("8xh100"), {})
     self.config.explore.fraction = 0.0
     self.assertEqual(row("v5p-16"), {})

@@ -20,6 +20,7 @@ from absl import logging
 
 from tba_jax.models import config as config_lib
 from tba_jax.models.families import family as family_lib
+from tba_jax.models.hf import adapter_folder
 from tba_jax.models.hf import hf_files
 from tba_jax.models.hf import hf_hub
 
@@ -223,6 +224,16 @@ def is_multimodal(folder: str | os.PathLike[str]) -> bool:
   path = hf_hub.find(folder, weights=False) / "config.json"
   hf = hf_files.read_json(path)
   return language_model(hf) is not hf
+
+
+def takes_adapters(folder: pathlib.Path | None) -> bool:
+  """Returns whether adapters may have the names of a folder's own tensors.
+
+  False if the model is multimodal, has adapters or is from scratch (None).
+  """
+  if folder is None or adapter_folder.is_adapter(folder):
+    return False
+  return not is_multimodal(folder)
 
 
 def language_model(hf: Any) -> Any:

@@ -16,13 +16,10 @@ from collections.abc import Container, Mapping, Sequence
 import dataclasses
 import itertools
 import math
-import pathlib
 import re
 
 from tba_jax.models import config as config_lib
 from tba_jax.models.families import family as family_lib
-from tba_jax.models.hf import adapter_folder
-from tba_jax.models.hf import hf_config
 
 ModelConfig = config_lib.ModelConfig
 
@@ -198,29 +195,17 @@ def num_params(config: ModelConfig) -> int:
   )
 
 
-def takes_adapters(folder: pathlib.Path | None) -> bool:
-  """Returns whether adapters may have the names of a folder's own tensors.
+def are_served(config: ModelConfig, targets: Sequence[str]) -> bool:
+  """Returns whether vLLM loads adapters of these matrices.
 
-  False if the model is multimodal, has adapters or is from scratch (None).
-  """
-  if folder is None or adapter_folder.is_adapter(folder):
-    return False
-  return not hf_config.is_multimodal(folder)
-
-
-def serves_adapters(
-    config: ModelConfig, folder: pathlib.Path | None, targets: Sequence[str]
-) -> bool:
-  """Returns whether vLLM loads a model's adapters; others must be merged.
+  Its base must also be one of `hf_config.takes_adapters`.
 
   Args:
-    folder: Hugging Face folder of the base; None if from scratch.
     targets: names as in `lora.targets`; () for all.
   """
   named = [row for row in rows(config) if row.target]
   adapted = [row for row in named if not targets or row.target in targets]
-  is_served = all(row.target in _SERVED and row.is_plain for row in adapted)
-  return is_served and takes_adapters(folder)
+  return all(row.target in _SERVED and row.is_plain for row in adapted)
 
 
 def match_prefix(

@@ -220,7 +220,7 @@ class _Forward:
   def block(self, index: int, layer_params: PyTree) -> nnx.Module:
     """Returns a block of the layer's kind with the given params.
 
-    If the mesh does not divide its heads, it has those of `spread.model_over`.
+    If the mesh does not divide its heads, they are as in `spread.model_over`.
     """
     parts = sequence.current_split()
     axes = self.definitions.logical_axes["blocks"]
