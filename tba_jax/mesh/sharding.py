@@ -227,7 +227,7 @@ def param_shardings(
 
   Args:
     mesh: result of `make_mesh`.
-    model: object with `init` and `logical_axes`.
+    model: object with `init` and `logical_axes`, and `config` if it has heads.
     key: config key of the mesh, for the message.
 
   Raises:

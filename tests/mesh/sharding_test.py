@@ -108,7 +108,9 @@ class ArrangeTest(parameterized.TestCase):
 
 
 def _model(axes: Any, shapes: Any) -> mock.Mock:
-  return mock.Mock(logical_axes=axes, init=lambda key: shapes)
+  return mock.Mock(
+      spec=["init", "logical_axes"], logical_axes=axes, init=lambda key: shapes
+  )
 
 
 class ParamShardingsTest(parameterized.TestCase):
