@@ -100,10 +100,14 @@ class SearcherTotals:
     self._reward_sums, self._reward_counts = {}, {}
     return out | {f"failed_{cause}": n for cause, n in self.failures.items()}
 
+  def get_by_kind(self) -> dict[str, dict[str, float]]:
+    """Returns a copy of `by_kind`, for other threads."""
+    return {kind: dict(amounts) for kind, amounts in self.by_kind.items()}
+
   def get_state(self) -> dict[str, Any]:
     return {
         "failures": dict(self.failures),
-        "by_kind": self.by_kind,
+        "by_kind": self.get_by_kind(),
         "seen": dict(self._last_totals),
     }
 
@@ -389,7 +393,7 @@ class Recorder:
         },
         searchers_busy_share=self._share("generate_s"),
         overlap_of_ideal=self._overlap(),
-        sampled_by=self._searchers.by_kind,
+        sampled_by=self._searchers.get_by_kind(),
         reward_failures=self._searchers.failures,
         failure_share={"first": failures.first, "newest": failures.newest},
     )
@@ -487,7 +491,7 @@ class Recorder:
         "lost": {k: part["completions"] for k, part in ledger["lost"].items()},
         "unknown": ledger["unknown"],
         "damage": metrics_lib.damage(self._files.records("events.jsonl")),
-        "sampled_by": self._searchers.by_kind,
+        "sampled_by": self._searchers.get_by_kind(),
         "reward_failures": self._searchers.failures,
         "mixed_version_share": self._mixed_version_share(),
     }

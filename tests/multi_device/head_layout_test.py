@@ -99,7 +99,7 @@ class GradientsTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ("splash", "splash", _7B),
       ("cudnn", "cudnn", _HALF),
-      # 1.33 times the needed heads, which is said.
+      # 1.33 times the needed heads, which is logged.
       ("over_bound", "splash", _OVER),
       ("with_sinks", "splash", _OSS),
   )

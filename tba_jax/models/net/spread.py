@@ -82,7 +82,7 @@ def layer_params(
   Args:
     config: shape of the model.
     params: arrays of the layer, on the host or traced, or adapted kernels.
-    logical_axes: axes of the model's blocks, of which the first is the layers.
+    logical_axes: names of the dimensions of the model's blocks, layers first.
     parts: split of the heads.
   """
   if model_over(config, parts) == config:
